@@ -1,0 +1,50 @@
+# `make demo` and `make test` are all a newcomer needs; each sets up what it uses.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+UV := $(shell command -v uv 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types docs prove bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(READY): pyproject.toml
+ifeq ($(UV),)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+else
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+	$(UV) pip install --quiet --python $(BIN)/python --editable . --group dev
+endif
+	@touch $@
+
+demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
+	$(BIN)/gpuwarden demo $(ARGS)
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not prove" $(ARGS)
+
+format: $(READY)  ## rewrite the code in the house style
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python -m pytest -q -m docs
+
+check: lint types test  ## everything a change must pass
+
+prove: $(READY)  ## the slow proofs
+	$(BIN)/python -m pytest -m prove $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

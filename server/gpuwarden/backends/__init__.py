@@ -1,0 +1,1 @@
+"""Code that runs jobs, one file per backend."""

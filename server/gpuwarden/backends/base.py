@@ -1,0 +1,86 @@
+"""What every backend does. All of its I/O lives in its own file; it never touches the ledger.
+
+Methods raise `Unreachable` when no answer came and `BadReply` when one came that is not understood; both leave
+the caller's knowledge as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from gpuwarden import backends
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.models import (
+    Answer,
+    Artifact,
+    Disclosure,
+    Handle,
+    JobSpec,
+    LogChunk,
+    Manifest,
+    Observation,
+    Place,
+    StopResult,
+)
+from gpuwarden.core.registry import load, names
+from gpuwarden.core.rules import Finding
+
+
+class Backend(Protocol):
+    """Runs jobs at a place."""
+
+    name: str
+
+    async def check(self, place: Place) -> list[Finding]:
+        """Say what is wrong with a place before a job is sent there."""
+        ...
+
+    async def submit(
+        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+    ) -> Handle:
+        """Start the job and return at once. The same token and attempt start it once, however often it is called."""
+        ...
+
+    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
+        """Find a job that was submitted with `token`, after a crash or a lost reply."""
+        ...
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all handles of one place in one call; the keys are their tokens."""
+        ...
+
+    async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
+        """Read the log from a byte cursor; a negative cursor counts from the end."""
+        ...
+
+    async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
+        """The files under `paths` (relative to the working folder, or absolute), without digests."""
+        ...
+
+    async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
+        """The same with sha256 digests, made on the machine."""
+        ...
+
+    def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file's bytes from `offset`."""
+        ...
+
+    async def disclose(self, handle: Handle) -> Disclosure:
+        """What else lives at the place: unknown processes, fresh files nobody declared."""
+        ...
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """End the job's process group: signal, grace, kill. Never raises for a job that is gone."""
+        ...
+
+
+def backend_names() -> list[str]:
+    """All backends, sorted."""
+    return names(backends)
+
+
+def load_backend(name: str, clock: Clock) -> Backend:
+    """The backend called `name`."""
+    backend: Backend = load(backends, name, what="backend").create(clock)
+    return backend

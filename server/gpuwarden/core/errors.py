@@ -1,0 +1,126 @@
+"""Everything that gpuwarden raises on purpose.
+
+```
+WardenError              code, message, hint, retry
+├── Refused              a gate said no; carries the findings
+├── BadRequest           the arguments can't be used as they are
+├── NotFound             no such job, ticket, profile, file
+├── Conflict             the world moved on: an illegal move, a used approval, another writer
+├── AuthFailed           a key or token is missing, wrong or too weak
+├── NoCapacity           the platform has none of it now
+├── RateLimited          asked too often
+├── Unreachable          no answer, so nothing is known
+├── NotSupported         this platform or build can't do that
+├── BadReply             an answer came, of a shape we don't know; nothing is concluded from it
+└── LedgerError          the ledger can't be read or written
+```
+
+A message says what happened and what we know; the hint says what to do next.
+`retry` says whether the same call may work later without any change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuwarden.core.rules import Finding
+
+
+class WardenError(Exception):
+    """The root: `str(error)` is the message, `error.hint` the way out."""
+
+    code: ClassVar[str] = "error"
+    retry: ClassVar[bool] = False
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def as_dict(self) -> dict[str, Any]:
+        """The one JSON form, for the command line and for tools alike."""
+        return {"ok": False, "code": self.code, "message": self.message, "hint": self.hint, "retry": self.retry}
+
+
+class Refused(WardenError):
+    """A gate said no. `findings` name the rules, the reasons and the ways out."""
+
+    code = "refused"
+
+    def __init__(self, message: str, hint: str = "", findings: Sequence[Finding] = ()) -> None:
+        super().__init__(message, hint)
+        self.findings = tuple(findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, with the findings."""
+        return {**super().as_dict(), "findings": [f.model_dump() for f in self.findings]}
+
+
+class BadRequest(WardenError):
+    """The arguments can't be used as they are."""
+
+    code = "bad_request"
+
+
+class NotFound(WardenError):
+    """There is no such thing, and we looked in the right place."""
+
+    code = "not_found"
+
+
+class Conflict(WardenError):
+    """The world moved on since the caller looked."""
+
+    code = "conflict"
+
+
+class AuthFailed(WardenError):
+    """A key or token is missing, wrong or too weak."""
+
+    code = "auth_failed"
+
+
+class NoCapacity(WardenError):
+    """The platform has none of it now."""
+
+    code = "no_capacity"
+    retry = True
+
+
+class RateLimited(WardenError):
+    """Asked too often; `after_s` is how long to wait, when the service said so."""
+
+    code = "rate_limited"
+    retry = True
+
+    def __init__(self, message: str, hint: str = "", after_s: float | None = None) -> None:
+        super().__init__(message, hint)
+        self.after_s = after_s
+
+
+class Unreachable(WardenError):
+    """No answer came. The request may still have been carried out."""
+
+    code = "unreachable"
+    retry = True
+
+
+class NotSupported(WardenError):
+    """The platform or the build can't do that."""
+
+    code = "not_supported"
+
+
+class BadReply(WardenError):
+    """An answer came in a shape we don't know. Nothing is concluded from it."""
+
+    code = "bad_reply"
+
+
+class LedgerError(WardenError):
+    """The ledger can't be read or written. Nothing was launched or lost by this call."""
+
+    code = "ledger_error"

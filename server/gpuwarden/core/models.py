@@ -1,0 +1,375 @@
+"""The nouns that cross a door: specs, places, observations, manifests, reports.
+
+Every model is frozen and refuses unknown fields. Times are seconds since the epoch (UTC), money is US dollars,
+sizes are bytes, paths on machines are POSIX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gpuwarden.core.states import Job
+
+T = TypeVar("T")
+
+MAX_SCRIPT_BYTES = 1 << 20
+MAX_OUTPUTS = 64
+Verb: TypeAlias = Literal["stop", "terminate"]
+
+
+class Frozen(BaseModel):
+    """Base of all models: immutable, no unknown fields, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Known(Generic[T]):
+    """An answer that was understood."""
+
+    value: T
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """No answer that can be relied on, and why. It never reads as safe, empty or zero."""
+
+    why: str
+
+
+Answer: TypeAlias = Known[T] | Unknown
+
+
+def canonical(value: object) -> bytes:
+    """One byte string for equal JSON values: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest(value: object) -> str:
+    """`sha256:` + hex digest of the canonical JSON of `value`; models are dumped first."""
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return "sha256:" + hashlib.sha256(canonical(plain)).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------- job
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_PLATFORM = r"^[a-z0-9][a-z0-9_-]{0,40}(/[a-z0-9][a-z0-9_-]{0,40})?$"
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
+
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+
+
+def clean_path(text: str) -> str:
+    """A normal POSIX path, or ValueError: no `..`, no control characters, not empty, not the root."""
+    if not text or _CONTROL.search(text) or "\\" in text:
+        raise ValueError(f"{text!r} is no usable path: empty, a backslash or a control character")
+    path = PurePosixPath(text)
+    if ".." in path.parts:
+        raise ValueError(f"{text!r} climbs out of its folder with '..'")
+    if str(path) in {".", "/"}:
+        raise ValueError(f"{text!r} names a whole root; name the folder or file inside it")
+    return str(path)
+
+
+class JobSpec(Frozen):
+    """One training command with its outputs and its limits. Exactly one of `script` and `command` is given."""
+
+    name: str = Field(default="job", pattern=_NAME)
+    platform: str = Field(pattern=_PLATFORM)
+    script: str | None = None
+    command: tuple[str, ...] = Field(default=(), max_length=256)
+    args: tuple[str, ...] = Field(default=(), max_length=256)
+    env: dict[EnvName, str] = Field(default_factory=dict, max_length=256)
+    secrets: tuple[EnvName, ...] = Field(default=(), max_length=32)
+    outputs: tuple[str, ...] = Field(default=(), max_length=MAX_OUTPUTS)
+    timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
+    estimate_s: int | None = Field(default=None, ge=1, le=60 * 86400)
+    max_cost_usd: float | None = Field(default=None, gt=0, le=1_000_000)
+    gpu: str | None = Field(default=None, max_length=64)
+    gpu_count: int = Field(default=1, ge=1, le=64)
+    disk_gb: int | None = Field(default=None, ge=1, le=100_000)
+    interruptible: bool = False
+    durable_storage: bool = False
+    teardown: Verb = "terminate"
+    max_restarts: int = Field(default=3, ge=0, le=100)
+
+    @field_validator("script")
+    @classmethod
+    def _script(cls, text: str | None) -> str | None:
+        if text is None:
+            return None
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if not text.strip():
+            raise ValueError("the script is empty")
+        if size > MAX_SCRIPT_BYTES:
+            raise ValueError(f"the script has {size:,} bytes; the limit is {MAX_SCRIPT_BYTES:,}")
+        if "\x00" in text:
+            raise ValueError("the script holds a NUL character; it is no text")
+        return text
+
+    @field_validator("outputs")
+    @classmethod
+    def _outputs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(clean_path(p) for p in paths))
+
+    @field_validator("command", "args")
+    @classmethod
+    def _argv(cls, argv: tuple[str, ...]) -> tuple[str, ...]:
+        for word in argv:
+            if "\x00" in word or len(word) > 32_768:
+                raise ValueError("an argument holds a NUL character or is longer than 32,768 characters")
+        return argv
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if "\x00" in value or len(value) > 32_768:
+                raise ValueError(f"the value of {name} holds a NUL character or is longer than 32,768 characters")
+        return env
+
+    @model_validator(mode="after")
+    def _one_of(self) -> JobSpec:
+        if (self.script is None) == (not self.command):
+            raise ValueError("give exactly one of script and command")
+        if self.args and self.script is None:
+            raise ValueError("args belong to a script; put a command's arguments into command")
+        both = set(self.env) & set(self.secrets)
+        if both:
+            raise ValueError(f"{', '.join(sorted(both))} stands in env and in secrets; keep it in secrets only")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything that was asked for."""
+        return digest(self)
+
+
+# ------------------------------------------------------------------------------------------------------- machines
+
+
+class Place(Frozen):
+    """Where a backend runs a job: an address, and the folder that run folders go into.
+
+    `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
+    a rehearsal. `env` is what the platform sets for every process.
+    """
+
+    platform: str
+    instance_id: str | None = None
+    root: str = ""
+    run_root: str
+    host: str | None = None
+    port: int | None = None
+    user: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Handle(Frozen):
+    """What a backend needs to find a job again. `run_dir` is the real path, `root` included."""
+
+    backend: str
+    token: str
+    run_dir: str
+    place: Place
+
+
+class InstanceState(StrEnum):
+    """A provider's states, in our words."""
+
+    BOOTING = "booting"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    TERMINATING = "terminating"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+class Instance(Frozen):
+    """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
+
+    `cost_usd` is what it has cost so far by the provider's own books, None where it does not say.
+    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not.
+    """
+
+    id: str
+    token: str = ""
+    state: InstanceState
+    place: Place | None = None
+    meter: bool | None = None
+    price_usd_per_hour: float | None = None
+    stopped_usd_per_hour: float | None = None
+    cost_usd: float | None = None
+    created_at: float | None = None
+    why: str = ""
+
+
+class Resources(Frozen):
+    """What is asked of a provider."""
+
+    gpu: str | None = None
+    gpu_count: int = 1
+    disk_gb: int | None = None
+    interruptible: bool = False
+    durable_storage: bool = False
+    max_price_usd_per_hour: float | None = None
+
+
+class Quote(Frozen):
+    """What it would cost. `price_usd_per_hour` None: the provider did not say, so it is unknown."""
+
+    platform: str
+    price_usd_per_hour: float | None
+    source: str
+    at: float
+    note: str = ""
+
+
+class Beat(Frozen):
+    """One heartbeat of a machine; None where it can't be read."""
+
+    gpu_util: float | None = None
+    gpu_mem_used: int | None = None
+    mem_used: int | None = None
+    mem_limit: int | None = None
+    disk_free: int | None = None
+    disk_total: int | None = None
+    inodes_free: int | None = None
+    inodes_total: int | None = None
+
+
+class Observation(Frozen):
+    """Two separate answers: how is the job, and is the meter running (None counts as running).
+
+    `why` says what the state rests on. `stale` is true when nothing was heard for longer than the heartbeat allows.
+    """
+
+    state: Job
+    meter: bool | None = None
+    why: str = ""
+    at: float = 0.0
+    exit_code: int | None = None
+    attempt: int = 1
+    step: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    started_at: float | None = None
+    ended_at: float | None = None
+    last_beat_at: float | None = None
+    alerts: tuple[str, ...] = ()
+    log_bytes: int = 0
+    stale: bool = False
+    beat: Beat | None = None
+
+
+class StopResult(StrEnum):
+    """What became of a request to stop a process."""
+
+    STOPPED = "stopped"
+    PENDING = "pending"
+    GONE = "gone"
+
+
+class LogChunk(Frozen):
+    """A piece of a log. `next` is the cursor to go on from; `size` the log's size when it was read."""
+
+    text: str
+    next: int
+    size: int
+    truncated: bool = False
+
+
+# ----------------------------------------------------------------------------------------------------- artifacts
+
+
+class Artifact(Frozen):
+    """One file of a manifest. `path` is relative to the run folder, or absolute on the machine."""
+
+    path: str
+    size: int = Field(ge=0)
+    mtime_ns: int = 0
+    sha256: str | None = None
+
+
+class Manifest(Frozen):
+    """Roster of a job's artifacts, as seen on the machine. `missing` are declared outputs that do not exist."""
+
+    taken_at: float
+    files: tuple[Artifact, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Digest of the roster: paths, sizes and digests, not times."""
+        return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(f.size for f in self.files)
+
+
+class Disclosure(Frozen):
+    """What else lives on a machine: processes that are no job of ours, files that nobody declared."""
+
+    processes: tuple[str, ...] = ()
+    files: tuple[Artifact, ...] = ()
+
+
+class Verdict(StrEnum):
+    """What a verification came to. UNKNOWN means that it could not tell, which is no pass."""
+
+    PROVEN = "proven"
+    REFUTED = "refuted"
+    UNKNOWN = "unknown"
+
+
+class Level(StrEnum):
+    """How deep a verification looks; each contains the ones before it."""
+
+    STRUCTURE = "structure"
+    CONTENT = "content"
+    LOAD = "load"
+    RESUME = "resume"
+
+
+class FileEvidence(Frozen):
+    """What was found in one file. `proved` and `unproved` name facts in words a person understands."""
+
+    path: str
+    format: str
+    verdict: Verdict
+    size: int = 0
+    proved: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class Report(Frozen):
+    """The answer of a verification: a verdict, the evidence per file, and what was not checked."""
+
+    path: str
+    level: Level
+    verdict: Verdict
+    files: tuple[FileEvidence, ...]
+    problems: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    step: int | None = None
+    bytes: int = 0
+
+
+def redact(values: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Names with their values hidden, for logs and replies."""
+    return {k: (str(v) if k in keep else "***") for k, v in values.items()}

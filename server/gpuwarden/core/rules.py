@@ -1,0 +1,108 @@
+"""Rules look like lint rules: a decorated generator over frozen facts.
+
+A rule's module holds one rule. Its docstring is its documentation: a title line, then `Why:` and, where it helps,
+`Fix:`. Rules do no I/O: a use case gathers the facts, rules read them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+Gate = Literal["submit", "teardown"]
+F = TypeVar("F")
+
+
+class Severity(StrEnum):
+    """How much a finding weighs. ERROR and UNKNOWN block; UNKNOWN means that it could not be checked."""
+
+    ERROR = "error"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
+    INFO = "info"
+
+
+BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
+
+
+class Finding(BaseModel):
+    """What a rule found: the rule's id, what is wrong and what to do about it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: str
+    severity: Severity
+    message: str
+    fix: str = ""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether this finding alone closes the gate."""
+        return self.severity in BLOCKING
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rule yields; the decorator adds the id and, unless given here, severity and fix."""
+
+    message: str
+    fix: str = ""
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Rule(Generic[F]):
+    """One check of one gate."""
+
+    id: str
+    gate: Gate
+    severity: Severity
+    fix: str
+    title: str
+    why: str
+    check: Callable[[F], Iterable[Found]]
+
+    def run(self, facts: F) -> Iterator[Finding]:
+        """Yield the findings over `facts`."""
+        for found in self.check(facts):
+            yield Finding(
+                rule=self.id,
+                severity=found.severity or self.severity,
+                message=found.message,
+                fix=found.fix or self.fix,
+            )
+
+
+_ID = re.compile(r"(PF|TD)-[A-Z]{2,6}-\d{3}")
+
+
+def rule(id: str, *, gate: Gate, severity: Severity, fix: str) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
+    """Make a generator over facts a `Rule`. Raises ValueError for a bad id or a missing docstring."""
+    if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
+        raise ValueError(f"{id!r} is no rule id of the {gate} gate")
+
+    def wrap(check: Callable[[F], Iterable[Found]]) -> Rule[F]:
+        title, why = _split_doc(id, inspect.getdoc(check))
+        return Rule(id=id, gate=gate, severity=severity, fix=fix, title=title, why=why, check=check)
+
+    return wrap
+
+
+def _split_doc(id: str, doc: str | None) -> tuple[str, str]:  # noqa: A002
+    title, _, rest = (doc or "").partition("\n\n")
+    if not title or not rest.startswith("Why:"):
+        raise ValueError(f"rule {id} needs a docstring: a title line, an empty line, then 'Why: ...'")
+    return " ".join(title.split()), rest.removeprefix("Why:").strip()
+
+
+def run_rules(rules: Iterable[Rule[Any]], facts: object) -> list[Finding]:
+    """All findings, the worst first, in a stable order."""
+    order = list(Severity)
+    findings = [finding for r in rules for finding in r.run(facts)]
+    return sorted(findings, key=lambda f: (order.index(f.severity), f.rule, f.message))

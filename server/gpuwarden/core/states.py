@@ -1,0 +1,124 @@
+"""The three machines, as tables, and the one function that enforces them.
+
+A move that a table does not list raises `Conflict`, whose message names the legal moves. Moving to the
+state one is in already is not a move; callers that may see the same observation twice check first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from gpuwarden.core.errors import Conflict
+
+
+class Job(StrEnum):
+    """Where a training job is."""
+
+    DRAFT = "draft"
+    ACCEPTED = "accepted"
+    PROVISIONING = "provisioning"
+    SUBMITTING = "submitting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    PREEMPTED = "preempted"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+class Lease(StrEnum):
+    """What we believe of an instance's meter. Only an observation reaches STOPPED."""
+
+    NONE = "none"
+    METERING = "metering"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    UNVERIFIED = "unverified"
+
+
+class Teardown(StrEnum):
+    """Where a request to stop or terminate an instance is."""
+
+    REQUESTED = "requested"
+    BLOCKED = "blocked"
+    AWAITING_HUMAN = "awaiting_human"
+    APPROVED = "approved"
+    EXECUTING = "executing"
+    VERIFIED_STOPPED = "verified_stopped"
+    WITHDRAWN = "withdrawn"
+    NEEDS_HUMAN = "needs_human"
+
+
+S = TypeVar("S", Job, Lease, Teardown)
+
+_J, _L, _T = Job, Lease, Teardown
+
+JOB: Final[dict[Job, frozenset[Job]]] = {
+    _J.DRAFT: frozenset({_J.ACCEPTED, _J.REFUSED}),
+    _J.ACCEPTED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.CANCELED, _J.FAILED}),
+    _J.PROVISIONING: frozenset({_J.SUBMITTING, _J.FAILED, _J.CANCELED, _J.UNKNOWN}),
+    _J.SUBMITTING: frozenset({_J.QUEUED, _J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN}),
+    _J.QUEUED: frozenset({_J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN}),
+    _J.RUNNING: frozenset({_J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN, _J.QUEUED}),
+    # A preempted job is relaunched from its checkpoint, or given up.
+    _J.PREEMPTED: frozenset(
+        {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.FAILED, _J.CANCELED, _J.UNKNOWN}
+    ),
+    # Unknown is a state of our knowledge: whatever is observed next may follow.
+    _J.UNKNOWN: frozenset(
+        {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED}
+    ),
+    _J.SUCCEEDED: frozenset(),
+    _J.FAILED: frozenset(),
+    _J.CANCELED: frozenset(),
+    _J.REFUSED: frozenset(),
+}
+
+LEASE: Final[dict[Lease, frozenset[Lease]]] = {
+    # The intent to rent is written first: from then on a meter may be running.
+    _L.NONE: frozenset({_L.UNVERIFIED}),
+    _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
+    _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
+    _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
+    # Instances have come back after "gone"; a stopped one can be started again.
+    _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED}),
+}
+
+TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {
+    _T.REQUESTED: frozenset({_T.BLOCKED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
+    _T.BLOCKED: frozenset({_T.REQUESTED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
+    # Any change of the facts sends a request back; only a person moves it on.
+    _T.AWAITING_HUMAN: frozenset({_T.APPROVED, _T.BLOCKED, _T.REQUESTED, _T.WITHDRAWN}),
+    _T.APPROVED: frozenset({_T.EXECUTING, _T.REQUESTED, _T.BLOCKED, _T.WITHDRAWN}),
+    _T.EXECUTING: frozenset({_T.VERIFIED_STOPPED, _T.NEEDS_HUMAN}),
+    _T.NEEDS_HUMAN: frozenset({_T.VERIFIED_STOPPED, _T.REQUESTED}),
+    _T.VERIFIED_STOPPED: frozenset(),
+    _T.WITHDRAWN: frozenset(),
+}
+
+TERMINAL_JOBS: Final = frozenset(s for s, nexts in JOB.items() if not nexts)
+LIVE_LEASES: Final = frozenset({Lease.METERING, Lease.STOPPING, Lease.UNVERIFIED})
+OPEN_TEARDOWNS: Final = frozenset(s for s, nexts in TEARDOWN.items() if nexts)
+
+_TABLES: Final[dict[type, dict]] = {Job: JOB, Lease: LEASE, Teardown: TEARDOWN}  # type: ignore[type-arg]
+
+
+def legal(state: S) -> frozenset[S]:
+    """The states that may follow `state`."""
+    moves: frozenset[S] = _TABLES[type(state)][state]
+    return moves
+
+
+def check_move(subject: str, old: S, new: S) -> None:
+    """Raise `Conflict`, naming the legal moves, unless `new` may follow `old`."""
+    moves = legal(old)
+    if new in moves:
+        return
+    listed = ", ".join(sorted(moves)) or "none, it is final"
+    raise Conflict(
+        f"{type(old).__name__.lower()} {subject} can't go from {old} to {new}; legal from {old}: {listed}",
+        "Look at it again with check_job or list_instances: another call may have moved it already.",
+    )

@@ -1,0 +1,71 @@
+"""What every provider does. A reply of an unexpected shape is `Unknown`, never "nothing there".
+
+Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
+A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller looks before it asks again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from gpuwarden import providers
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.models import Answer, Instance, Quote, Resources
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.registry import load, names
+from gpuwarden.core.rules import Finding
+
+
+class Provider(Protocol):
+    """Rents and releases instances of one platform."""
+
+    name: str
+    profile: Profile
+
+    async def check(self) -> list[Finding]:
+        """Say what is wrong with the account or the key."""
+        ...
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The price now."""
+        ...
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent one instance that carries `token` in its name or label. Returns at once."""
+        ...
+
+    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        """Every instance that carries `token`. An empty tuple is one look; it is believed after a second."""
+        ...
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance; None when the provider says that it does not exist. Believed after a second look."""
+        ...
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every instance of the account, all pages."""
+        ...
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Start a stopped instance again, where the platform can."""
+        ...
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for a stop. Known means the provider took the request, not that the meter stopped."""
+        ...
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for the end. Idempotent: an instance that is gone already is Known."""
+        ...
+
+
+def provider_names() -> list[str]:
+    """All providers, sorted."""
+    return names(providers)
+
+
+def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:
+    """The provider called `name` for one profile; `state` is the folder it may keep files in."""
+    provider: Provider = load(providers, name, what="provider").create(profile, state, clock)
+    return provider
