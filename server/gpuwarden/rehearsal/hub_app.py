@@ -113,9 +113,13 @@ class HubRoutes:
     async def whoami(self, request: Request) -> Response:
         """GET /api/whoami-v2"""
         user = self.known_user(request)
-        orgs = [{"type": "org", "id": "0" * 24, "name": o, "fullname": o, "roleInOrg": "write"} for o in user.orgs]
+        billing = {"canPay": True, "avatarUrl": "", "periodEnd": None}
+        orgs = [
+            {"type": "org", "id": "0" * 24, "name": o, "fullname": o, "roleInOrg": "write"} | billing for o in user.orgs
+        ]
         token = {"displayName": "rehearsal", "role": user.role, "createdAt": iso(0)}
-        who = {"type": "user", "id": "1" * 24, "name": user.name, "fullname": user.name, "isPro": False, "canPay": True}
+        who = {"type": "user", "id": "1" * 24, "name": user.name, "fullname": user.name, "avatarUrl": ""}
+        who |= {"isPro": False, "canPay": True}
         return JSONResponse(who | {"orgs": orgs, "auth": {"type": "access_token", "accessToken": token}})
 
     # ----------------------------------------------------------------------------------------------------- repos

@@ -81,6 +81,7 @@ class RunningJob:
     started_at: float | None = None
     finished_at: float | None = None
     process: subprocess.Popen[str] | None = None
+    thread: threading.Thread | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -126,7 +127,8 @@ class HubJobs:
         job = RunningJob(job_id, owner, body, self.store.clock.now(), self._folder / f"{job_id}.jsonl")
         job.log.touch()
         self.jobs[job_id] = job
-        threading.Thread(target=self._run, args=(job,), daemon=True).start()
+        job.thread = threading.Thread(target=self._run, args=(job,), daemon=True)
+        job.thread.start()
         return JSONResponse(_shown(job, user))
 
     async def list(self, request: Request) -> Response:
@@ -236,8 +238,8 @@ class HubJobs:
         timer.daemon = True
         timer.start()
         assert process.stdout is not None
-        with job.log.open("a", encoding="utf-8") as log:
-            for line in process.stdout:
+        with process.stdout as output, job.log.open("a", encoding="utf-8") as log:
+            for line in output:
                 log.write(json.dumps({"timestamp": iso(self.store.clock.now()), "data": line.rstrip("\n")}) + "\n")
                 log.flush()
         code = process.wait()
@@ -267,6 +269,8 @@ class HubJobs:
         """End everything that still runs."""
         for job in self.jobs.values():
             _kill(job)
+            if job.thread is not None:
+                job.thread.join(timeout=2)
 
     # ---------------------------------------------------------------------------------------------------- callers
 

@@ -80,7 +80,7 @@ def seed(store: HubStore) -> None:
             store.put("dataset", repo_id, {"README.md": card, "data/train.jsonl": lines}, **fields)
     for kind, names in RENAMED.items():
         for old, new in names.items():
-            store.moved.setdefault(f"{kind}:{old}", new)
+            store.alias(kind, old, new)
     if store.get("model", "meta-llama/Llama-3.2-1B") is None:
         _model(store, "meta-llama/Llama-3.2-1B", 1_235_814_400, "LlamaForCausalLM", chat=False, likes=90)
         llama = store.get("model", "meta-llama/Llama-3.2-1B")

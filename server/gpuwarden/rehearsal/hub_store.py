@@ -134,6 +134,13 @@ class HubStore:
             repo_id = found
         return repo_id if seen else None
 
+    def alias(self, kind: str, old_id: str, repo_id: str) -> None:
+        """Let an old id answer with a redirect to `repo_id`."""
+        with self._lock:
+            self.moved[f"{kind}:{old_id}"] = repo_id
+            self.moved.pop(f"{kind}:{repo_id}", None)
+            _save(self._moved_file, self.moved)
+
     def repos(self, kind: str) -> list[StoredRepo]:
         """All repos of a type."""
         return [r for (k, _), r in self._repos.items() if k == kind]
@@ -158,9 +165,7 @@ class HubStore:
         """Rename a repo; the old id answers with a redirect from now on."""
         with self._lock:
             self.delete(repo)
-            self.moved[f"{repo.type}:{repo.id}"] = new_id
-            self.moved.pop(f"{repo.type}:{new_id}", None)
-            _save(self._moved_file, self.moved)
+            self.alias(repo.type, repo.id, new_id)
             repo.id = new_id
             self._repos[(repo.type, new_id)] = repo
             self.save(repo)

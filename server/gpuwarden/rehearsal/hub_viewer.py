@@ -88,7 +88,7 @@ class HubViewer:
             counts = sizes | {"num_columns": len(features), "estimated_num_rows": None}
             splits.append({"dataset": repo.id, "config": config, "split": split} | counts)
         total = {k: sum(s[k] for s in splits) for k in ("num_bytes_parquet_files", "num_bytes_memory", "num_rows")}
-        whole = {"dataset": repo.id, "num_bytes_original_files": None, "estimated_num_rows": None} | total
+        whole = {"dataset": repo.id, "estimated_num_rows": None} | total
         configs = [_config_size(repo.id, c, splits) for c in dict.fromkeys(s["config"] for s in splits)]
         size = {"dataset": whole, "configs": configs, "splits": splits}
         return JSONResponse({"size": size, "pending": [], "failed": [], "partial": False})
@@ -181,7 +181,7 @@ class HubViewer:
 def _config_size(dataset: str, config: str, splits: list[dict[str, Any]]) -> dict[str, Any]:
     mine = [s for s in splits if s["config"] == config]
     total = {k: sum(s[k] for s in mine) for k in ("num_bytes_parquet_files", "num_bytes_memory", "num_rows")}
-    other = {"num_bytes_original_files": None, "num_columns": mine[0]["num_columns"], "estimated_num_rows": None}
+    other = {"num_columns": mine[0]["num_columns"], "estimated_num_rows": None}
     return {"dataset": dataset, "config": config} | other | total
 
 
