@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hubserver import READER, STRANGER, hub_server
 from safetensors.numpy import save_file
 
 from gpuwarden.rehearsal.hub_seed import TOKEN, USER
 from gpuwarden.rehearsal.hub_server import Fault, HubServer
+from hubserver import READER, STRANGER, hub_server
 
 # huggingface_hub's own plain LFS upload uses a deprecated argument of its HTTP client.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

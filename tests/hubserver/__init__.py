@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,8 @@ class SpecCheck:
     def __init__(self, app: Any) -> None:
         assert SPECS
         self.app = app
-        self.hub = json.loads((Path(SPECS) / "huggingface-hub.openapi.json").read_text())
-        self.viewer = json.loads((Path(SPECS) / "dataset-viewer.openapi.json").read_text())
-        self.table = [(_regex(p), p) for p in self.hub["paths"]]
+        self.hub, self.viewer = _spec("huggingface-hub"), _spec("dataset-viewer")
+        self.table = _table()
         self.problems: list[str] = []
         self.checked: list[str] = []
 
@@ -94,6 +94,16 @@ class SpecCheck:
             wrap = {}
         content = (response or {}).get("content", {}).get("application/json", {})
         return {**content["schema"], **wrap} if "schema" in content else None
+
+
+@cache
+def _spec(name: str) -> Any:
+    return json.loads((Path(SPECS or "") / f"{name}.openapi.json").read_text())
+
+
+@cache
+def _table() -> list[tuple[re.Pattern[str], str]]:
+    return [(_regex(p), p) for p in _spec("huggingface-hub")["paths"]]
 
 
 def _regex(path: str) -> re.Pattern[str]:

@@ -50,9 +50,15 @@ def clip(text: str, limit: int) -> str:
     return f"{text[:limit]} [... {len(text) - limit:,} more characters]"
 
 
+def _head(text: str, limit: int) -> str:
+    """The beginning of a text, cut between words, so that no key is cut in two and escapes `redact_text`."""
+    head = text[:limit]
+    return head if len(text) <= limit else head[: max(head.rfind(" "), head.rfind("\n"), 0)] or head
+
+
 def inline(text: object, limit: int = 200, values: Iterable[str] = ()) -> str:
     """A short foreign string on one line, bounded, without secrets."""
-    return clip(" ".join(redact_text(plain(str(text)[: 8 * limit]), values).split()), limit)
+    return clip(" ".join(redact_text(plain(_head(str(text), 8 * limit + 400)), values).split()), limit)
 
 
 def fence(text: str, what: str, limit: int = 4_000, values: Iterable[str] = ()) -> str:
@@ -61,7 +67,7 @@ def fence(text: str, what: str, limit: int = 4_000, values: Iterable[str] = ()) 
     The mark is drawn from the text's own digest until the text doesn't hold it, so that equal text gives equal
     output and no author can close the fence from inside.
     """
-    body = clip(redact_text(plain(text[: 4 * limit + 1_000]), values), limit)
+    body = clip(redact_text(plain(_head(text, 4 * limit + 1_000)), values), limit)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
         mark = hashlib.sha256(mark.encode()).hexdigest()[:12]

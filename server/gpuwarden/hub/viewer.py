@@ -140,8 +140,14 @@ def _failed(answer: dict[str, Any]) -> tuple[str, ...]:
 def _row(item: dict[str, Any]) -> str:
     row = item.get("row")
     cells = list(row.items())[:MAX_COLUMNS] if isinstance(row, dict) else []
-    short = {clip(str(k), 80): v if len(json.dumps(v)) <= CELL else clip(json.dumps(v), CELL) for k, v in cells}
+    short = {inline(k, 80): _cell(v) for k, v in cells}
     return json.dumps({"row": item.get("row_idx"), **short}, ensure_ascii=False)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, int | float | None):
+        return value
+    return inline(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), CELL)
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -118,7 +118,13 @@ class HubRoutes:
             {"type": "org", "id": "0" * 24, "name": o, "fullname": o, "roleInOrg": "write"} | billing for o in user.orgs
         ]
         token = {"displayName": "rehearsal", "role": user.role, "createdAt": iso(0)}
-        who = {"type": "user", "id": "1" * 24, "name": user.name, "fullname": user.name, "avatarUrl": ""}
+        who: dict[str, Any] = {
+            "type": "user",
+            "id": "1" * 24,
+            "name": user.name,
+            "fullname": user.name,
+            "avatarUrl": "",
+        }
         who |= {"isPro": False, "canPay": True}
         return JSONResponse(who | {"orgs": orgs, "auth": {"type": "access_token", "accessToken": token}})
 

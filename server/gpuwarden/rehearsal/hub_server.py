@@ -52,6 +52,12 @@ class Conditions:
     clock: Clock = field(default_factory=SystemClock)
     _window: tuple[float, int] = (0.0, 0)
 
+    def clear(self) -> None:
+        """Fair weather again."""
+        self.latency_s, self.quota, self._window = 0.0, None, (0.0, 0)
+        self.faults.clear()
+        self.requests.clear()
+
     def fault_for(self, line: str) -> Fault | None:
         """The first fault that matches and has turns left."""
         for fault in self.faults:
@@ -96,7 +102,8 @@ class Weather:
             await _answer(send, 429, b'{"error": "Too Many Requests"}', "application/json", limit)
         elif fault and fault.drop:
             await self.app(scope, receive, _nowhere)
-            raise ConnectionResetError("the reply is lost, as asked")
+            # A reply that announces a byte and never sends it: the server hangs up.
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         elif fault:
             await _answer(send, fault.status, fault.body, fault.content_type, fault.headers)
         else:
