@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -368,8 +367,3 @@ class Report(Frozen):
     not_checked: tuple[str, ...] = ()
     step: int | None = None
     bytes: int = 0
-
-
-def redact(values: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Names with their values hidden, for logs and replies."""
-    return {k: (str(v) if k in keep else "***") for k, v in values.items()}
