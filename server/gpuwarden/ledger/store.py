@@ -213,7 +213,13 @@ class Ledger:
         sql = f"SELECT seq, at, subject, kind, state, token, actor, body FROM events WHERE {where}"  # noqa: S608
         with _translated(self.path):
             rows = self._db.execute(sql, values).fetchall()
-        return [Event(*columns, json.loads(body)) for *columns, body in rows]
+        return [_event(*row) for row in rows]
+
+
+def _event(  # the columns, in the order of the query
+    seq: int, at: float, subject: str, kind: str, state: str | None, token: str | None, actor: str, body: str
+) -> Event:
+    return Event(seq, at, subject, kind, state, token, actor, json.loads(body))
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -243,7 +249,7 @@ def _explain(path: Path, text: str) -> tuple[str, str]:
     if "malformed" in text or "not a database" in text:
         return (
             f"the ledger {path} is damaged ({text}); nothing was written to it",
-            "Keep the file; `sqlite3 FILE .recover` may bring it back. Rented machines may be billing: see their consoles.",
+            "Keep it; `sqlite3 FILE .recover` may bring it back. Rented machines may be billing; see their consoles.",
         )
     if "full" in text or "disk I/O" in text:
         return (
