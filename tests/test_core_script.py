@@ -9,9 +9,24 @@ from hypothesis import strategies as st
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.script import Header, read_header, read_script
 
-HEADER = (
-    '# /// script\n# requires-python = ">=3.11"\n# dependencies = [\n#   "numpy>=1.26",\n#\n#   "torch",\n# ]\n# ///\n'
-)
+HEADER = """\
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "numpy>=1.26",
+#
+#   "torch",
+# ]
+# ///
+"""
+DEEP = {
+    "syntax": "def f(:\n",
+    "brackets": "(" * 10_000 + ")" * 10_000,
+    "minus": "x = " + "-" * 100_000 + "1",
+    "dots": "a.b" + ".c" * 50_000,
+    "nul": "\x00",
+    "blocks": "if 1:\n" * 3_000,
+}
 
 
 def test_the_header_of_pep_723() -> None:
