@@ -199,6 +199,11 @@ class Profile(Frozen):
         longest = max((t.path for t in inside), key=len, default=None)
         return next((t for t in self.tiers(requested=requested) if t.path == longest), None)
 
+    def place_of(self, output: str) -> str:
+        """The absolute path of a declared output. A home folder (`~`) lies on the disk mounted at the root."""
+        path = output if output.startswith("/") else f"{self.run_root}/{output}"
+        return "/" + path.removeprefix("~").lstrip("/")
+
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
         """The tiers that are there for a job that did or did not ask for durable storage, one for each path."""
         always = {t.path: t for t in self.storage if t.present == "always"}

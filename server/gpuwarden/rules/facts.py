@@ -37,7 +37,7 @@ class Leak:
 class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
-    `quote` is None where nothing is metered. `unset_secrets` are declared secrets that have no value here.
+    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are declared secrets that have no value here.
     """
 
     spec: JobSpec
@@ -46,6 +46,7 @@ class SubmitFacts:
     platforms: tuple[str, ...]
     script: ScriptFacts | None = None
     quote: Answer[Quote] | None = None
+    unusable: str = ""
     leaks: tuple[Leak, ...] = ()
     unset_secrets: tuple[str, ...] = ()
 
