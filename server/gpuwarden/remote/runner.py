@@ -2,8 +2,8 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), poll, logs, stop, list, manifest, read, disclose. Python >= 3.8, standard library
-only. `DIR` is the run folder of one job:
+Verbs: start, supervise (used by start), poll, logs, stop, list, manifest, read, disclose. Python >= 3.8, standard
+library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
     lock               held by the living supervisor; the kernel releases it, so no claim outlives its owner
@@ -12,14 +12,12 @@ only. `DIR` is the run folder of one job:
     alerts.jsonl       written by the supervisor
     work/              the job's working folder; relative outputs live here
 
-A job is known by (token, attempt) and is launched once: whoever gets the lock and finds no status of that attempt launches,
-everybody else adopts. A process is known by pid, start ticks and boot id, never by its pid alone. Secrets travel over stdin
-into the job's environment and nowhere else; their values are masked in everything that is written.
+A job is known by (token, attempt) and is launched once: whoever gets the lock and finds no status of that attempt
+launches, everybody else adopts. A process is known by pid, start ticks and boot id, never by its pid alone. Secrets
+travel over stdin into the job's environment and nowhere else; their values are masked in everything that is written.
 
 Signals to the supervisor: SIGUSR1 is our own stop (canceled); SIGTERM and SIGINT come from outside (preempted).
 """
-# ruff: noqa: PTH, UP
-# os instead of pathlib: this file works on descriptors and must start fast; Python 3.8 forbids newer idioms.
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ import signal
 import stat
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, NoReturn
 
 PROC = "/proc"
 FINAL = ("succeeded", "failed", "canceled", "preempted", "timeout")
@@ -45,7 +43,7 @@ MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
 MAX_ALERTS = 500
 MAX_FRESH = 200
-Json = Dict[str, Any]
+Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
 class Problem(Exception):
@@ -72,10 +70,10 @@ def boot_id() -> str:
         return ""
 
 
-def proc_stat(pid: int) -> Optional[List[str]]:
+def proc_stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on: 0 state, 2 process group, 19 start ticks. None: no such process."""
     try:
-        raw = read_small("%s/%d/stat" % (PROC, pid), 8192)
+        raw = read_small(f"{PROC}/{pid}/stat", 8192)
     except OSError:
         return None
     fields = raw[raw.rfind(b")") + 2 :].decode("ascii", "replace").split()
@@ -91,12 +89,13 @@ def start_mark(pid: int) -> str:
 
     try:
         ps = ["ps", "-o", "lstart=", "-p", str(pid)]
-        return subprocess.run(ps, capture_output=True, timeout=5, env={"LC_ALL": "C", "PATH": "/bin:/usr/bin"}).stdout.decode("ascii", "replace").strip()  # fmt: skip
+        done = subprocess.run(ps, capture_output=True, timeout=5, env={"LC_ALL": "C", "PATH": "/bin:/usr/bin"})
     except (OSError, subprocess.SubprocessError):
         return ""
+    return done.stdout.decode("ascii", "replace").strip()
 
 
-def is_alive(pid: Any, mark: Any, boot: Any) -> Optional[bool]:
+def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
     """Whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
     if not isinstance(pid, int) or pid <= 1:
         return False
@@ -130,7 +129,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
     try:
         if is_alive(pid, mark, boot) is not True:
             return False
-        if handle >= 0:
+        if handle >= 0 and sender:
             sender(handle, number)
         else:
             os.kill(pid, number)
@@ -142,7 +141,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
             os.close(handle)
 
 
-def group_members(pgid: int) -> Optional[List[int]]:
+def group_members(pgid: int) -> list[int] | None:
     """Living processes of a process group; None without /proc."""
     if not has_proc():
         return None
@@ -150,7 +149,7 @@ def group_members(pgid: int) -> Optional[List[int]]:
     return [pid for pid, f in stats if f and f[2] == str(pgid) and f[0] not in ("Z", "X", "x")]
 
 
-def all_pids() -> List[int]:
+def all_pids() -> list[int]:
     """All processes of this machine or container; empty without /proc."""
     try:
         return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
@@ -158,10 +157,10 @@ def all_pids() -> List[int]:
         return []
 
 
-def environ_of(pid: int) -> Dict[str, str]:
+def environ_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty where it can't be read."""
     try:
-        raw = read_small("%s/%d/environ" % (PROC, pid), 1 << 20)
+        raw = read_small(f"{PROC}/{pid}/environ", 1 << 20)
     except OSError:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
@@ -213,7 +212,7 @@ def write_all(fd: int, data: bytes) -> int:
 
 def write_atomic(path: str, data: bytes) -> None:
     """Replace a file so that a reader sees the old or the new content, never a part."""
-    temporary = "%s.%d.tmp" % (path, os.getpid())
+    temporary = f"{path}.{os.getpid()}.tmp"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -253,7 +252,7 @@ def write_status(folder: str, status: Json) -> bool:
         os.close(fd)
 
 
-def read_status(folder: str) -> Optional[Json]:
+def read_status(folder: str) -> Json | None:
     """The status; None when none was ever written. Raises Problem when it is there and makes no sense."""
     why = ""
     for _ in range(3):  # it may be rewritten in place on a full disk
@@ -267,7 +266,7 @@ def read_status(folder: str) -> Optional[Json]:
         except (OSError, ValueError, RecursionError) as error:
             why = str(error)
         time.sleep(0.01)
-    raise Problem("bad_reply", "%s/status.json can't be read: %s" % (folder, why))
+    raise Problem("bad_reply", f"{folder}/status.json can't be read: {why}")
 
 
 def inside(path: str, bound: str) -> bool:
@@ -300,11 +299,11 @@ def open_exactly(real: str) -> int:
 class Redactor:
     """Masks secret values in a stream, however it is cut: the result equals masking the whole at once.
 
-    It holds back only an end that may be the beginning of a secret. A secret of several lines is masked line by line too.
+    It holds back only an end that may be the beginning of a secret. Of a secret with several lines each is masked too.
     """
 
-    def __init__(self, secrets: List[str]) -> None:
-        values = set()
+    def __init__(self, secrets: list[str]) -> None:
+        values: set[str] = set()
         for text in secrets:
             values.update(v for v in [text] if len(v) >= MIN_SECRET)
             values.update(v for v in text.splitlines() if len(v) >= 2 * MIN_SECRET)
@@ -353,7 +352,7 @@ class Redactor:
 SEGMENT = re.compile(r"out\.(\d{15})\.log")
 
 
-def segments(folder: str) -> List[Tuple[int, str]]:
+def segments(folder: str) -> list[tuple[int, str]]:
     """The parts of the log that are still there: (absolute offset, path), oldest first."""
     try:
         found = (SEGMENT.fullmatch(name) for name in os.listdir(folder))
@@ -395,7 +394,7 @@ class Log:
                 return
 
     def _open(self, base: int) -> None:
-        name = "out.%015d.log" % base
+        name = f"out.{base:015d}.log"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(self.folder + "/" + name, flags, 0o600)
@@ -439,7 +438,13 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
         start, data = start + lead, data[lead:]
     data = whole_characters(data)
     end = start + len(data)
-    return {"ok": True, "text": data.decode("utf-8", "replace"), "next": end, "size": max(size, end), "truncated": truncated}
+    return {
+        "ok": True,
+        "text": data.decode("utf-8", "replace"),
+        "next": end,
+        "size": max(size, end),
+        "truncated": truncated,
+    }
 
 
 def read_at(path: str, offset: int, limit: int) -> bytes:
@@ -467,7 +472,7 @@ def whole_characters(data: bytes) -> bytes:
 # -------------------------------------------------------------------------------------------------------- heartbeat
 
 
-def number_in(path: str) -> Optional[int]:
+def number_in(path: str) -> int | None:
     """The number that a kernel file holds; None for "max", an absurd limit, or no such file."""
     try:
         with open(path, encoding="ascii") as file:
@@ -477,7 +482,7 @@ def number_in(path: str) -> Optional[int]:
     return value if 0 <= value < 1 << 60 else None
 
 
-def memory() -> Tuple[Optional[int], Optional[int]]:
+def memory() -> tuple[int | None, int | None]:
     """Used and allowed bytes: of the control group where it has a limit, else of the machine."""
     for used, limit in (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes")):
         for folder in cgroup_folders():
@@ -561,7 +566,7 @@ class Tail:
     def __init__(self, path: str) -> None:
         self.path, self.offset, self.inode, self.part = path, 0, 0, b""
 
-    def read(self) -> List[Json]:
+    def read(self) -> list[Json]:
         """The objects that were completed since the last call; anything else in the file is passed over."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -582,7 +587,7 @@ class Tail:
         return [found for found in map(self._parse, lines) if found is not None]
 
     @staticmethod
-    def _parse(line: bytes) -> Optional[Json]:
+    def _parse(line: bytes) -> Json | None:
         try:
             found = json.loads(line.decode("utf-8")) if len(line) <= 1 << 16 else None
         except (ValueError, RecursionError):
@@ -590,7 +595,7 @@ class Tail:
         return found if isinstance(found, dict) else None
 
 
-def split_metrics(row: Json) -> Tuple[Optional[int], Dict[str, float], List[str]]:
+def split_metrics(row: Json) -> tuple[int | None, dict[str, float], list[str]]:
     """Step, finite numbers, and the names whose value is NaN or infinite."""
     step, finite, bad = None, {}, []
     for name, value in list(row.items())[:64]:
@@ -653,7 +658,7 @@ class Post:
                 time.sleep(pause)
                 pause = min(pause * 2, 60.0)
 
-    def _send(self, batch: List[Json]) -> bool:
+    def _send(self, batch: list[Json]) -> bool:
         import urllib.request
 
         body = json.dumps({"job": self.job, "events": batch}, allow_nan=False).encode("ascii")
@@ -677,7 +682,7 @@ class Supervisor:
     def __init__(self, folder: str, order: Json) -> None:
         spec = order["spec"]
         self.folder, self.spec = folder, spec
-        self.secrets: Dict[str, str] = dict(order.get("secrets") or {})
+        self.secrets: dict[str, str] = dict(order.get("secrets") or {})
         self.post_token = self.secrets.pop("GPUWARDEN_POST_TOKEN", "")
         self.redactor = Redactor([*self.secrets.values(), self.post_token])
         self.grace = float(spec.get("grace_s") or 10.0)
@@ -693,8 +698,8 @@ class Supervisor:
         self.begun = self.moved = time.monotonic()
         self.beat_at = self.written_at = 0.0
         self.dirty = True
-        self.bad_names: Dict[str, bool] = {}
-        self.alert_texts: List[str] = []
+        self.bad_names: dict[str, bool] = {}
+        self.alert_texts: list[str] = []
         self.child: Any = None
         self.pipe = -1
         self.status: Json = {
@@ -712,7 +717,7 @@ class Supervisor:
         """Launch, watch, restart where that is due, and leave a final status. Calls `ready` after the first launch."""
         self.listen()
         if not self.write():
-            raise Problem("disk_full", "the status can't be written to %s; nothing was launched" % self.folder)
+            raise Problem("disk_full", f"the status can't be written to {self.folder}; nothing was launched")
         while True:
             launched = self.launch()
             ready()
@@ -758,7 +763,7 @@ class Supervisor:
             )  # fmt: skip
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             os.close(reader)
-            self.status.update(exit_code=127, why=self.redactor.text("the command could not be started: %s" % error))
+            self.status.update(exit_code=127, why=self.redactor.text(f"the command could not be started: {error}"))
             return False
         finally:
             os.close(writer)
@@ -770,7 +775,7 @@ class Supervisor:
         self.write()
         return True
 
-    def environment(self) -> Dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """What the command sees: the runner's own environment, the spec's, the secrets, and our names."""
         ours = {
             "GPUWARDEN_RUN_DIR": self.folder,
@@ -784,7 +789,7 @@ class Supervisor:
             ours["GPUWARDEN_DEADLINE"] = "%.0f" % (self.status["started_at"] + self.spec["timeout_s"])
         return {**os.environ, **(self.spec.get("env") or {}), **self.secrets, **ours}
 
-    def watch(self) -> Tuple[str, str]:
+    def watch(self) -> tuple[str, str]:
         """Wait for the command's end; the final state and why, or no state where a restart is due."""
         while not self.exited():
             self.wait()
@@ -793,18 +798,18 @@ class Supervisor:
         code = self.child.wait()
         self.drain()
         self.status.update(exit_code=None if code < 0 else code, signal=-code if code < 0 else None)
-        how = "signal %d" % -code if code < 0 else "exit code %d" % code
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self.intent:
             return self.intent, {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(
-                self.intent, "the time limit of %s s was reached" % self.spec.get("timeout_s")
-            ) + " (%s)" % how
+                self.intent, "the time limit of {} s was reached".format(self.spec.get("timeout_s"))
+            ) + f" ({how})"
         if code == 0:
             return "succeeded", "exit code 0"
         if code in RETRY_CODES or -code in RETRY_SIGNALS:
             limit = int(self.spec.get("max_restarts") or 0)
             if self.status["restarts"] < limit:
-                return "", "%s asks for a restart (%d of %d)" % (how, self.status["restarts"] + 1, limit)
-            return "failed", "%s asks for a restart, and all %d were used" % (how, limit)
+                return "", f"{how} asks for a restart ({self.status['restarts'] + 1} of {limit})"
+            return "failed", f"{how} asks for a restart, and all {limit} were used"
         return "failed", how + (", which is how the kernel ends a process that is out of memory" if code == -9 else "")
 
     def exited(self) -> bool:
@@ -928,15 +933,15 @@ class Supervisor:
         left = self.begun + timeout - now if timeout else None
         if left is not None and warn and left <= warn and not self.warned and not self.intent:
             self.warned = True
-            text = "the time limit comes in %.0f s; SIGTERM will be sent, then SIGKILL %.0f s later" % (left, self.grace)
+            text = f"the time limit comes in {left:.0f} s; SIGTERM will be sent, then SIGKILL {self.grace:.0f} s later"
             self.alert("timeout", text)
-            self.log.write(("[gpuwarden] %s\n" % text).encode())
+            self.log.write((f"[gpuwarden] {text}\n").encode())
         if left is not None and left <= 0:
             self.intend("timeout")
         stall = self.spec.get("stall_s")
         if stall and now - self.moved > stall and not self.stalled:
             self.stalled = True
-            self.alert("stall", "nothing new for %.0f s (last step %s)" % (now - self.moved, self.status["step"]))
+            self.alert("stall", "nothing new for {:.0f} s (last step {})".format(now - self.moved, self.status["step"]))
 
     def escalate(self) -> None:
         """Once the job is to end: SIGTERM, the grace, SIGKILL."""
@@ -973,7 +978,7 @@ class Supervisor:
         step, finite, bad = split_metrics(row)
         if step is not None:
             self.status["step"] = step
-        known: Dict[str, float] = self.status["metrics"]
+        known: dict[str, float] = self.status["metrics"]
         for name, value in finite.items():
             if name in known or len(known) < 64:
                 known[name] = value
@@ -982,7 +987,7 @@ class Supervisor:
             known.pop(name, None)  # an older value would read as the present one
             if name not in self.bad_names and len(self.bad_names) < 64:
                 self.bad_names[name] = True
-                self.alert("nonfinite", "%s is not finite at step %s" % (name, self.status["step"]))
+                self.alert("nonfinite", "{} is not finite at step {}".format(name, self.status["step"]))
         self.event("metrics", {"step": self.status["step"], "metrics": finite})
         self.moved, self.stalled, self.dirty = time.monotonic(), False, True
 
@@ -990,7 +995,7 @@ class Supervisor:
         """Tell it: in alerts.jsonl, in the status, to the URL. The file is bounded."""
         text = self.redactor.text(text)[:300]
         self.status["alerts"] += 1
-        self.alert_texts = [*self.alert_texts, "%s: %s" % (kind, text)][-8:]
+        self.alert_texts = [*self.alert_texts, f"{kind}: {text}"][-8:]
         self.status["last_alerts"] = self.alert_texts
         self.dirty = True
         line = {"at": time.time(), "kind": kind, "step": self.status["step"], "text": text}
@@ -1031,21 +1036,27 @@ def check_order(order: Json) -> None:
     sound = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
     if not sound or not isinstance(order.get("token"), str) or not isinstance(order.get("attempt"), int):
         raise Problem("bad_request", "start needs spec.argv (a list of words), a token and an attempt number")
-    url = spec.get("post_url") or ""
+    url = (spec or {}).get("post_url") or ""
     if url and not url.startswith(("https://", "http://")):
         raise Problem("bad_request", "post_url must be http or https")
 
 
-def adopted(folder: str, order: Json) -> Optional[Json]:
+def adopted(folder: str, order: Json) -> Json | None:
     """The answer when that attempt, or a later one, was launched before; None when it was not."""
     status = read_status(folder)
     if status is None:
         return None
     if status.get("token") != order["token"]:
-        raise Problem("conflict", "%s belongs to another job" % folder)
+        raise Problem("conflict", f"{folder} belongs to another job")
     if not isinstance(status.get("attempt"), int) or status["attempt"] < order["attempt"]:
         return None
-    return {"ok": True, "adopted": True, "pid": status.get("pid"), "state": status["state"], "attempt": status["attempt"]}
+    return {
+        "ok": True,
+        "adopted": True,
+        "pid": status.get("pid"),
+        "state": status["state"],
+        "attempt": status["attempt"],
+    }
 
 
 def start(folder: str, order: Json) -> Json:
@@ -1057,7 +1068,9 @@ def start(folder: str, order: Json) -> Json:
     known = adopted(folder, order)
     if known:
         return known
-    errors = os.open(folder + "/runner.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    errors = os.open(
+        folder + "/runner.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     argv = [sys.executable, "-I", "-S", os.path.abspath(__file__), "supervise", folder]
     process = subprocess.Popen(
         argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, bufsize=0
@@ -1074,11 +1087,11 @@ def start(folder: str, order: Json) -> Json:
     try:
         reply = json.loads(line)
     except ValueError:
-        raise Problem("unreachable", "the supervisor ended without an answer; see %s/runner.err" % folder) from None
+        raise Problem("unreachable", f"the supervisor ended without an answer; see {folder}/runner.err") from None
     return reply if isinstance(reply, dict) else {"ok": False, "code": "bad_reply", "error": "no object"}
 
 
-def supervise(folder: str, order: Json) -> None:
+def supervise(folder: str, order: Json) -> Json | None:
     """Take the lock, launch, watch to the end. Answers `start` with one line and then lets go of its pipes."""
     check_order(order)
     lock = -1
@@ -1087,13 +1100,13 @@ def supervise(folder: str, order: Json) -> None:
         lock = take_lock(folder)
         known = adopted(folder, order)
         if known:
-            return reply(known)
+            return known
         if lock < 0 and time.monotonic() > end:
-            raise Problem("conflict", "an earlier attempt still runs in %s; stop it first" % folder)
+            raise Problem("conflict", f"an earlier attempt still runs in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)
     earlier = read_status(folder)
     if earlier and child_alive(earlier) is not False:
-        raise Problem("conflict", "the process of an earlier attempt still runs in %s; stop it first" % folder)
+        raise Problem("conflict", f"the process of an earlier attempt still runs in {folder}; stop it first")
     os.chdir("/")
 
     def ready() -> None:
@@ -1101,6 +1114,7 @@ def supervise(folder: str, order: Json) -> None:
         let_go()
 
     Supervisor(folder, order).run(ready)
+    return None
 
 
 def take_lock(folder: str) -> int:
@@ -1114,7 +1128,8 @@ def take_lock(folder: str) -> int:
         os.close(fd)
         if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
             return -1
-        raise Problem("not_supported", "%s is on a file system without locks (%s); choose another run folder" % (folder, error)) from None  # fmt: skip
+        why = f"{folder} is on a file system without locks ({error}); choose another run folder"
+        raise Problem("not_supported", why) from None
     return fd
 
 
@@ -1130,12 +1145,12 @@ def let_go() -> None:
     os.close(null)
 
 
-def child_alive(status: Json) -> Optional[bool]:
+def child_alive(status: Json) -> bool | None:
     """Whether the command's own process lives."""
     return is_alive(status.get("child_pid"), status.get("child_ticks"), status.get("boot_id"))
 
 
-def orphans(folder: str, status: Json) -> List[int]:
+def orphans(folder: str, status: Json) -> list[int]:
     """Living members of the command's group that carry our run folder in their environment."""
     group = status.get("pgid")
     members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
@@ -1168,7 +1183,7 @@ def poll(_: str, request: Json) -> Json:
 def logs(folder: str, request: Json) -> Json:
     """A piece of the log."""
     if not os.path.isdir(folder):
-        raise Problem("not_found", "there is no run folder %s" % folder)
+        raise Problem("not_found", f"there is no run folder {folder}")
     return read_log(folder, int(request.get("cursor") or 0), int(request.get("limit") or 1 << 16))
 
 
@@ -1236,7 +1251,7 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 
-def locate(folder: str, path: str, root: str) -> Tuple[str, str]:
+def locate(folder: str, path: str, root: str) -> tuple[str, str]:
     """Where a declared path lies on this machine, and the real folder that it must not leave."""
     if path.startswith("/"):
         return os.path.join(root or "/", path.lstrip("/")), os.path.realpath(root or "/")
@@ -1248,9 +1263,9 @@ class Roster:
 
     def __init__(self, folder: str, root: str, emit: Callable[[Json], None], digests: bool) -> None:
         self.folder, self.root, self.emit, self.digests = folder, root, emit, digests
-        self.missing: List[str] = []
-        self.skipped: List[Json] = []
-        self.seen: Dict[str, bool] = {}
+        self.missing: list[str] = []
+        self.skipped: list[Json] = []
+        self.seen: dict[str, bool] = {}
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
@@ -1277,7 +1292,7 @@ class Roster:
         """Everything in a folder, in a stable order, through no link."""
 
         def unreadable(error: OSError) -> None:
-            self.skip(str(error.filename), "can't be read: %s" % error.strerror)
+            self.skip(str(error.filename), f"can't be read: {error.strerror}")
 
         for path, folders, files in os.walk(top, onerror=unreadable, followlinks=False):
             folders.sort()
@@ -1290,13 +1305,15 @@ class Roster:
         if os.path.islink(path):
             real = os.path.realpath(path)
             if not os.path.exists(real):
-                return self.skip(shown, "a link to nothing")
-            if not inside(real, top):
-                return self.skip(shown, "a link that leaves its folder")
-            if os.path.isdir(real):
-                return self.skip(shown, "a link to a folder that is listed under its own name")
-            path = real
-        self.file(shown, path)
+                self.skip(shown, "a link to nothing")
+            elif not inside(real, top):
+                self.skip(shown, "a link that leaves its folder")
+            elif os.path.isdir(real):
+                self.skip(shown, "a link to a folder that is listed under its own name")
+            else:
+                self.file(shown, real)
+        else:
+            self.file(shown, path)
 
     def file(self, shown: str, real: str) -> None:
         """One regular file."""
@@ -1304,22 +1321,23 @@ class Roster:
             return
         self.seen[shown] = True
         if len(self.seen) > MAX_ROSTER:
-            raise Problem("bad_request", "more than %d files; declare narrower outputs" % MAX_ROSTER)
+            raise Problem("bad_request", f"more than {MAX_ROSTER} files; declare narrower outputs")
         try:
             shown.encode("utf-8")
             info = os.lstat(real)
             if not stat.S_ISREG(info.st_mode):
-                return self.skip(shown, "no regular file")
+                self.skip(shown, "no regular file")
+                return
             row: Json = {"path": shown, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
             if self.digests:
                 row.update(self.hash(real))
                 if row["sha256"] is None:
                     self.skip(shown, "it kept changing while it was read")
+            self.emit(row)
         except UnicodeEncodeError:
-            return self.skip(shown, "its name is no UTF-8")
+            self.skip(shown, "its name is no UTF-8")
         except OSError as error:
-            return self.skip(shown, "can't be read: %s" % error.strerror)
-        self.emit(row)
+            self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
         """Size, time and digest that belong together; no digest for a file that changed three times under our hands."""
@@ -1354,7 +1372,7 @@ class Roster:
 def roster(folder: str, request: Json, digests: bool) -> Json:
     """Print the files of the declared outputs, then a summary."""
     if not os.path.isdir(folder):
-        raise Problem("not_found", "there is no run folder %s" % folder)
+        raise Problem("not_found", f"there is no run folder {folder}")
     taken = time.time()
     found = Roster(folder, request.get("root") or "", reply, digests)
     for path in request.get("paths") or []:
@@ -1373,14 +1391,14 @@ def read(folder: str, request: Json) -> None:
     allowed = [os.path.realpath(p) for p in [folder + "/work", *tops]]
     real = os.path.realpath(locate(folder, path, root)[0])
     if not os.path.lexists(real):
-        raise Problem("not_found", "there is no file %s" % printable(path))
+        raise Problem("not_found", f"there is no file {printable(path)}")
     if not any(inside(real, bound) for bound in allowed):
-        raise Problem("bad_request", "%s lies outside the working folder and the declared outputs" % printable(path))
+        raise Problem("bad_request", f"{printable(path)} lies outside the working folder and the declared outputs")
     fd = open_exactly(real)
     try:
         offset = int(request.get("offset") or 0)
         if not 0 <= offset <= os.fstat(fd).st_size:
-            raise Problem("bad_request", "the file has no byte %d" % offset)
+            raise Problem("bad_request", f"the file has no byte {offset}")
         os.lseek(fd, offset, os.SEEK_SET)
         while True:
             block = os.read(fd, 1 << 18)
@@ -1407,10 +1425,15 @@ def disclose(folder: str, request: Json) -> Json:
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
     files, complete = fresh_files(folder, status, root, float(since or 0), list(request.get("exclude") or []))
-    return {"ok": True, "processes": processes(request.get("marker")), "files": files, "complete": complete and has_proc()}
+    return {
+        "ok": True,
+        "processes": processes(request.get("marker")),
+        "files": files,
+        "complete": complete and has_proc(),
+    }
 
 
-def processes(marker: Optional[str]) -> List[str]:
+def processes(marker: str | None) -> list[str]:
     """Workloads here, bounded; with a marker only processes that carry it. Ours are left out while their job runs."""
     chain, pid = {os.getpid()}, os.getppid()
     while pid > 1 and pid not in chain:
@@ -1424,11 +1447,11 @@ def processes(marker: Optional[str]) -> List[str]:
     return found[:MAX_FRESH]
 
 
-def describe(pid: int, marker: Optional[str]) -> str:
+def describe(pid: int, marker: str | None) -> str:
     """A line about a process that must be disclosed; empty for one that need not."""
     fields = proc_stat(pid)
     try:
-        words = read_small("%s/%d/cmdline" % (PROC, pid), 4096).decode("utf-8", "backslashreplace").split("\0")
+        words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
     except OSError:
         return ""
     if not fields or fields[0] in ("Z", "X", "x") or not words[0]:
@@ -1443,24 +1466,30 @@ def describe(pid: int, marker: Optional[str]) -> str:
     state = observe(ours)["state"] if ours else ""
     if state == "running":
         return ""
-    left = " (left over from %s, which is %s)" % (os.path.basename(ours), state) if ours else ""
-    return "pid %d: %s%s" % (pid, " ".join(" ".join(words).split())[:200], left)
+    left = f" (left over from {os.path.basename(ours)}, which is {state})" if ours else ""
+    return f"pid {pid}: {' '.join(' '.join(words).split())[:200]}{left}"
 
 
-def runs_for(words: List[str], environ: Dict[str, str]) -> str:
+def runs_for(words: list[str], environ: dict[str, str]) -> str:
     """The run folder that a process belongs to: a supervisor's by its command line, a job's by its environment."""
     for at, word in enumerate(words):
-        if word.startswith("/") and os.path.basename(word).startswith("runner") and words[at + 1 : at + 2] == ["supervise"]:
+        if (
+            word.startswith("/")
+            and os.path.basename(word).startswith("runner")
+            and words[at + 1 : at + 2] == ["supervise"]
+        ):
             return words[at + 2] if len(words) > at + 2 else ""
     return environ.get("GPUWARDEN_RUN_DIR", "")
 
 
-def fresh_files(folder: str, status: Json, root: str, since: float, exclude: List[str]) -> Tuple[List[Json], bool]:
-    """Regular files written since the job began that no output covers: in its working folder, and under `root` outside
-    of run folders. Bounded in number, entries and time; false when a bound was met."""
+def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
+    """Regular files written since the job began that no output covers, and whether that is all of them.
+
+    Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
+    """
     declared = [os.path.realpath(locate(folder, str(p), root)[0]) for p in [*(status.get("outputs") or []), *exclude]]
     work, own = os.path.realpath(folder + "/work"), os.path.realpath(folder)
-    found: List[Json] = []
+    found: list[Json] = []
     end, entries = time.monotonic() + 10, 0
     for top in [work] + ([os.path.realpath(root)] if root else []):
         for path, folders, files in os.walk(top, followlinks=False):
@@ -1482,7 +1511,7 @@ def is_run_folder(path: str, own: str) -> bool:
     return path == own or (os.path.isfile(path + "/status.json") and os.path.exists(path + "/lock"))
 
 
-def fresh(real: str, top: str, work: str, since: float) -> List[Json]:
+def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
     """The file as a row, if it is regular and was written since."""
     try:
         info = os.lstat(real)
@@ -1506,7 +1535,7 @@ def reply(answer: Json) -> None:
         pass
 
 
-VERBS: Dict[str, Callable[[str, Json], Optional[Json]]] = {
+VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "start": start,
     "supervise": supervise,
     "poll": poll,
@@ -1519,11 +1548,11 @@ VERBS: Dict[str, Callable[[str, Json], Optional[Json]]] = {
 }
 
 
-def answer(argv: List[str]) -> Optional[Json]:
+def answer(argv: list[str]) -> Json | None:
     """Carry out one verb."""
     verb = VERBS.get(argv[0]) if argv else None
     if verb is None or (argv[0] != "poll" and len(argv) != 2):
-        raise Problem("bad_request", "usage: runner.py %s [DIR]" % "|".join(VERBS))
+        raise Problem("bad_request", "usage: runner.py {} [DIR]".format("|".join(VERBS)))
     folder = os.path.realpath(argv[1]) if len(argv) > 1 else ""
     try:
         request = json.loads(sys.stdin.buffer.read(MAX_INPUT) or b"{}")
@@ -1534,7 +1563,7 @@ def answer(argv: List[str]) -> Optional[Json]:
     return verb(folder, request)
 
 
-def main(argv: List[str]) -> NoReturn:
+def main(argv: list[str]) -> NoReturn:
     """Run a verb; a failure is one JSON object too, and exit code 1."""
     try:
         found = answer(argv)
@@ -1542,13 +1571,13 @@ def main(argv: List[str]) -> NoReturn:
         fail(argv, problem.code, str(problem))
     except OSError as error:
         code = "not_found" if isinstance(error, FileNotFoundError) else "io_error"
-        fail(argv, code, "%s: %s" % (error.strerror, printable(str(error.filename))))
+        fail(argv, code, f"{error.strerror}: {printable(str(error.filename))}")
     if found is not None:
         reply(found)
     sys.exit(0)
 
 
-def fail(argv: List[str], code: str, error: str) -> NoReturn:
+def fail(argv: list[str], code: str, error: str) -> NoReturn:
     """Say what is wrong, where the caller looks for it."""
     line = {"ok": False, "code": code, "error": error}
     if argv[:1] == ["read"]:
