@@ -303,11 +303,16 @@ class Artifact(Frozen):
 
 
 class Manifest(Frozen):
-    """Roster of a job's artifacts, as seen on the machine. `missing` are declared outputs that do not exist."""
+    """Roster of a job's artifacts, as seen on the machine.
+
+    `missing` are declared outputs that do not exist; `skipped` says, a line each, what exists and is no file that can
+    be copied and proven (links that leave their folder, devices, names that are no UTF-8, files that kept changing).
+    """
 
     taken_at: float
     files: tuple[Artifact, ...]
     missing: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -321,10 +326,14 @@ class Manifest(Frozen):
 
 
 class Disclosure(Frozen):
-    """What else lives on a machine: processes that are no job of ours, files that nobody declared."""
+    """What else lives on a machine: processes that are no job of ours, files that nobody declared.
+
+    `complete` is false when a bound was met or something could not be looked at: there may be more.
+    """
 
     processes: tuple[str, ...] = ()
     files: tuple[Artifact, ...] = ()
+    complete: bool = True
 
 
 class Verdict(StrEnum):
