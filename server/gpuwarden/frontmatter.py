@@ -23,6 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 MAX_CHARS = 1 << 20
 MAX_SHOWN = 3
 FENCE = "---"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FrontMatter(NamedTuple):
@@ -139,6 +140,8 @@ def _plain(node: yaml.Node, loc: tuple[str | int, ...], lines: dict[tuple[str | 
         return [_plain(item, (*loc, i), lines) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
         return {key: _plain(item, (*loc, key), lines) for key, item in _distinct(node)}
+    if _SURROGATE.search(node.value):
+        raise yaml.MarkedYAMLError(problem="half of a character pair", problem_mark=node.start_mark)
     return _SCALARS[node.tag.rpartition(":")[2]](node.value)
 
 
