@@ -122,6 +122,15 @@ def test_many_faults_are_counted_and_not_all_shown():
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    "front", ["id: a\n" + "k" * 900 + ": 1", "k: 1\nk: 2".replace("k", "k" * 100), "? " + "k" * 9000]
+)
+def test_a_long_name_does_not_flood_the_error(front: str):
+    with pytest.raises(BadRequest) as caught:
+        load_front_matter(Page, f"---\n{front}\n---\n", name="a.md")
+    assert len(caught.value.message) < 700
+
+
 PLAIN = st.recursive(
     st.none()
     | st.booleans()

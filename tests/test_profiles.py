@@ -160,6 +160,14 @@ def test_a_broken_profile_of_the_users_own_is_not_passed_over(tmp_path: Path):
     assert load_profile("vastai", tmp_path).id == "vastai"
 
 
+def test_a_profile_of_the_users_own_that_cannot_be_read_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "runpod.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "vastai.md").mkdir()
+    for name in ("runpod", "vastai"):
+        with pytest.raises(BadRequest, match=rf"{name}\.md: can't be read as text"):
+            load_profile(name, tmp_path)
+
+
 def test_two_files_cannot_claim_one_id(tmp_path: Path):
     (tmp_path / "small.md").write_text(text_of(front()))
     (tmp_path / "copy.md").write_text(text_of(front()))
@@ -266,6 +274,12 @@ def test_the_verbs_and_interruptions_of_the_platforms():
     assert [p for p in profile_names() if load_profile(p).spot.offered] == ["vastai"]
 
 
+def test_of_two_tiers_at_one_path_the_requested_one_is_there():
+    runpod = load_profile("runpod")
+    assert [t.tier for t in runpod.tiers()] == ["container-disk", "volume-disk"]
+    assert sorted(t.tier for t in runpod.tiers(requested=True)) == ["container-disk", "network-volume"]
+
+
 # ------------------------------------------------------------------------------------------------------ properties
 
 PATHS = st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])
@@ -275,7 +289,8 @@ FACTS = st.sampled_from([True, False, {"unknown": "ask the platform"}])
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
     """Any storage table over a few nested mounts."""
-    storage = [tier(tier="root", path="/")]
+    root = tier(tier="root", path="/", survives={event: draw(FACTS) for event in EVENTS})
+    storage = [root]
     for i, path in enumerate(draw(st.lists(PATHS, unique=True, max_size=5))):
         for present in draw(st.sampled_from([["always"], ["on_request"], ["sometimes"], ["always", "on_request"]])):
             if path == "/" and present != "on_request":

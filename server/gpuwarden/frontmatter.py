@@ -22,6 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_CHARS = 1 << 20
 MAX_SHOWN = 3
+MAX_WORDS = 200  # characters of one fault's description
 FENCE = "---"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -158,8 +159,12 @@ def _distinct(node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
 
 def _sentence(parsed: Parsed, error: dict[str, Any], name: str) -> str:
     where = ".".join(str(step) for step in error["loc"])
-    return f"{name}:{parsed.line_of(error['loc'])}: {where + ': ' if where else ''}{error['msg']}"
+    return f"{name}:{parsed.line_of(error['loc'])}: {_short(where) + ': ' if where else ''}{_short(error['msg'])}"
 
 
 def _wrong(name: str, line: int, what: str) -> BadRequest:
-    return BadRequest(f"{name}:{line}: {what}", f"Correct {name}.")
+    return BadRequest(f"{name}:{line}: {_short(what)}", f"Correct {name}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_WORDS else text[:MAX_WORDS] + "..."
