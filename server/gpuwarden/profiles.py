@@ -37,7 +37,7 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
         raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
-        if file.is_file():
+        if file.is_symlink() or file.exists():  # also one that can't be read: that is said, not passed over
             return _named(load_text(_read(file), str(file)), id, file)
     raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
 
