@@ -1,5 +1,6 @@
 """Bring a job's artifacts here: a manifest with digests is made on the machine, the files are copied with resume, and
-every copy is compared with it. The log comes along, also when nothing else was saved."""
+every copy is compared with it. The log comes along, also when nothing else was saved.
+"""
 
 from __future__ import annotations
 
