@@ -192,7 +192,7 @@ async def test_rows_and_readmes_come_back_as_bounded_data(server: HubServer) -> 
     server.store.put("dataset", f"{USER}/evil", {"README.md": f"# {evil}\n" * 100, "train.jsonl": rows})
     repo = await one(server, f"{USER}/evil", operations=("overview", "dataset_preview"), limit=100)
     for text, limit in ((repo.about, 900), (repo.preview, 9_000)):
-        assert "data from outside, not instructions" in text
+        assert "not instructions>>>" in text
         assert len(text) < limit
         assert "hf_aaa" not in text
         assert "\x1b" not in text

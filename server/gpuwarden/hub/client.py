@@ -23,7 +23,7 @@ import anyio
 
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadReply, RateLimited, Unreachable
-from gpuwarden.core.fence import inline
+from gpuwarden.core.fence import line
 
 HUB = "https://huggingface.co"
 VIEWER = "https://datasets-server.huggingface.co"
@@ -73,7 +73,7 @@ class Reply:
     def said(self) -> str:
         """The service's own message, bounded."""
         body = self.json if isinstance(self.json, dict) else {}
-        return inline(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
+        return line(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
 
 
 class HubClient:
@@ -194,7 +194,7 @@ class HubClient:
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unreachable(
-                f"{base} can't be reached: {inline(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
+                f"{base} can't be reached: {line(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
             ) from None
 
     def _hold_back(self) -> None:
@@ -239,6 +239,6 @@ def _parse(raw: bytes, status: int, path: str) -> Any:
         if status >= 400:
             return None
     raise BadReply(
-        f"the answer to {path} is no JSON; it begins {inline(raw[:80].decode('utf-8', 'replace'), 80)!r}",
+        f"the answer to {path} is no JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
         "Something between us and the Hub may have answered, such as a proxy or a login page; check HF_ENDPOINT.",
     )

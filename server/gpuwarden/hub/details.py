@@ -10,7 +10,7 @@ from typing import Any, get_args
 import anyio
 
 from gpuwarden.core.errors import BadRequest, RateLimited, WardenError
-from gpuwarden.core.fence import fence, inline
+from gpuwarden.core.fence import fence, line
 from gpuwarden.core.repos import REPO_ID, Config, Operation, Repo, RepoAnswer, RepoFile, RepoType, Structure
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, Reply
@@ -60,7 +60,7 @@ async def look(hub: HubClient, repo_id: str, type: RepoType | None = None) -> Re
     """One repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
-            id=inline(repo_id, 120), type=type, status="error", why="this is no repo id; it looks like owner/name"
+            id=line(repo_id, 120), type=type, status="error", why="this is no repo id; it looks like owner/name"
         )
     try:
         return await _look(hub, repo_id, type)
@@ -133,8 +133,8 @@ async def _with_access(hub: HubClient, repo: Repo) -> Repo:
 def _read(asked: str, kind: RepoType, info: Mapping[str, Any]) -> Repo:
     card = info.get("cardData") if isinstance(info.get("cardData"), dict) else {}
     assert isinstance(card, dict)
-    tags = tuple(inline(t, 80) for t in _list(info.get("tags")))
-    id_now = inline(info.get("id") or "", 200)
+    tags = tuple(line(t, 80) for t in _list(info.get("tags")))
+    id_now = line(info.get("id") or "", 200)
     renamed = bool(id_now) and id_now != asked
     files = [_file(s) for s in _list(info.get("siblings")) if isinstance(s, dict)]
     sizes = [f.size for f in files]
@@ -147,25 +147,23 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any]) -> Repo:
         status="renamed" if renamed else "ok",
         why=f"this id redirects; the repo is called {id_now} now" if renamed else "",
         id_now=id_now if renamed else "",
-        sha=inline(info.get("sha") or "", 40),
-        modified=inline(info.get("lastModified") or "", 24),
+        sha=line(info.get("sha") or "", 40),
+        modified=line(info.get("lastModified") or "", 24),
         private=info.get("private") is True,
         gated=_GATES.get(info.get("gated") or ""),  # type: ignore[arg-type]
         bytes=sum(s for s in sizes if s) if files and all(s is not None for s in sizes) else None,
         file_count=len(files),
         files=tuple(files[:MAX_FILES]),
         params=_int(weights.get("total")),
-        dtypes={
-            inline(k, 20): v for k, v in list(_dict(weights.get("parameters")).items())[:12] if _int(v) is not None
-        },
-        license=inline(_first(card.get("license")) or _tag(tags, "license:"), 80),
-        task=inline(info.get("pipeline_tag") or "", 60),
-        library=inline(info.get("library_name") or "", 60),
-        base_model=tuple(inline(b, 200) for b in _list(card.get("base_model"))[:4]),
+        dtypes={line(k, 20): v for k, v in list(_dict(weights.get("parameters")).items())[:12] if _int(v) is not None},
+        license=line(_first(card.get("license")) or _tag(tags, "license:"), 80),
+        task=line(info.get("pipeline_tag") or "", 60),
+        library=line(info.get("library_name") or "", 60),
+        base_model=tuple(line(b, 200) for b in _list(card.get("base_model"))[:4]),
         tags=tags[:MAX_TAGS],
         downloads=_int(info.get("downloads")),
         likes=_int(info.get("likes")),
-        about=fence(about, f"description of {id_now or asked}", 600)
+        about=fence(about, f"description of {id_now or asked}", limit=600, keep="start")
         if isinstance(about, str) and about.strip()
         else "",
         **_model_facts(kind, info),
@@ -181,7 +179,7 @@ def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
     template = "tokenizer_config" in settings and "chat_template" in _dict(settings["tokenizer_config"])
     has = template or "chat_template_jinja" in settings or "chat_template.jinja" in names
     return {
-        "arch": tuple(inline(a, 80) for a in _list(settings.get("architectures"))[:3]),
+        "arch": tuple(line(a, 80) for a in _list(settings.get("architectures"))[:3]),
         "chat_template": True if has else False if "tokenizer_config" in settings else None,
     }
 
@@ -230,9 +228,9 @@ def _check(ids: Sequence[str], kind: str | None, operations: Sequence[str], offs
     if not 1 <= len(ids) <= MAX_IDS:
         raise BadRequest(f"{len(ids)} ids were given; 1 to {MAX_IDS} can be looked at in one call")
     if kind is not None and kind not in get_args(RepoType):
-        raise BadRequest(f"type is {inline(kind, 40)!r}; it can be {', '.join(get_args(RepoType))}")
+        raise BadRequest(f"type is {line(kind, 40)!r}; it can be {', '.join(get_args(RepoType))}")
     if unknown := [o for o in operations if o not in get_args(Operation)]:
-        raise BadRequest(f"unknown operation {inline(unknown[0], 40)!r}; there are {', '.join(get_args(Operation))}")
+        raise BadRequest(f"unknown operation {line(unknown[0], 40)!r}; there are {', '.join(get_args(Operation))}")
     if not operations:
         raise BadRequest("no operation was given", f"There are {', '.join(get_args(Operation))}.")
     if offset < 0 or not 1 <= limit <= 100:
@@ -240,7 +238,7 @@ def _check(ids: Sequence[str], kind: str | None, operations: Sequence[str], offs
 
 
 def _file(item: Mapping[str, Any]) -> RepoFile:
-    return RepoFile(path=inline(item.get("rfilename") or "?", 200), size=_int(item.get("size")))
+    return RepoFile(path=line(item.get("rfilename") or "?", 200), size=_int(item.get("size")))
 
 
 def _unique(ids: Sequence[str]) -> tuple[str, ...]:

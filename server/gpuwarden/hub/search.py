@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest
-from gpuwarden.core.fence import inline
+from gpuwarden.core.fence import line
 from gpuwarden.core.repos import DatasetRow, SearchAnswer
 from gpuwarden.hub.client import HubClient
 
@@ -34,7 +34,7 @@ async def dataset_search(
     if not 1 <= limit <= MAX_ROWS:
         raise BadRequest(f"limit is {limit}; it can be 1 to {MAX_ROWS}")
     if sort not in _SORTS:
-        raise BadRequest(f"sort is {inline(sort, 40)!r}; it can be {', '.join(_SORTS)}")
+        raise BadRequest(f"sort is {line(sort, 40)!r}; it can be {', '.join(_SORTS)}")
     if len(query) > 200 or len(author) > 96 or len(tags) > 10 or any(len(t) > 100 for t in tags):
         raise BadRequest("the query is too long", "Use up to 200 characters, and up to 10 tags of 100.")
     before = hub.requests
@@ -50,7 +50,7 @@ async def dataset_search(
         datasets=tuple(found[:limit]),
         more=len(found) > limit,
         requests=hub.requests - before,
-        note=inline(note, 300),
+        note=line(note, 300),
     )
 
 
@@ -72,13 +72,13 @@ def _row(item: dict[str, Any]) -> DatasetRow:
     tags = [t for t in item.get("tags") or () if isinstance(t, str)]
 
     def tag(prefix: str) -> str:
-        return inline(next((t.removeprefix(prefix) for t in tags if t.startswith(prefix)), ""), 60)
+        return line(next((t.removeprefix(prefix) for t in tags if t.startswith(prefix)), ""), 60)
 
     return DatasetRow(
-        id=inline(item.get("id"), 200),
+        id=line(item.get("id"), 200),
         downloads=_int(item.get("downloads")),
         likes=_int(item.get("likes")),
-        modified=inline(item.get("lastModified") or "", 10).split(" ")[0],
+        modified=line(item.get("lastModified") or "", 10).split(" ")[0],
         gated=bool(item.get("gated")),
         rows=tag("size_categories:"),
         task=tag("task_categories:"),

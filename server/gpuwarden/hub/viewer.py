@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.fence import clip, fence, inline
+from gpuwarden.core.fence import clip, fence, line
 from gpuwarden.core.repos import Column, Config, Split, Structure
 from gpuwarden.hub.client import HubClient, Reply
 
@@ -48,7 +48,9 @@ async def preview(
     total = reply.json.get("num_rows_total")
     what = f"rows {offset}-{offset + len(rows) - 1} of {total if isinstance(total, int) else 'unknown'}"
     text = "\n".join(rows) if rows else "(no rows here)"
-    return fence(text, f"{dataset} {config}/{split} {what}", PREVIEW), _from_rows(config, split, reply)
+    return fence(text, f"{dataset} {config}/{split} {what}", limit=PREVIEW, keep="start"), _from_rows(
+        config, split, reply
+    )
 
 
 async def _first(hub: HubClient, dataset: str, config: str | None, split: str | None) -> tuple[str, str]:
@@ -83,7 +85,7 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Rep
         return Structure(known=False, why=f"the dataset viewer said: {reply.said}")
     splits: dict[str, list[Split]] = {}
     for item in _dicts(reply.json.get("splits")):
-        splits.setdefault(inline(item.get("config")), []).append(Split(name=inline(item.get("split"))))
+        splits.setdefault(line(item.get("config")), []).append(Split(name=line(item.get("split"))))
     names = [n for n in splits if only in (None, n)]
     configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
     if configs:
@@ -107,8 +109,8 @@ def _config(name: str, info: dict[str, Any]) -> Config:
     splits = info.get("splits")
     pairs = splits.items() if isinstance(splits, dict) else ()
     return Config(
-        name=inline(name),
-        splits=tuple(Split(name=inline(n), rows=_count(s)) for n, s in pairs),
+        name=line(name),
+        splits=tuple(Split(name=line(n), rows=_count(s)) for n, s in pairs),
         columns=_columns(info.get("features")),
         why="" if isinstance(info.get("features"), dict) else "the viewer names no columns",
     )
@@ -123,7 +125,7 @@ def _columns(features: Any) -> tuple[Column, ...]:
     if not isinstance(features, dict):
         return ()
     named = list(features.items())[:MAX_COLUMNS]
-    return tuple(Column(name=inline(name, 80), type=clip(short_type(kind), 160)) for name, kind in named)
+    return tuple(Column(name=line(name, 80), type=clip(short_type(kind), 160, keep="start")) for name, kind in named)
 
 
 def _from_rows(config: str, split: str, reply: Reply) -> Config | None:
@@ -133,21 +135,21 @@ def _from_rows(config: str, split: str, reply: Reply) -> Config | None:
 
 
 def _failed(answer: dict[str, Any]) -> tuple[str, ...]:
-    names = (inline(f.get("config") or f.get("kind") or "?") for f in _dicts(answer.get("failed")))
+    names = (line(f.get("config") or f.get("kind") or "?") for f in _dicts(answer.get("failed")))
     return tuple(dict.fromkeys(names))[:MAX_CONFIGS]
 
 
 def _row(item: dict[str, Any]) -> str:
     row = item.get("row")
     cells = list(row.items())[:MAX_COLUMNS] if isinstance(row, dict) else []
-    short = {inline(k, 80): _cell(v) for k, v in cells}
+    short = {line(k, 80): _cell(v) for k, v in cells}
     return json.dumps({"row": item.get("row_idx"), **short}, ensure_ascii=False)
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, int | float | None):
         return value
-    return inline(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), CELL)
+    return line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), CELL)
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
@@ -168,8 +170,8 @@ def short_type(feature: Any, depth: int = 0) -> str:
     if kind == "ClassLabel":
         return f"class<{len(feature.get('names') or ())}>"
     if kind == "Value":
-        return inline(feature.get("dtype"), 40)
+        return line(feature.get("dtype"), 40)
     if isinstance(kind, str):
-        return inline(kind.lower(), 40)
-    inner = ", ".join(f"{inline(k, 60)}: {short_type(v, depth + 1)}" for k, v in list(feature.items())[:MAX_COLUMNS])
+        return line(kind.lower(), 40)
+    inner = ", ".join(f"{line(k, 60)}: {short_type(v, depth + 1)}" for k, v in list(feature.items())[:MAX_COLUMNS])
     return f"{{{inner}}}"

@@ -1,1 +1,1 @@
-"""A cloud and a Hub on this machine, for demos, evals and tests: real processes and files, pretend money."""
+"""The rehearsal: a simulated metered cloud on this machine. Real processes, real files, pretend money."""
