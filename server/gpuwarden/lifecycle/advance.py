@@ -1,4 +1,4 @@
-"""Move a job on as far as it goes now. Any process may call this at any time; a crash at any line is finished by the next.
+"""Move a job on as far as it goes now. Any process may do so; what a crash left open, the next call finishes.
 
 Every step writes its intent, commits, makes its call, and writes the outcome. When an intent has no outcome the step
 looks for what it may have done before it does it again.

@@ -24,7 +24,7 @@ class Checked:
 
 
 async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
-    """Move a job on as far as it goes, and say how it is. `cursor` is a byte position in its log; None reads the end."""
+    """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
     note = ""
     try:
         job = await advance(w, job_id)

@@ -99,7 +99,7 @@ async def list_instances(w: Warden) -> Inventory:
 
 
 async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> None:
-    """A machine of ours that is listed although we believed it gone, or never rented, bills: take it back into sight."""
+    """A machine of ours that is listed although it was believed gone bills: take it back into sight."""
     by_id = {i.id: i for i in listed if i.state is not InstanceState.GONE}
     by_token = {i.token: i for i in by_id.values() if i.token}
     for lease in mine:

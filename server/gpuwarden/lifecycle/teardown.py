@@ -189,6 +189,7 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         copy_verdict=verdict,
         copy_problems=problems,
         other_jobs=_others(w, job, lease),
+        durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(w, job),
     )
     return facts, pulled

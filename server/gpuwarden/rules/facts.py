@@ -37,7 +37,8 @@ class Leak:
 class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
-    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are declared secrets that have no value here.
+    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are
+    declared secrets that have no value here.
     """
 
     spec: JobSpec
@@ -115,6 +116,7 @@ class TeardownFacts:
     copy_verdict: Verdict | None = None
     copy_problems: tuple[str, ...] = ()
     other_jobs: tuple[str, ...] = ()
+    durable_storage: bool = False
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))
 
     @property
