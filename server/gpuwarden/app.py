@@ -26,7 +26,8 @@ def open_warden(
         config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise LedgerError(
-            f"the folder {config.home} can't be made: {error.strerror or error}", "Set GPUWARDEN_HOME to a folder of yours."
+            f"the folder {config.home} can't be made: {error.strerror or error}",
+            "Set GPUWARDEN_HOME to a folder of yours.",
         ) from error
     own = config.policy_file.parent / "profiles"
     return Warden(

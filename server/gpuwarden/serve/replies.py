@@ -336,7 +336,10 @@ def _teardown_words(view: TeardownView) -> tuple[str, str]:
     if record.state is Teardown.VERIFIED_STOPPED:
         return f"The {name} is done: the meter was seen to have stopped.", ""
     if record.state is Teardown.NEEDS_HUMAN:
-        return f"The {name} was asked for, but the meter is not seen to have stopped.", "Look at the platform's console."
+        return (
+            f"The {name} was asked for, but the meter is not seen to have stopped.",
+            "Look at the platform's console.",
+        )
     if record.state is Teardown.EXECUTING:
         return f"The {name} is under way; the meter counts as running until it is seen gone.", "Call this again."
     return f"The {name} is {record.state}.", "Call this again."
@@ -349,7 +352,8 @@ def listed(inventory: Inventory) -> InstancesReply:
     unknown = {line(k, 80): line(v) for k, v in inventory.unknown.items()}
     return InstancesReply(
         code="unknown" if unknown else "ok",
-        message=f"{billing} machine(s) billing or possibly billing." + (" Not everything could be seen." if unknown else ""),
+        message=f"{billing} machine(s) billing or possibly billing."
+        + (" Not everything could be seen." if unknown else ""),
         instances=rows[:100],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
