@@ -66,7 +66,7 @@ class BackendContract:
         spec = JobSpec(platform="local", script="import sys\nprint(ascii(sys.argv[1:]))\n", args=words)
         handle = await backend.submit(spec, place, "t-args", secrets={})
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
-        assert (await backend.logs(handle)).text == f"{ascii(list(words))}\n"
+        assert (await backend.logs(handle)).text == f"{list(words)!a}\n"
 
     async def test_the_same_submit_twice_launches_once(self, backend: Backend, place: Place) -> None:
         spec = shell("echo run >> ../count; sleep 0.3; cat ../count")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from contract_backend import BackendContract, ended, shell, until
 
+from contract_backend import BackendContract, ended, shell, until
 from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Unreachable, WardenError
@@ -108,7 +108,7 @@ def test_what_we_lack_goes_to_uv_or_is_named(line: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv")
     assert interpreter.interpreter_for(header(line)) == ("/bin/uv", "run", "--quiet", "--script")
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(BadRequest, match="no-such-thing>=1|Python <3"):
+    with pytest.raises(BadRequest, match=r"no-such-thing>=1|Python <3"):
         interpreter.interpreter_for(header(line))
 
 

@@ -471,7 +471,7 @@ def whole_characters(data: bytes) -> bytes:
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
-            need = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            need = 4 if 0xF0 <= byte < 0xF8 else 3 if 0xE0 <= byte < 0xF0 else 2 if 0xC0 <= byte < 0xE0 else 1
             return data[:-back] if back < need and back < len(data) else data
     return data
 
@@ -1031,7 +1031,7 @@ class Supervisor:
     def event(self, kind: str, body: Json) -> None:
         """Queue something for the URL, where there is one."""
         if self.post:
-            self.post.put({"kind": kind, "at": time.time(), "attempt": self.status["attempt"], **body})
+            self.post.put({"at": time.time(), "attempt": self.status["attempt"], **body, "event": kind})
 
     def write(self) -> bool:
         """Write the status now."""
@@ -1113,16 +1113,17 @@ def supervise(folder: str, order: Json) -> Json | None:
     """Take the lock, launch, watch to the end. Answers `start` with one line and then lets go of its pipes."""
     check_order(order)
     lock = -1
-    end = time.monotonic() + 5
+    begun = time.monotonic()
     while lock < 0:
         lock = take_lock(folder)
         known = adopted(folder, order)
         if known:
             return known
-        if lock < 0 and time.monotonic() > end:
+        earlier = read_status(folder)
+        patience = 1 if earlier and earlier["state"] == "running" else 10  # one that has ended is about to leave
+        if lock < 0 and time.monotonic() - begun > patience:
             raise Problem("conflict", f"an earlier attempt still runs in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)
-    earlier = read_status(folder)
     if earlier and child_alive(earlier) is not False:
         raise Problem("conflict", f"the process of an earlier attempt still runs in {folder}; stop it first")
     os.chdir("/")
