@@ -145,12 +145,26 @@ def _add_job_tools(server: WardenServer, w: Warden) -> None:
         """Check a training job and launch it. On a rented platform the first call returns findings, price and a
         receipt; calling again with the receipt launches, once. Returns at once; follow with check_job.
         """
-        given = dict(
-            platform=platform, script=script, command=command or [], args=args or [], name=name, env=env or {},
-            secrets=secrets or [], outputs=outputs or [], timeout_s=timeout_s, estimate_s=estimate_s,
-            max_cost_usd=max_cost_usd, gpu=gpu, gpu_count=gpu_count, disk_gb=disk_gb, interruptible=interruptible,
-            durable_storage=durable_storage, teardown=teardown, max_restarts=max_restarts,
-        )  # fmt: skip
+        given = {
+            "platform": platform,
+            "script": script,
+            "command": command or [],
+            "args": args or [],
+            "name": name,
+            "env": env or {},
+            "secrets": secrets or [],
+            "outputs": outputs or [],
+            "timeout_s": timeout_s,
+            "estimate_s": estimate_s,
+            "max_cost_usd": max_cost_usd,
+            "gpu": gpu,
+            "gpu_count": gpu_count,
+            "disk_gb": disk_gb,
+            "interruptible": interruptible,
+            "durable_storage": durable_storage,
+            "teardown": teardown,
+            "max_restarts": max_restarts,
+        }
         return _answer(replies.submitted(await submit(w, build(JobSpec, given), dry_run=dry_run, receipt=receipt)))
 
     @server.tool(annotations=_WRITE)
