@@ -104,8 +104,12 @@ def _print(reply: Reply, as_json: bool, show: str) -> int:
 @click.option("--platform", required=True, help="Profile name, or rehearsal/<name>.")
 @click.option("--name", default=None, help="Short name; by default the script's.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret.")
-@click.option("--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
+)
+@click.option(
+    "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
+)
 @click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
@@ -132,7 +136,9 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
 
     given["env"] = _pairs(given.pop("envs"))
     spec = build(JobSpec, {**{k: v for k, v in given.items() if v is not None}, **_what(what, given["name"])})
-    return _print(replies.submitted(await use_case(_warden(), spec, dry_run=dry_run, receipt=receipt)), as_json, "submitted")
+    return _print(
+        replies.submitted(await use_case(_warden(), spec, dry_run=dry_run, receipt=receipt)), as_json, "submitted"
+    )
 
 
 def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
@@ -153,7 +159,9 @@ def read_script_file(path: Path) -> str:
     except OSError as error:
         raise BadRequest(f"the script {path} can't be read: {error.strerror}", "Check the path.") from error
     if len(content) > MAX_SCRIPT_BYTES:
-        raise BadRequest(f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script.")
+        raise BadRequest(
+            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+        )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -226,7 +234,7 @@ async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
 @JSON
 @_async
 async def verify(what: str, level: str, as_json: bool) -> int:
-    """Prove a checkpoint: WHAT is a path, or a job id whose pulled copy is meant.
+    """Prove a checkpoint: WHAT is a job id, whose pulled copy is meant, or a path.
 
     Exit code 0: proven, 1: refuted, 2: could not tell.
     """
@@ -236,7 +244,7 @@ async def verify(what: str, level: str, as_json: bool) -> int:
     from gpuwarden.serve import replies
 
     w = _warden()
-    is_job = not Path(what).exists() and what in job_ids(w.ledger)
+    is_job = what in job_ids(w.ledger)
     report = await (verify_job(w, what, Level(level)) if is_job else verify_file(Path(what), Level(level)))
     return _print(replies.verified(report), as_json, "verified")
 
@@ -322,7 +330,10 @@ def rules(rule_id: str | None, as_json: bool) -> int:
     found = [r for r in all_rules() if rule_id in (None, r.id)]
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
-    rows = [{"id": r.id, "gate": r.gate, "severity": r.severity, "title": r.title, "why": r.why, "fix": r.fix} for r in found]
+    rows = [
+        {"id": r.id, "gate": r.gate, "severity": r.severity, "title": r.title, "why": r.why, "fix": r.fix}
+        for r in found
+    ]
     if as_json:
         click.echo(json.dumps({"ok": True, "code": "ok", "rules": rows}, ensure_ascii=False))
     else:
@@ -345,11 +356,15 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
         return 0
     if name is None:
         rows = [(p, w.profile(p).title) for p in w.platforms()]
-        click.echo(json.dumps({"ok": True, "code": "ok", "platforms": dict(rows)})) if as_json else terminal.platforms(rows)
+        click.echo(json.dumps({"ok": True, "code": "ok", "platforms": dict(rows)})) if as_json else terminal.platforms(
+            rows
+        )
         return 0
     profile = w.profile(name)
     if as_json:
-        click.echo(json.dumps({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json")}, ensure_ascii=False))
+        click.echo(
+            json.dumps({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json")}, ensure_ascii=False)
+        )
     else:
         terminal.profile(name)
     return 0
@@ -378,7 +393,9 @@ def mcp() -> NoReturn:
 
 @cli.command()
 @click.option("--yes", is_flag=True, help="Answer the demo's one question with yes; recorded as such.")
-@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
+)
 @JSON
 @_async
 async def demo(yes: bool, keep: Path | None, as_json: bool) -> int:
