@@ -12,7 +12,7 @@ from typing import Final
 from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Unreachable, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.meter import look
+from gpuwarden.lifecycle.meter import lease_now, look
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.launch import DIED
@@ -331,7 +331,7 @@ def _lease_ended(w: Warden, job: JobRecord) -> bool:
 def _over_cap(w: Warden, job: JobRecord) -> bool:
     if job.lease is None or job.spec.max_cost_usd is None:
         return False
-    cost = read_lease(w.ledger, job.lease).cost
+    cost = lease_now(w, job.lease).cost
     return cost is not None and cost >= job.spec.max_cost_usd
 
 

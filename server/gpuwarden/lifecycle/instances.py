@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked, tend
+from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
@@ -140,6 +141,7 @@ def _rows(w: Warden, platform: str, mine: list[LeaseRecord], listed: tuple[Insta
 
 def _ours(w: Warden, lease: LeaseRecord) -> Row:
     job = read_job(w.ledger, lease.job_id)
+    lease = lease_now(w, lease.id)
     seen = lease.instance
     doubt = lease.state is Lease.UNVERIFIED or seen is None
     notes = []
@@ -161,8 +163,3 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
         since=lease.opened_at,
         note="; ".join(notes),
     )
-
-
-def unfinished(job: JobRecord) -> bool:
-    """Whether a job may still change."""
-    return job.state not in TERMINAL_JOBS and job.state is not Job.REFUSED

@@ -111,6 +111,7 @@ class TeardownFacts:
     machine: Answer[Instance | None]
     files: Answer[tuple[OutputFile, ...]]
     missing: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     manifest: Manifest | None = None
     changed: tuple[str, ...] = ()
     copy_verdict: Verdict | None = None

@@ -7,9 +7,8 @@ enforced behind them, not asked for here.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context, Elicit, MCPServer, Resolve
@@ -308,10 +307,6 @@ def _slim(schema: Any) -> Any:
         if slim.get("default", ...) is None:
             slim.pop("default")
     return slim
-
-
-Kind = Literal["stdio"]
-Runner = Callable[[], Awaitable[None]]
 
 
 async def run_stdio(w: Warden) -> None:

@@ -6,7 +6,7 @@ fenced and bounded here, on its way out.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.fence import fence, line
 from gpuwarden.core.models import Report
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.states import LIVE_LEASES, Lease, Teardown
+from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
 from gpuwarden.lifecycle.pull import PullResult
@@ -374,11 +374,3 @@ def _instance(row: Row) -> InstanceReply:
         job_state=row.job.state if row.job else None,
         note=row.note,
     )
-
-
-def is_billing(lease: LeaseRecord) -> bool:
-    """Whether a lease counts as billing."""
-    return lease.state in LIVE_LEASES
-
-
-Where = Literal["mcp", "cli"]
