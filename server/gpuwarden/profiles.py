@@ -61,6 +61,18 @@ def render_blocks(text: str, name: str) -> str:
     return text.removesuffix(body) + _BLOCK.sub(block, body)
 
 
+def rewrite_blocks() -> int:
+    """Write the generated blocks of our own profiles anew; returns how many files changed."""
+    changed = 0
+    for file in sorted(data_dir("profiles").glob("*.md")):
+        text = _read(file)
+        new = render_blocks(text, file.name)
+        if new != text:
+            file.write_text(new, "utf-8")
+            changed += 1
+    return changed
+
+
 def _folders(own: Path | None) -> list[Path]:
     return [folder for folder in (own, data_dir("profiles")) if folder is not None]
 

@@ -1,1 +1,1 @@
-"""The use cases: what a person or an agent can ask for. Each leaves the ledger in a state that the next call finishes."""
+"""The use cases: what a person or an agent can ask for. What a crash leaves open, the next call finishes."""

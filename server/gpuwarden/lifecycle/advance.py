@@ -1,4 +1,4 @@
-"""Move a job on as far as it goes now. Any process may call this at any time; a crash at any line is finished by the next.
+"""Move a job on as far as it goes now. Any process may do so; what a crash left open, the next call finishes.
 
 Every step writes its intent, commits, makes its call, and writes the outcome. When an intent has no outcome the step
 looks for what it may have done before it does it again.
@@ -12,7 +12,7 @@ from typing import Final
 from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Unreachable, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.meter import look
+from gpuwarden.lifecycle.meter import lease_now, look
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.launch import DIED
@@ -331,7 +331,7 @@ def _lease_ended(w: Warden, job: JobRecord) -> bool:
 def _over_cap(w: Warden, job: JobRecord) -> bool:
     if job.lease is None or job.spec.max_cost_usd is None:
         return False
-    cost = read_lease(w.ledger, job.lease).cost
+    cost = lease_now(w, job.lease).cost
     return cost is not None and cost >= job.spec.max_cost_usd
 
 

@@ -8,7 +8,8 @@ from gpuwarden.core.errors import Conflict, WardenError
 from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.advance import advance, observe, tend
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
+from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.lifecycle.warden import Warden
 
 
@@ -24,7 +25,7 @@ class Checked:
 
 
 async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
-    """Move a job on as far as it goes, and say how it is. `cursor` is a byte position in its log; None reads the end."""
+    """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
     note = ""
     try:
         job = await advance(w, job_id)
@@ -36,7 +37,7 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
     except WardenError as waiting:
         note = f"{waiting.message} {waiting.hint}".strip()
     job = read_job(w.ledger, job_id)
-    lease = read_lease(w.ledger, job.lease) if job.lease else None
+    lease = lease_now(w, job.lease) if job.lease else None
     observation, log = None, None
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED):
         observation = await observe(w, job)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked, tend
+from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
@@ -99,7 +100,7 @@ async def list_instances(w: Warden) -> Inventory:
 
 
 async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> None:
-    """A machine of ours that is listed although we believed it gone, or never rented, bills: take it back into sight."""
+    """A machine of ours that is listed although it was believed gone bills: take it back into sight."""
     by_id = {i.id: i for i in listed if i.state is not InstanceState.GONE}
     by_token = {i.token: i for i in by_id.values() if i.token}
     for lease in mine:
@@ -140,6 +141,7 @@ def _rows(w: Warden, platform: str, mine: list[LeaseRecord], listed: tuple[Insta
 
 def _ours(w: Warden, lease: LeaseRecord) -> Row:
     job = read_job(w.ledger, lease.job_id)
+    lease = lease_now(w, lease.id)
     seen = lease.instance
     doubt = lease.state is Lease.UNVERIFIED or seen is None
     notes = []
@@ -161,8 +163,3 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
         since=lease.opened_at,
         note="; ".join(notes),
     )
-
-
-def unfinished(job: JobRecord) -> bool:
-    """Whether a job may still change."""
-    return job.state not in TERMINAL_JOBS and job.state is not Job.REFUSED

@@ -7,6 +7,7 @@ bill must not have grown in between.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpuwarden.core.errors import WardenError
@@ -32,6 +33,8 @@ async def look(w: Warden, lease_id: str) -> Answer[Instance | None]:
         _doubt(w, lease, answer.why)
         return answer
     instance = answer.value
+    if instance is not None:
+        w.seen[lease_id] = instance
     if instance is None or instance.state in ENDED:
         _confirm(w, lease, "gone", instance)
         return Known(None)
@@ -40,6 +43,12 @@ async def look(w: Warden, lease_id: str) -> Answer[Instance | None]:
     else:
         _alive(w, lease, instance)
     return answer
+
+
+def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
+    """A lease with the freshest answer that this process has heard, such as the cost so far."""
+    lease = read_lease(w.ledger, lease_id)
+    return replace(lease, instance=w.seen.get(lease_id, lease.instance))
 
 
 def _doubt(w: Warden, lease: LeaseRecord, why: str) -> None:
@@ -71,7 +80,7 @@ def _confirm(w: Warden, lease: LeaseRecord, saw: str, instance: Instance | None)
     elif w.clock.now() - last.at >= settle_s:
         body = {
             "why": f"seen {saw} twice, {w.clock.now() - last.at:.1f} s apart",
-            "cost_usd": _final_cost(lease, instance),
+            "cost_usd": _final_cost(lease_now(w, lease.id), instance),
         }
         _record(w, lease, "lease.stopped", body, instance, Lease.STOPPED)
 
@@ -88,6 +97,7 @@ def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> boo
 
 
 def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
+    """The provider's last word on the cost; `lease` may hold an older one."""
     return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
 
 

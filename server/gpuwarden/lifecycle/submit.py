@@ -77,7 +77,7 @@ async def _check(w: Warden, spec: JobSpec) -> _Checked:
         blocking = [f for f in findings if f.blocks]
         rules = ", ".join(dict.fromkeys(f.rule for f in blocking))
         raise Refused(
-            f"the submit gate refused {spec.name!r}: {len(blocking)} finding(s) of {rules}; nothing was launched or billed",
+            f"the submit gate refused {spec.name!r} ({rules}); nothing was launched or billed",
             "Mend each finding as it says, then submit again.",
             findings,
         )

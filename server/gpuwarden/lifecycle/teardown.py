@@ -29,7 +29,7 @@ from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.lifecycle.advance import advance_locked, ask_end, tend
 from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
-from gpuwarden.lifecycle.meter import look
+from gpuwarden.lifecycle.meter import lease_now, look
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
@@ -159,7 +159,7 @@ def _view(
 ) -> TeardownView:
     if findings is None:
         findings = tuple(Finding.model_validate(f) for f in record.findings)
-    job, lease = read_job(w.ledger, record.job_id), read_lease(w.ledger, record.lease)
+    job, lease = read_job(w.ledger, record.job_id), lease_now(w, record.lease)
     return TeardownView(record, job, lease, findings, dying, kept, pulled.dest if pulled else None)
 
 
@@ -184,11 +184,13 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         machine=machine,
         files=_files(job, profile, record.verb, listed, pulled),
         missing=() if isinstance(listed, Unknown) else listed.value.missing,
+        skipped=() if isinstance(listed, Unknown) else listed.value.skipped,
         manifest=pulled.manifest if pulled else None,
         changed=_changed(listed, pulled),
         copy_verdict=verdict,
         copy_problems=problems,
         other_jobs=_others(w, job, lease),
+        durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(w, job),
     )
     return facts, pulled
@@ -281,6 +283,7 @@ def facts_digest(
             "job_state": facts.job_state,
             "files": "unknown" if isinstance(facts.files, Unknown) else [vars(f) for f in facts.files.value],
             "missing": list(facts.missing),
+            "skipped": list(facts.skipped),
             "pull": pulled.digest if pulled else None,
             "copy": facts.copy_verdict,
             "findings": [f.model_dump(mode="json") for f in findings],
@@ -331,6 +334,8 @@ def _check_channel(w: Warden, view: TeardownView, channel: Channel, loss: str | 
         raise Refused(
             f"the policy takes no approval by {channel}", f"It takes: {', '.join(w.policy.approval.channels)}."
         )
+    if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
+        raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
     if record.state is Teardown.BLOCKED and loss is None:
         raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
     if loss is not None and (channel != "terminal" or loss != view.job.spec.name):
@@ -408,7 +413,7 @@ async def _finish(w: Warden, record: TeardownRecord) -> None:
             await look(w, lease.id)
             lease = read_lease(w.ledger, record.lease)
     if lease.state in {Lease.STOPPED, Lease.NONE}:
-        body = {"cost_usd": lease.cost, "why": "the meter was seen to have stopped"}
+        body = {"cost_usd": lease_now(w, lease.id).cost, "why": "the meter was seen to have stopped"}
         w.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
     elif record.state is Teardown.EXECUTING and w.clock.now() - record.since > PATIENCE_S:
         why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"

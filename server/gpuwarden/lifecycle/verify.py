@@ -1,4 +1,4 @@
-"""Prove a job's pulled copies, or any checkpoint by its path. The verdict on a job is recorded for the teardown gate."""
+"""Prove a job's pulled copies, or any checkpoint by its path. A job's verdict is recorded for the teardown gate."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported
-from gpuwarden.core.models import Place
+from gpuwarden.core.models import Instance, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
@@ -34,6 +34,8 @@ class Warden:
     home: Path
     env: Mapping[str, str]
     own_profiles: Path | None = None
+    seen: dict[str, Instance] = field(default_factory=dict)
+    """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NoCapacity, NotFound, NotSupported, Unreachable
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
-from gpuwarden.core.profile import Profile
+from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.rehearsal import disk, meter, procs, runs
 from gpuwarden.rehearsal.disk import Disk
 from gpuwarden.rehearsal.engine import Engine
@@ -85,6 +85,11 @@ class Cloud:
                 state.calls = {}
                 self.store.save(state)
 
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return (self.store.config() or Config(profile=self.profile)).settings
+
     # ------------------------------------------------------------------------------------------------ the account
 
     def quote(self, resources: Resources) -> Answer[Quote]:
@@ -112,6 +117,7 @@ class Cloud:
                 since=s.now,
                 interruptible=resources.interruptible,
                 durable=resources.durable_storage,
+                sometimes=s.config.settings.sometimes,
                 usd_per_hour=usd,
                 residue_usd_per_hour=s.config.settings.residue_usd_per_hour,
                 faults=s.config.faults.on_instance(number),
@@ -385,16 +391,18 @@ class Cloud:
         return any(t.survives.job_end is not True for t in self.profile.storage)
 
     def _disk(self, record: Record) -> Disk:
-        return Disk(self.root, self.profile, record.id, durable=record.durable)
+        return Disk(self.root, self.profile, record.id, self._tiers(record))
+
+    def _tiers(self, record: Record) -> tuple[Tier, ...]:
+        return disk.mounted(self.profile, durable=record.durable, sometimes=record.sometimes)
 
     def _run_root(self, record: Record) -> Path:
         files = self._disk(record)
         return files.fs / files.run_root.lstrip("/")
 
     def _shares_run_root(self, record: Record) -> bool:
-        tiers = disk.mounted(self.profile, durable=record.durable)
         path = disk.run_root(self.profile)
-        inside = [t for t in tiers if path == t.path or path.startswith(t.path.rstrip("/") + "/")]
+        inside = [t for t in self._tiers(record) if path == t.path or path.startswith(t.path.rstrip("/") + "/")]
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:

@@ -25,13 +25,13 @@ from gpuwarden.core.profile import Event, Profile, Tier
 class Disk:
     """The folders of one instance."""
 
-    def __init__(self, root: Path, profile: Profile, id: str, *, durable: bool) -> None:  # noqa: A002
+    def __init__(self, root: Path, profile: Profile, id: str, tiers: tuple[Tier, ...]) -> None:  # noqa: A002
         self.root = root
         self.home = root / "instances" / id
         self.fs = self.home / "fs"
         self.off = self.home / "fs.off"
         self.run_root = run_root(profile)
-        self.tiers = mounted(profile, durable=durable)
+        self.tiers = tiers
 
     def power_on(self) -> None:
         """Make the machine's files reachable and mount what is missing."""
@@ -102,16 +102,10 @@ def run_root(profile: Profile) -> str:
     return profile.run_root.replace("~", "/root", 1) if profile.run_root.startswith("~") else profile.run_root
 
 
-def mounted(profile: Profile, *, durable: bool) -> tuple[Tier, ...]:
-    """The tiers that an instance really has, outer mounts first.
-
-    Tiers that are there only `sometimes` are not there in a rehearsal. Of two at one path the requested one is mounted.
-    """
-    at: dict[str, Tier] = {}
-    for tier in profile.storage:
-        if profile.has(tier, requested=durable) and (tier.path not in at or tier.present == "on_request"):
-            at[tier.path] = tier
-    return tuple(sorted(at.values(), key=lambda t: len(PurePosixPath(t.path).parts)))
+def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
+    """The tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
+    perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
+    return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
 
 def shared(tier: Tier) -> bool:

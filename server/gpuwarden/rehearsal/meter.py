@@ -38,15 +38,18 @@ def computes(profile: Profile, record: Record) -> bool:
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
     """Whether something else than compute, a disk say, bills in the record's present state. Unknown counts as yes."""
-    if not profile.meter.metered or record.state not in _OFF:
+    if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
-    present = (t for t in profile.storage if profile.has(t, requested=record.durable))
-    return "stop" in profile.meter.residue or any(t.bills_when_stopped is not False for t in present)
+    return profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable)
 
 
 def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Record:
-    """Open and close the record's two meters to fit its state, as of `at`."""
-    compute, residue = computes(profile, record), leaves_residue(profile, record)
+    """Open and close the record's two meters to fit its state, as of `at`.
+
+    What bills after the end is a volume's and not the instance's: its rate is told, its cost is not added here.
+    """
+    compute = computes(profile, record)
+    residue = record.state in _OFF and leaves_residue(profile, record)
     if compute and record.compute_since is None:
         record = record.but(compute_since=at)
     elif not compute and record.compute_since is not None:

@@ -52,11 +52,9 @@ def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
     for folder in folders(run_root):
         said = status(folder)
         boot = str(said.get("boot_id", ""))
-        child = said.get("child")
         pairs = [
             (said.get("pid"), said.get("start_ticks")),
-            (said.get("child_pid"), said.get("child_start_ticks")),
-            (child.get("pid"), child.get("start_ticks")) if isinstance(child, dict) else (None, None),
+            (said.get("child_pid"), said.get("child_ticks")),
         ]
         for pid, ticks in pairs:
             if type(pid) is int and pid > 1 and ticks is not None:

@@ -37,7 +37,8 @@ class Leak:
 class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
-    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are declared secrets that have no value here.
+    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are
+    declared secrets that have no value here.
     """
 
     spec: JobSpec
@@ -110,11 +111,13 @@ class TeardownFacts:
     machine: Answer[Instance | None]
     files: Answer[tuple[OutputFile, ...]]
     missing: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     manifest: Manifest | None = None
     changed: tuple[str, ...] = ()
     copy_verdict: Verdict | None = None
     copy_problems: tuple[str, ...] = ()
     other_jobs: tuple[str, ...] = ()
+    durable_storage: bool = False
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))
 
     @property

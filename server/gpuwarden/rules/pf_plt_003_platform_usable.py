@@ -6,7 +6,7 @@ from gpuwarden.rules.facts import SubmitFacts
 
 @rule("PF-PLT-003", gate="submit", severity=Severity.ERROR, fix="Use another platform, or rehearse this one.")
 def platform_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """This build can rent on the platform and run jobs there.
+    """Jobs can be run on the platform from here.
 
     Why: better to hear it now than after everything else was prepared.
     """
