@@ -77,6 +77,7 @@ class Uses:
     reads: tuple[tuple[str, int], ...] = ()
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
+    assigned: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
 
     def setting(self, name: str, default: Any = None) -> Any:
@@ -115,6 +116,7 @@ def analyse(program: Program) -> Uses:
         reads=tuple(_column_reads(program)),
         makes=frozenset(makes),
         reshaped=reshaped,
+        assigned=frozenset(_assigned_attributes(program)),
         local=local,
     )
 
@@ -158,6 +160,12 @@ def _settings(program: Program) -> Iterator[tuple[str, Setting]]:
                 yield target.attr, Setting(program.value(node.value, scope), node.lineno, target.value.id)
     if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
+
+
+def _assigned_attributes(program: Program) -> Iterator[str]:
+    for node, _ in program.nodes:
+        if isinstance(node, ast.Assign):
+            yield from (t.attr for t in node.targets if isinstance(t, ast.Attribute))
 
 
 def _methods(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
@@ -248,6 +256,11 @@ def _pretrained(call: Call) -> Iterator[RepoUse]:
         yield from _model(adapter, call, role="adapter", revision=revision)
         return
     role = "adapter" if re.search(r"\.(PeftConfig|AutoPeftModel\w*)\.", call.name) else "model"
+    if (
+        re.search(r"(Tokenizer\w*|Processor\w*|FeatureExtractor|Config)\.from_pretrained$", call.name)
+        and role == "model"
+    ):
+        role = "tokenizer"  # an adapter's repo has one too
     name = call.get("pretrained_model_name_or_path", 0)
     yield from _model(call.kwargs.get("model_name", name), call, role=role, revision=revision)
 

@@ -24,6 +24,8 @@ START_S = (60.0, 420.0)  # image, packages and weights, before the first step
 
 # Bytes per parameter of the base model: lowest and highest usual set-up.
 _BYTES: dict[Method, tuple[float, float]] = {"full": (8.0, 18.0), "lora": (2.2, 4.6), "qlora": (0.65, 1.2)}
+_SEES = frozenset({"detection", "classification", "segmentation"})
+_TALKS = frozenset({"sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo"})
 
 
 class Interval(Frozen):
@@ -58,7 +60,8 @@ class Run(Frozen):
 
 def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
     """Read a run from a script's settings."""
-    task = min(uses.methods, default="sft")
+    causal = any("ForCausalLM" in name for name, _ in uses.imports)
+    task = min(uses.methods, default="sft" if causal else "other")
     optimizer = uses.setting("optim")
     steps = _whole(uses.setting("max_steps"))
     return Run(
@@ -67,7 +70,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
         task=task,
         batch=_whole(uses.setting("per_device_train_batch_size", 8)),
         accumulate=_whole(uses.setting("gradient_accumulation_steps", 1)) or 1,
-        length=_whole(uses.setting("max_length", uses.setting("max_seq_length", 1024))),
+        length=_length(uses),
         checkpointing=_flag(uses.setting("gradient_checkpointing", True if uses.methods else None)),
         eight_bit_optimizer=isinstance(optimizer, str) and "8bit" in optimizer,
         half_weights=_half(uses),
@@ -119,13 +122,13 @@ def _activations(run: Run, tokens: float) -> tuple[float, float]:
     """Gigabytes: without recomputation about 34 bytes per token, layer and width (arXiv:2205.05198), with it 2."""
     width = 35_000 * (run.params / 1e9) ** 0.7  # layers x hidden size, fitted to Qwen 2.5 and Llama 3
     per_token = {True: (2.0, 6.0), False: (20.0, 34.0), None: (2.0, 34.0)}[run.checkpointing]
-    logits = VOCABULARY * 6.0 if run.task not in {"detection", "classification", "segmentation"} else 0.0
+    logits = VOCABULARY * 6.0 if run.task in _TALKS else 0.0
     return tokens * width * per_token[0] / GB, tokens * (width * per_token[1] + logits) / GB
 
 
 def duration(run: Run, gpu: Gpu) -> Interval | None:
     """Seconds of the whole run; None where the number of tokens can't be told, which is so for images."""
-    if run.task in {"detection", "classification", "segmentation"}:
+    if run.task in _SEES:
         return None
     tokens = _tokens(run)
     if tokens is None:
@@ -163,6 +166,13 @@ def cost(time: Interval, usd_per_hour: float) -> Interval:
         unit="USD",
         how=f"{time} at {usd_per_hour:g} USD/h",
     )
+
+
+def _length(uses: Uses) -> int | None:
+    """Tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
+    configured = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
+    asked = [n for c in uses.calls for name in ("max_length", "max_seq_length") if (n := _whole(c.kwargs.get(name)))]
+    return configured or max(asked, default=1024)
 
 
 def _half(uses: Uses) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.core.syntax import Program
+from gpuwarden.core.syntax import UNKNOWN, Program
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,12 @@ def shells_of(program: Program) -> Iterator[Shell]:
         piped = call.kwargs.get("capture_output") is True or "stdout" in call.kwargs
         hidden = run and piped and not shown and call.last != "check_output"
         checked = call.last in {"check_call", "check_output", "Popen"} or call.kwargs.get("check") is not None
-        for words in commands(argv):
-            yield Shell(words, call.line, hidden, checked)
+        given = [(argv, call.line)]
+        if argv is UNKNOWN and call.node is not None and call.node.args:
+            given = program.passed(call.node.args[0], call.scope)  # a helper that runs what it is given
+        for value, line in given:
+            for words in commands(value):
+                yield Shell(words, line, hidden, checked)
 
 
 def commands(argv: Any) -> Iterator[tuple[str, ...]]:

@@ -57,10 +57,12 @@ class Config(Frozen):
 class Structure(Frozen):
     """What the dataset viewer knows. `partial`: it saw only a part; `failed`: conversions that did not work.
 
-    `known` is false where the viewer gave no usable answer; `why` says what it gave.
+    `known` is false where the viewer gave no usable answer; `why` says what it gave. `reached` is false where it
+    gave none at all, so that asking again may help.
     """
 
     known: bool = True
+    reached: bool = True
     configs: tuple[Config, ...] = ()
     more_configs: int = 0
     partial: bool = False

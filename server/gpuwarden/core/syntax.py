@@ -45,6 +45,7 @@ class Call:
     base: str = ""
     open: bool = False
     node: ast.Call | None = field(default=None, repr=False, compare=False)
+    scope: Scope = field(default=None, repr=False, compare=False)
 
     @property
     def last(self) -> str:
@@ -75,6 +76,7 @@ class Program:
         self._fields: dict[str, list[ast.expr | None]] = {}
         self._by_name: dict[str, list[ast.Call]] = {}
         self._functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+        self._around: dict[int, Scope] = {}
         self._busy: set[int] = set()
         self._steps = 0
         self._walk()
@@ -114,6 +116,7 @@ class Program:
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
                     self._functions[node.name] = node
                 case ast.Call():
+                    self._around[id(node)] = scope
                     self._note_call(node)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
@@ -259,6 +262,19 @@ class Program:
             return _cast(name, args[0]) if args else UNKNOWN
         return UNKNOWN
 
+    def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
+        """The values, with lines, that callers pass for a parameter of the function around; empty for anything else."""
+        if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
+            return []
+        at = _parameters(scope).index(node.id)
+        found = []
+        for call in self._by_name.get(scope.name, ()):
+            given = next(
+                (k.value for k in call.keywords if k.arg == node.id), call.args[at] if at < len(call.args) else None
+            )
+            found.append((self.value(given, self._around.get(id(call))), call.lineno))
+        return found
+
     # ---------------------------------------------------------------------------------------------------- calls
 
     def dotted(self, node: ast.AST) -> str:
@@ -292,7 +308,7 @@ class Program:
         base = node.func
         while isinstance(base, ast.Attribute):
             base = base.value
-        return Call(name, node.lineno, args, kwargs, base.id if isinstance(base, ast.Name) else "", hidden, node)
+        return Call(name, node.lineno, args, kwargs, base.id if isinstance(base, ast.Name) else "", hidden, node, scope)
 
 
 def flags(argv: Sequence[str]) -> dict[str, Any]:

@@ -53,7 +53,9 @@ class HubConfig:
         env = os.environ if env is None else env
         endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
         derived = VIEWER if endpoint == HUB else endpoint.replace("://", "://datasets-server.", 1)
-        return cls(endpoint, (env.get("GPUWARDEN_DATASET_VIEWER") or derived).rstrip("/"), get_token())
+        return cls(
+            endpoint, (env.get("GPUWARDEN_DATASET_VIEWER") or derived).rstrip("/"), env.get("HF_TOKEN") or get_token()
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import anyio
 
 from gpuwarden.core.errors import BadRequest, RateLimited, WardenError
 from gpuwarden.core.fence import fence, line
-from gpuwarden.core.repos import REPO_ID, Config, Operation, Repo, RepoAnswer, RepoFile, RepoType, Structure
+from gpuwarden.core.repos import REPO_ID, Operation, Repo, RepoAnswer, RepoFile, RepoType
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, Reply
 from gpuwarden.hub.suggest import suggest
@@ -56,14 +56,19 @@ async def repo_details(
     return RepoAnswer(repos=repos, requests=hub.requests - before, note=hub.note)
 
 
-async def look(hub: HubClient, repo_id: str, type: RepoType | None = None) -> Repo:  # noqa: A002
+async def look(
+    hub: HubClient,
+    repo_id: str,
+    type: RepoType | None = None,  # noqa: A002
+    most_files: int = MAX_FILES,
+) -> Repo:
     """One repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
             id=line(repo_id, 120), type=type, status="error", why="this is no repo id; it looks like owner/name"
         )
     try:
-        return await _look(hub, repo_id, type)
+        return await _look(hub, repo_id, type, most_files)
     except RateLimited as limited:
         when = f" Try again in {limited.after_s:.0f} s." if limited.after_s else ""
         return Repo(id=repo_id, type=type, status="error", why=limited.message + "." + when)
@@ -71,7 +76,7 @@ async def look(hub: HubClient, repo_id: str, type: RepoType | None = None) -> Re
         return Repo(id=repo_id, type=type, status="error", why=error.message)
 
 
-async def _look(hub: HubClient, repo_id: str, type: RepoType | None) -> Repo:  # noqa: A002
+async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files: int) -> Repo:  # noqa: A002
     kinds: tuple[RepoType, ...] = (type,) if type else ("model", "dataset")
     replies: dict[RepoType, Reply] = {}
     failures: list[WardenError] = []
@@ -87,7 +92,9 @@ async def _look(hub: HubClient, repo_id: str, type: RepoType | None) -> Repo:  #
             group.start_soon(ask, kind)
     there = [k for k in kinds if k in replies and replies[k].status == 200 and isinstance(replies[k].json, dict)]
     if there:
-        repo = _read(repo_id, there[0], replies[there[0]].json).model_copy(update={"also": tuple(there[1:])})
+        repo = _read(repo_id, there[0], replies[there[0]].json, most_files).model_copy(
+            update={"also": tuple(there[1:])}
+        )
         return await _with_access(hub, repo)
     if failures:
         raise failures[0]
@@ -130,7 +137,7 @@ async def _with_access(hub: HubClient, repo: Repo) -> Repo:
     return repo.model_copy(update={"why": f"gated; access could not be checked: {reply.said}"})
 
 
-def _read(asked: str, kind: RepoType, info: Mapping[str, Any]) -> Repo:
+def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) -> Repo:
     card = info.get("cardData") if isinstance(info.get("cardData"), dict) else {}
     assert isinstance(card, dict)
     tags = tuple(line(t, 80) for t in _list(info.get("tags")))
@@ -153,7 +160,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any]) -> Repo:
         gated=_GATES.get(info.get("gated") or ""),  # type: ignore[arg-type]
         bytes=sum(s for s in sizes if s) if files and all(s is not None for s in sizes) else None,
         file_count=len(files),
-        files=tuple(files[:MAX_FILES]),
+        files=tuple(files[:most_files]),
         params=_int(weights.get("total")),
         dtypes={line(k, 20): v for k, v in list(_dict(weights.get("parameters")).items())[:12] if _int(v) is not None},
         license=line(_first(card.get("license")) or _tag(tags, "license:"), 80),
@@ -213,15 +220,6 @@ async def _rows(
         if "dataset_preview" in operations:
             group.start_soon(add_preview)
     return repo.model_copy(update=found)
-
-
-def config_of(structure: Structure, name: str | None) -> Config | None:
-    """The config called `name`; without a name, the only one or the one called `default`."""
-    if name is not None:
-        return next((c for c in structure.configs if c.name == name), None)
-    if len(structure.configs) == 1:
-        return structure.configs[0]
-    return next((c for c in structure.configs if c.name == "default"), None)
 
 
 def _check(ids: Sequence[str], kind: str | None, operations: Sequence[str], offset: int, limit: int) -> None:

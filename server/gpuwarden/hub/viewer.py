@@ -29,7 +29,7 @@ async def structure(hub: HubClient, dataset: str, only: str | None = None) -> St
             return found
         return await _from_splits(hub, dataset, only, info)
     except WardenError as error:
-        return Structure(known=False, why=error.message)
+        return Structure(known=False, reached=False, why=error.message)
 
 
 async def preview(
