@@ -47,6 +47,8 @@ def main(folder: Path) -> None:
     from filelock import FileLock, Timeout
 
     root = folder.parent.parent
+    if not (root / "hosts").is_dir():
+        return
     try:
         with FileLock(root / "hosts" / f"{folder.name}.lock", timeout=0):
             _watch(root, folder.name)
@@ -56,16 +58,20 @@ def main(folder: Path) -> None:
 
 def _watch(root: Path, id: str) -> None:  # noqa: A002
     from gpuwarden.core.clock import SystemClock
+    from gpuwarden.core.errors import WardenError
     from gpuwarden.rehearsal.cloud import Cloud
     from gpuwarden.rehearsal.store import Store
 
-    config = Store(root).config()
-    if config is None:
-        return
-    cloud = Cloud(root, config.profile, SystemClock(), supervise=False)
-    end = time.monotonic() + config.settings.host_life_s
-    while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(id):
-        time.sleep(LOOK_S)
+    try:
+        config = Store(root).config()
+        if config is None:
+            return
+        cloud = Cloud(root, config.profile, SystemClock(), supervise=False, make=False)
+        end = time.monotonic() + config.settings.host_life_s
+        while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(id):
+            time.sleep(LOOK_S)
+    except WardenError:
+        return  # the cloud is gone or unreadable; whoever calls it next is told
 
 
 if __name__ == "__main__":
