@@ -37,6 +37,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 
 cloud = Cloud(Path(sys.argv[1]), load_profile("runpod"), SystemClock(), supervise=False)
 dice = random.Random(int(sys.argv[2]))
+quiet = subprocess.DEVNULL
 print("ready", flush=True)
 while True:
     box = cloud.create(Resources(durable_storage=dice.random() < 0.5), "token").value
@@ -48,7 +49,8 @@ while True:
             try:
                 (root / "scratch").write_text("x")
                 (root / "workspace/gpuwarden/ckpt").write_text(seen.id)
-                subprocess.Popen(["sleep", "30"], env={**os.environ, **seen.place.env}, start_new_session=True)
+                env = {**os.environ, **seen.place.env}
+                subprocess.Popen(["sleep", "30"], env=env, stdout=quiet, stderr=quiet, start_new_session=True)
             except FileNotFoundError:
                 pass
         try:
@@ -119,7 +121,7 @@ def crash_often(root: Path, times: int, seed: int) -> None:
 
 
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
-    crash_often(tmp_path, 12, seed=1)
+    crash_often(tmp_path, 15, seed=1)
 
 
 @pytest.mark.prove

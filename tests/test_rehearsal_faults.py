@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gpuwarden.backends.base import Backend
 from gpuwarden.core.errors import BadReply, NoCapacity, Unreachable
-from gpuwarden.core.models import InstanceState, Known, Resources, Unknown
+from gpuwarden.core.models import Handle, InstanceState, JobSpec, Known, Place, Resources, Unknown
 from gpuwarden.profiles import load_profile
+from gpuwarden.rehearsal.lossy import lossy
 from gpuwarden.rehearsal.model import Fault, Faults
 from rehearsal_kit import World, on
 
@@ -156,20 +159,40 @@ def test_an_instance_that_comes_back(tmp_path: Path) -> None:
 def test_submit_can_be_lost_either_way(tmp_path: Path) -> None:
     kinds = ("lost_request", "lost_reply", "bad_reply")
     world = World(tmp_path, VAST, *(Fault(kind=k, call="submit", at=i) for i, k in enumerate(kinds, 1)))
-    launched: list[int] = []
+    launched = []
+    with pytest.raises(Unreachable), world.cloud.submitting():
+        launched.append("request lost")
+    with pytest.raises(Unreachable), world.cloud.submitting():
+        launched.append("reply lost")
+    with pytest.raises(BadReply), world.cloud.submitting():
+        launched.append("reply odd")
+    with world.cloud.submitting():
+        launched.append("well")
+    assert launched == ["reply lost", "reply odd", "well"]
 
-    def launch() -> int:
-        launched.append(1)
-        return len(launched)
 
+class OneJob:
+    """As much of a backend as the question needs."""
+
+    name = "one"
+    submitted = 0
+
+    async def submit(self, spec: JobSpec, place: Place, token: str, **_: object) -> Handle:
+        self.submitted += 1
+        return Handle(backend=self.name, token=token, run_dir="/run", place=place)
+
+
+@pytest.mark.anyio
+async def test_a_lossy_backend_submits_and_says_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, VAST, Fault(kind="lost_reply", call="submit"))
+    one = OneJob()
+    backend = lossy(cast("Backend", one), world.cloud)
+    spec, place = JobSpec(platform="rehearsal/vastai", command=("true",)), Place(platform="x", run_root="/")
     with pytest.raises(Unreachable):
-        world.cloud.submit(launch)
-    assert launched == []
-    with pytest.raises(Unreachable):
-        world.cloud.submit(launch)
-    with pytest.raises(BadReply):
-        world.cloud.submit(launch)
-    assert world.cloud.submit(launch) == 3
+        await backend.submit(spec, place, "token", secrets={})
+    assert one.submitted == 1
+    assert (await backend.submit(spec, place, "token", secrets={})).token == "token"
+    assert backend.name == "one"
 
 
 @given(seed=st.integers(0, 2**32), p=st.floats(0, 1))
@@ -205,5 +228,15 @@ def test_a_file_that_is_no_cloud_is_said_clearly(tmp_path: Path) -> None:
     world = World(tmp_path, VAST)
     world.rent()
     (tmp_path / "state.json").write_text('{"nonce": 3}')
-    with pytest.raises(BadReply, match=r"state\.json"):
-        world.cloud.list()
+    said = world.cloud.list()
+    assert isinstance(said, Unknown) and "state.json" in said.why
+    (tmp_path / "cloud.json").write_text("{")
+    with pytest.raises(BadReply, match=r"cloud\.json"):
+        World(tmp_path, VAST)
+
+
+def test_a_cloud_whose_folder_is_deleted_answers_unknown(tmp_path: Path) -> None:
+    world = World(tmp_path / "cloud", VAST)
+    (tmp_path / "cloud").rename(tmp_path / "away")
+    assert isinstance(world.cloud.list(), Unknown)
+    assert not (tmp_path / "cloud").exists()

@@ -158,5 +158,5 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -242,3 +246,39 @@ def test_links_that_a_job_made_are_never_followed(tmp_path: Path, victim: str) -
     world.end(box.id)
     assert (precious / "thesis.tex").read_text() == "x"
     assert list(precious.iterdir()) == [precious / "thesis.tex"]
+
+
+AS_NOBODY = """
+import os, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from gpuwarden.profiles import load_profile
+from rehearsal_kit import World, on
+if os.getuid() == 0:
+    os.setuid(65534)
+world = World(Path(sys.argv[1]), load_profile("runpod"))
+box = world.rent()
+deep = on(box.place, "/opt/locked/deeper")
+deep.mkdir(parents=True)
+(deep / "file").write_text("x")
+for folder in (deep, deep.parent, deep.parent.parent, on(box.place, "/workspace"), on(box.place, "/")):
+    folder.chmod(0o000 if folder == deep else 0o555)
+world.cloud.stop(box.id); world.wait(5)
+world.cloud.start(box.id); world.wait(10)
+assert not deep.parent.parent.exists()
+assert on(box.place, "/workspace/gpuwarden").is_dir()
+on(box.place, "/workspace").chmod(0o000)
+world.end(box.id)
+assert world.state(box.id) == "gone"
+assert not list(Path(sys.argv[1], "trash").iterdir())
+print("done")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of folders are POSIX")
+def test_folders_that_a_job_locked_die_as_well(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        argv = [sys.executable, "-c", AS_NOBODY.format(here=str(Path(__file__).parent)), f"{folder}/cloud"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "done\n", done.stderr

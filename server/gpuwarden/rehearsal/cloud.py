@@ -53,7 +53,7 @@ class Cloud:
     """One pretend account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
     `settings` and `faults` replace what the folder holds; None keeps it. With `supervise` every instance that can
-    move by itself has a host process. Without `make` a folder that is not there raises NotFound.
+    move by itself has a host process. Without `make` a folder that is not there raises Unreachable.
     """
 
     def __init__(
@@ -224,18 +224,21 @@ class Cloud:
                 raise Conflict(f"instance {id} is {record.state} and can't be preempted")
             s.state.records[id] = s.engine.preempt(record, s.now)
 
-    def submit(self, launch: Callable[[], T]) -> T:
-        """Call `launch` the way a request to the cloud goes: it may be lost, or its reply. For backends' submit."""
+    @contextmanager
+    def submitting(self) -> Iterator[None]:
+        """Around a backend's submit, which goes past this cloud: the request may be lost, or the reply.
+
+        Raises Unreachable before the body or after it, BadReply after it. The lock is not held meanwhile.
+        """
         with self._session() as s:
             kinds = self._strikes(s, "submit")
         if "lost_request" in kinds:
-            raise Unreachable("rehearsal: the request to submit was lost")
-        done = launch()
+            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
+        yield
         if "lost_reply" in kinds:
-            raise Unreachable("rehearsal: the reply to submit was lost")
+            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
         if "bad_reply" in kinds:
             raise BadReply("rehearsal: the reply to submit had an unexpected shape")
-        return done
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -252,8 +255,10 @@ class Cloud:
                 if "no_capacity" in kinds:
                     raise NoCapacity(f"{self._platform} has no machine of that kind now")
                 value = act(s)
-        except Unreachable as silence:
-            return Unknown(silence.message)
+        except (Unreachable, BadReply) as silence:
+            return Unknown(f"{silence.message}. {silence.hint}".strip())
+        except OSError as trouble:
+            return Unknown(f"the rehearsal cloud in {self.root} can't be used: {trouble}")
         if self.supervise:
             self._wake_hosts()
         if "lost_reply" in kinds:
@@ -335,7 +340,7 @@ class Cloud:
         folder = self._run_root(record)
         if any(f.step is not None for f in record.faults):
             record = s.engine.strike(record, s.now, runs.step(folder, self._pids(record)))
-        if record.state == _S.RUNNING and self._job_end_matters():
+        if record.state == _S.RUNNING and self._job_end_matters(record):
             ended = runs.all_ended(folder)
             if ended != record.job_ended:
                 record = s.engine.job_end(record, s.now) if ended else record.but(job_ended=False)
@@ -348,7 +353,7 @@ class Cloud:
         full = self._disk(record).used() > size
         if full or record.disk_full:
             procs.limit_files(record.id, full=full)
-            self._run_root(record).chmod(0o555 if full else 0o755)
+            self._disk(record).allow_runs(not full)
         return record.but(disk_full=full, why="the disk is full" if full else "running")
 
     def _carry_out(self, record: Record) -> Record:
@@ -387,7 +392,10 @@ class Cloud:
     def _restless(record: Record) -> bool:
         return record.due is not None or bool(record.pending) or record.state == _S.RUNNING
 
-    def _job_end_matters(self) -> bool:
+    def _job_end_matters(self, record: Record) -> bool:
+        """Not where run folders lie on a volume: there they are other instances' too, and tell nothing."""
+        if self._shares_run_root(record):
+            return False
         if self.profile.kind == "serverless":
             return True
         return any(t.survives.job_end is not True for t in self.profile.storage)

@@ -15,12 +15,12 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from gpuwarden.core.errors import BadReply, NotFound, Unreachable
+from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.profile import Profile
 from gpuwarden.rehearsal.model import Faults, Settings, State
 
-LOCK_S = 30.0
+LOCK_S = 15.0
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -42,12 +42,12 @@ class Store:
     def lock(self, *, make: bool = False) -> Iterator[None]:
         """One process at a time; the kernel gives the lock back when its holder dies. `make` makes a new cloud.
 
-        Raises Unreachable when the lock is held too long, NotFound when the cloud's folder is gone.
+        Raises Unreachable when the lock is held too long or the cloud's folder is gone.
         """
         if make:
             self.root.mkdir(parents=True, exist_ok=True)
         elif not self.root.is_dir():
-            raise NotFound(f"the rehearsal cloud in {self.root} is gone: somebody moved or deleted its folder")
+            raise Unreachable(f"the rehearsal cloud in {self.root} is gone: somebody moved or deleted its folder")
         try:
             with FileLock(self.root / "lock", timeout=LOCK_S):
                 yield
