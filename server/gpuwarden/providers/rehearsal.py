@@ -21,6 +21,7 @@ class RehearsalProvider:
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
         self.profile = cloud.profile
+        self.settle_s = cloud.settings.settle_s
 
     async def check(self) -> list[Finding]:
         """There is no account that could be wrong."""

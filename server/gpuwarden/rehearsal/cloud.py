@@ -86,6 +86,11 @@ class Cloud:
                 state.calls = {}
                 self.store.save(state)
 
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return (self.store.config() or Config(profile=self.profile)).settings
+
     # ------------------------------------------------------------------------------------------------ the account
 
     def quote(self, resources: Resources) -> Answer[Quote]:

@@ -23,7 +23,8 @@ class Settings(Frozen):
 
     Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
     many seconds on the meter, while boots, graces and resumes keep their length, so that processes get their time.
-    `sometimes` says whether storage that is there sometimes is there.
+    `sometimes` says whether storage that is there sometimes is there. `settle_s` is how long a second look at the
+    cloud has to come after the first to be believed.
     """
 
     boot_s: float = Field(default=1.0, ge=0)
@@ -36,6 +37,7 @@ class Settings(Frozen):
     interruptible_factor: float = Field(default=0.5, gt=0, le=1)
     residue_usd_per_hour: float = Field(default=0.02, ge=0)
     capacity: int = Field(default=64, ge=0)
+    settle_s: float = Field(default=0.5, ge=0)
     host_life_s: float = Field(default=3600.0, gt=0)
 
 
