@@ -48,10 +48,11 @@ class PlainClock:
 
 
 class Tripwire:
-    """Counts the lines of gpuwarden that run, and kills at one of them."""
+    """Counts the lines of gpuwarden that run, and kills at one of them. `map` says which line was run at which counts."""
 
     def __init__(self, line: int | None, note: int) -> None:
         self.line, self.note, self.count = line, note, 0
+        self.map: dict[str, list[int]] = {}
 
     def arm(self) -> None:
         threading.settrace(self.enter)
@@ -67,8 +68,9 @@ class Tripwire:
     def step(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line":
             self.count += 1
+            at = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
+            self.map.setdefault(at, []).append(self.count)
             if self.count == self.line:
-                at = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
                 os.write(self.note, json.dumps({"killed_at": at}).encode())
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.step
@@ -116,7 +118,8 @@ def child(order: dict[str, Any], note: int) -> None:
     except WardenError as error:
         answer = {"error": error.code, "message": error.message}
     wire.disarm()
-    os.write(note, json.dumps({"answer": answer, "lines": wire.count}).encode())
+    Path(order["map"]).write_text(json.dumps(wire.map))
+    os.write(note, json.dumps({"answer": answer}).encode())
 
 
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from gpuwarden.core.clock import Clock
@@ -88,8 +88,8 @@ _TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TE
 _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
 
 
-def promises(ledger: Ledger, cloud: Cloud) -> list[str]:
-    """Everything that is wrong. `cloud` lets time pass first."""
+def promises(ledger: Ledger, cloud: Cloud, excused: Set[str] = frozenset()) -> list[str]:
+    """Everything that is wrong. Lets time pass in the cloud first. `excused` are machines that may bill unseen."""
     truths = cloud.truths()
     return [
         *moves_along_the_tables(ledger),
@@ -97,7 +97,7 @@ def promises(ledger: Ledger, cloud: Cloud) -> list[str]:
         *(
             f"{id} bills and no live lease knows it"
             for id, truth in truths.items()
-            if truth.meter and not _in_sight(ledger, cloud.store.state().records[id])
+            if truth.meter and id not in excused and not _in_sight(ledger, cloud.store.state().records[id])
         ),
     ]
 
