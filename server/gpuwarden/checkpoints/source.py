@@ -7,8 +7,12 @@ import os
 import stat
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from gpuwarden.checkpoints.anatomy import Broken, Doubtful
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _FLAGS = (
     os.O_RDONLY
@@ -92,7 +96,7 @@ class Source:
             os.close(self.fd)
             self.fd = -1
 
-    def __enter__(self) -> Source:  # noqa: PYI034 - typing.Self is newer than the Pythons this is shipped to
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -105,7 +105,7 @@ def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
     base = under.strip("/")
     gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
     if gone:
-        extra.not_checked.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
+        extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
 
 
 def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:

@@ -101,7 +101,7 @@ def _link(entry: os.DirEntry[str], rel: str, folder: Folder, tree: Tree) -> None
     root = str(tree.root).rstrip(os.sep) + os.sep
     if not os.path.exists(target):  # noqa: PTH110
         folder.odd[entry.name] = "a link to nothing"
-    elif target.startswith(root):
-        tree.aliases[rel] = target[len(root) :].replace(os.sep, "/")
+    elif (target + os.sep).startswith(root):
+        tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
     else:
         folder.odd[entry.name] = "a link that leads out of the folder; not followed"

@@ -208,12 +208,14 @@ def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, 
 
 def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> int:
     """Where the member's bytes begin; the local header must tell the same story as the directory."""
+    n: int
+    x: int
     sign, _, _, m, _, _, _, _, _, n, x = _LOCAL.unpack(source.at(offset, _LOCAL.size))
     if sign != b"PK\3\4":
         raise Broken(f"member {short(name, 60)} does not begin where the directory says")
     if m != method or n != len(raw) or source.at(offset + _LOCAL.size, n) != raw:
         raise Broken(f"member {short(name, 60)} has another name or method in its own header")
-    return int(offset + _LOCAL.size + n + x)
+    return offset + _LOCAL.size + n + x
 
 
 def _no_gaps(found: dict[str, Member], end: int) -> None:
