@@ -92,7 +92,10 @@ async def proceed(w: Warden, ticket: str) -> TeardownView:
 
 
 def _open_ticket(w: Warden, job: JobRecord, verb: Verb) -> str:
-    """The open request for this lease and verb, or a new one. A request under way is finished first."""
+    """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+
+    A request under way is finished first.
+    """
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
         if found.lease != job.lease:
@@ -100,10 +103,25 @@ def _open_ticket(w: Warden, job: JobRecord, verb: Verb) -> str:
         if found.verb == verb or found.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
             return found.id
         w.ledger.add(found.subject, "teardown.withdrawn", {"why": f"{verb} was asked for"}, state=Teardown.WITHDRAWN)
+    ended = _ended_by(w, job, verb)
+    if ended is not None:
+        return ended
     ticket = f"t{random.token_hex(5)}"
     body = {"job": job.id, "lease": job.lease, "verb": verb}
     w.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
     return ticket
+
+
+def _ended_by(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+    """The finished request that `verb` would only repeat: asking again must not ask a person again."""
+    assert job.lease is not None
+    if read_lease(w.ledger, job.lease).state not in {Lease.STOPPED, Lease.NONE}:
+        return None
+    for subject in reversed(w.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
+        found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
+        if found.lease == job.lease and found.verb in {verb, "terminate"}:
+            return found.id
+    return None
 
 
 async def _proceed(w: Warden, ticket: str) -> TeardownView:

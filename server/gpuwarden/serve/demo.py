@@ -13,7 +13,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
-from gpuwarden.serve.approval import Terminal, ask, open_terminal
+from gpuwarden.serve.approval import ask, open_terminal
 from gpuwarden.serve.terminal import colored, usd, when
 
 PLATFORM = "rehearsal/vastai"
@@ -148,7 +147,7 @@ async def _bad_job(w: Warden, stage: Stage) -> list[str]:
 def demo_spec() -> JobSpec:
     """The good job: a character model that trains on our own profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
-    script = files("gpuwarden.serve").joinpath("demo_train.py").read_text("utf-8")
+    script = (data_dir("skills") / "gpu-training" / "scripts" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
         name="char-model",
         platform=PLATFORM,
@@ -258,16 +257,19 @@ async def _pull(w: Warden, stage: Stage, job: JobRecord) -> PullResult:
 async def _corrupt(w: Warden, stage: Stage, job: JobRecord, pulled: PullResult) -> bool:
     stage.act("One byte of the local copy flips")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
-    with open(victim.local, "r+b") as file:  # noqa: PTH123
-        file.seek(victim.size - victim.size // 4)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 0x10]))
+    _flip(Path(victim.local))
     report = await verify_job(w, job.id, Level.LOAD)
     _show_report(stage, report)
     view = await request(w, job.id, "terminate")
     stage.say(f"teardown: [red]{view.record.state}[/] by {', '.join(f.rule for f in view.findings if f.blocks)}")
     return report.verdict == "refuted" and view.record.state is Teardown.BLOCKED
+
+
+def _flip(file: Path) -> None:
+    """Change one bit inside a tensor; sizes and headers stay as they are."""
+    content = bytearray(file.read_bytes())
+    content[len(content) * 3 // 4] ^= 0x10
+    file.write_bytes(content)
 
 
 async def _mend(w: Warden, stage: Stage, job: JobRecord) -> Report:
@@ -299,12 +301,8 @@ async def _approve(w: Warden, stage: Stage, job: JobRecord, *, yes: bool) -> tup
     else:
         channel = "terminal"
         with open_terminal() as terminal:
-            await _ask(w, view, terminal)
+            await ask(w, view.record.id, terminal)
     return await _gone(w, stage, view.record.id), channel
-
-
-async def _ask(w: Warden, view: TeardownView, terminal: Terminal) -> None:
-    await ask(w, view.record.id, terminal)
 
 
 async def _gone(w: Warden, stage: Stage, ticket: str) -> TeardownView:
