@@ -170,8 +170,9 @@ class HubClient:
         body: Any = None,
         viewer: bool = False,
         timeout_s: float | None = None,
+        start: int = 0,
     ) -> AsyncIterator[Any]:
-        """The raw response of one request, with the errors of the network in our words."""
+        """The raw response of one request, from byte `start`, with the errors of the network in our words."""
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -179,10 +180,11 @@ class HubClient:
         base = self.config.viewer if viewer else self.config.endpoint
         limit = timeout_s or self._timeout_s
         self.requests += 1
+        headers = {**self._headers, "Range": f"bytes={start}-"} if start else self._headers
         try:
             with anyio.fail_after(limit):
                 context = self._session.stream(
-                    method, base + path, params=params, json=body, headers=self._headers, timeout=limit
+                    method, base + path, params=params, json=body, headers=headers, timeout=limit
                 )
                 async with context as response:
                     yield response
