@@ -52,7 +52,7 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
 
 
 def believed(w: Warden, lease_id: str) -> str | None:
-    """What the machine of an ended lease is believed to be: `gone`, or `stopped` with its disk. None while it is live."""
+    """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
     subject = f"lease/{lease_id}"
     if w.ledger.state(subject) == Lease.NONE:
         return "gone"

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
@@ -31,7 +31,7 @@ PIN_WINDOW_S = 900
 class Terminal:
     """A person's terminal: what is asked and answered there."""
 
-    def __init__(self, reader: IO[str], writer: IO[str]) -> None:
+    def __init__(self, reader: TextIO, writer: TextIO) -> None:
         self.reader = reader
         self.writer = writer
 
