@@ -8,7 +8,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked, tend
-from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
@@ -119,7 +119,8 @@ async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ..
 
 def _rows(w: Warden, platform: str, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
     ours = {lease.instance_id for lease in mine}
-    rows = [_ours(w, lease) for lease in mine if lease.state in LIVE_LEASES]
+    # A stopped machine is no forgotten one: its disk may bill for as long as it exists.
+    rows = [_ours(w, lease) for lease in mine if lease.state in LIVE_LEASES or believed(w, lease.id) == "stopped"]
     rows += [
         Row(
             platform,
@@ -148,7 +149,7 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
     if doubt:
         notes.append("unverified: counts as billing")
     if job.state in TERMINAL_JOBS:
-        notes.append(f"the job is {job.state} and the meter runs")
+        notes.append(f"the job is {job.state}")
     if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
         notes.append(f"{seen.state}; its disk may bill")
     return Row(
