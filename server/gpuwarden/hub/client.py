@@ -149,8 +149,13 @@ class HubClient:
     async def _once(
         self, method: str, path: str, params: Mapping[str, Any] | None, body: Any, *, viewer: bool
     ) -> Reply:
-        async with self._slots, self.stream(method, path, params=params, body=body, viewer=viewer) as response:
-            raw = await _bounded(response, path)
+        base = self.config.viewer if viewer else self.config.endpoint
+        try:
+            with anyio.fail_after(self._timeout_s):
+                async with self._slots, self.stream(method, path, params=params, body=body, viewer=viewer) as response:
+                    raw = await _bounded(response, path)
+        except TimeoutError:
+            raise _silent(base, self._timeout_s) from None
         self._watch_limits(response.status_code, response.headers)
         if response.status_code >= 500 and not viewer:
             raise Unreachable(
@@ -172,7 +177,10 @@ class HubClient:
         timeout_s: float | None = None,
         start: int = 0,
     ) -> AsyncIterator[Any]:
-        """The raw response of one request, from byte `start`, with the errors of the network in our words."""
+        """The raw response of one request, from byte `start`, with the errors of the network in our words.
+
+        `timeout_s` bounds each wait for bytes, not the whole: a stream may be long.
+        """
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -182,20 +190,17 @@ class HubClient:
         self.requests += 1
         headers = {**self._headers, "Range": f"bytes={start}-"} if start else self._headers
         try:
-            with anyio.fail_after(limit):
-                context = self._session.stream(
-                    method, base + path, params=params, json=body, headers=headers, timeout=limit
-                )
-                async with context as response:
-                    yield response
+            context = self._session.stream(
+                method, base + path, params=params, json=body, headers=headers, timeout=limit
+            )
+            async with context as response:
+                yield response
         except OfflineModeIsEnabled:
             raise Unreachable(
                 "the Hub was not asked: HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE to check repos before use."
             ) from None
-        except (TimeoutError, httpx2.TimeoutException):
-            raise Unreachable(
-                f"{base} did not answer within {limit:g} seconds", "Check the network, then try again."
-            ) from None
+        except httpx2.TimeoutException:
+            raise _silent(base, limit) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unreachable(
                 f"{base} can't be reached: {line(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
@@ -216,6 +221,10 @@ class HubClient:
             # Everyone who is about to ask stops too: asking on only makes the wait longer.
             self._blocked_until = self._clock.now() + (wait or 0.0)
             raise _limited(wait)
+
+
+def _silent(base: str, seconds: float) -> Unreachable:
+    return Unreachable(f"{base} did not answer within {seconds:g} seconds", "Check the network, then try again.")
 
 
 def _limited(wait: float | None) -> RateLimited:
