@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from gpuwarden.core.clock import Clock
@@ -62,9 +63,7 @@ def rent_cloud(w: Warden, *faults: Fault, platform: str = PLATFORM, settings: Se
     """Set up the cloud that a warden's provider for `platform` looks at. Nothing moves in it unless somebody looks."""
     profile = w.profile(platform)
     root = w.home / "providers" / "rehearsal" / profile.id
-    cloud = Cloud(
-        root, profile, w.clock, settings=settings, faults=Faults(seed=seed, faults=faults), supervise=False
-    )
+    cloud = Cloud(root, profile, w.clock, settings=settings, faults=Faults(seed=seed, faults=faults), supervise=False)
     w._providers[platform] = RehearsalProvider(cloud)
     return cloud
 
@@ -88,7 +87,7 @@ _TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TE
 _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
 
 
-def promises(ledger: Ledger, cloud: Cloud, excused: Set[str] = frozenset()) -> list[str]:
+def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset()) -> list[str]:
     """Everything that is wrong. Lets time pass in the cloud first. `excused` are machines that may bill unseen."""
     truths = cloud.truths()
     return [
@@ -130,6 +129,10 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
         yield "an approval was used twice"
     approved = {ledger.events(e.subject, kind="teardown.requested")[0].body["lease"] for e in used}
     given_back = {e.subject.removeprefix("lease/") for e in ledger.events(kind="abandon.intent")}
+    for job in {e.subject.removeprefix("job/") for e in ledger.events(kind="submit.intent")}:
+        rented = ledger.last(f"job/{job}", "job.provisioning")
+        if rented is not None and rented.body["lease"] in given_back:
+            yield f"{job} was given back although something was launched there"
     for record in records(cloud):
         if record.cause in {"stop", "terminate"} and not {
             lease for lease, id in leases(ledger).items() if id == record.id
@@ -177,4 +180,6 @@ def known(answer: object) -> object:
 
 def story(events: list[Event]) -> str:
     """A ledger's events, a line each, to read when a test fails."""
-    return "\n".join(f"{e.seq:4} {e.subject:32} {e.kind:26} {e.state or '':16} {json.dumps(e.body)[:160]}" for e in events)
+    return "\n".join(
+        f"{e.seq:4} {e.subject:32} {e.kind:26} {e.state or '':16} {json.dumps(e.body)[:160]}" for e in events
+    )

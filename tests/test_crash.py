@@ -26,7 +26,6 @@ from crash_driver import PlainClock
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.ledger.store import Ledger
-from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import (
     FAST,
@@ -141,7 +140,11 @@ class Life:
             wrong = promises(ledger, self.cloud)
             wrong += self.twice(ledger)
             truths = self.cloud.truths()
-            wrong += [f"{n} is stopped in the ledger and bills" for n, id in stopped_leases(ledger).items() if truths[id].meter]
+            wrong += [
+                f"{n} is stopped in the ledger and bills"
+                for n, id in stopped_leases(ledger).items()
+                if truths[id].meter
+            ]
             at = reply.get("killed_at", "a moment") if reply["killed"] else "its end"
             assert not wrong, f"after {phase} died at {at}: {wrong}\n{self.told(ledger)}"
         finally:

@@ -25,14 +25,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fakes import FakeClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec, Level, Report, Verdict
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease, Teardown
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle import copies
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.instances import list_instances, reconcile
 from gpuwarden.lifecycle.pull import pull
-from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import approve, proceed, request, withdraw
 from gpuwarden.lifecycle.warden import Warden
@@ -40,7 +40,7 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.lossy import lossy
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
-from lifecycle_kit import WEALTHY, known, promises, records, stopped_leases, story
+from lifecycle_kit import WEALTHY, promises, records, stopped_leases, story
 from pretend_machines import PretendBackend, Processes
 
 SETTLE_S = 30.0
@@ -270,7 +270,9 @@ class Lifecycle(RuleBasedStateMachine):
         return [r.id for r in records(self.cloud) if r.state in states]
 
     @precondition(lambda self: self.machines(*set(InstanceState) - {InstanceState.GONE}))
-    @rule(data=st.data(), fault=st.sampled_from(("preempt", "vanish", "comes_back", "bills_when_stopped", "failed_boot")))
+    @rule(
+        data=st.data(), fault=st.sampled_from(("preempt", "vanish", "comes_back", "bills_when_stopped", "failed_boot"))
+    )
     def misfortune(self, data: st.DataObject, fault: Any) -> None:
         id = data.draw(st.sampled_from(self.machines(*set(InstanceState) - {InstanceState.GONE})))
         self.cloud.inject(id, Fault(kind=fault, seconds=40.0))

@@ -77,10 +77,11 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
         raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
-        if job.lease is None:
+        lease = _lease_to_end(w, job)
+        if lease is None:
             raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
-        await tend(w, job.lease)
-        ticket = _open_ticket(w, job, verb)
+        await tend(w, lease)
+        ticket = _open_ticket(w, job, lease, verb)
         return await _proceed(w, ticket)
 
 
@@ -91,17 +92,23 @@ async def proceed(w: Warden, ticket: str) -> TeardownView:
         return await _proceed(w, ticket)
 
 
-def _open_ticket(w: Warden, job: JobRecord, verb: Verb) -> str:
+def _lease_to_end(w: Warden, job: JobRecord) -> str | None:
+    """The lease of the machine that the job ran on while it lives, then any other that was rented for the job."""
+    live = [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
+    return job.lease if job.lease in live or not live else live[0]
+
+
+def _open_ticket(w: Warden, job: JobRecord, lease: str, verb: Verb) -> str:
     """The open request for this lease and verb, or a new one. A request under way is finished first."""
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
-        if found.lease != job.lease:
+        if found.lease != lease:
             continue
         if found.verb == verb or found.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
             return found.id
         w.ledger.add(found.subject, "teardown.withdrawn", {"why": f"{verb} was asked for"}, state=Teardown.WITHDRAWN)
     ticket = f"t{random.token_hex(5)}"
-    body = {"job": job.id, "lease": job.lease, "verb": verb}
+    body = {"job": job.id, "lease": lease, "verb": verb}
     w.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
     return ticket
 
@@ -173,7 +180,7 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
     machine = await look(w, lease.id)
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
-    listed = await _listed(w, job)
+    listed = await _listed(w, job, lease)
     pulled = last_pull(w, job.id)
     verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
     facts = TeardownFacts(
@@ -191,24 +198,25 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         copy_problems=problems,
         other_jobs=_others(w, job, lease),
         durable_storage=job.spec.durable_storage,
-        disclosure=await _disclosed(w, job),
+        disclosure=await _disclosed(w, job, lease),
     )
     return facts, pulled
 
 
-async def _listed(w: Warden, job: JobRecord) -> Answer[Manifest]:
+async def _listed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Manifest]:
+    if lease.id != job.lease or (job.handle is None and job.attempt == 0):
+        return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
     if job.handle is None:
-        # Nothing of ours was ever started there.
-        return (
-            Known(Manifest(taken_at=0.0, files=())) if job.attempt == 0 else Unknown("the launch was never confirmed")
-        )
+        return Unknown("the launch was never confirmed")
     try:
         return Known(await w.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
     except WardenError as error:
         return Unknown(error.message)
 
 
-async def _disclosed(w: Warden, job: JobRecord) -> Answer[Disclosure]:
+async def _disclosed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    if lease.id != job.lease:
+        return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if job.handle is None:
         return Known(Disclosure())
     try:
