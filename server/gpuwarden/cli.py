@@ -7,6 +7,7 @@ a non-zero exit. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 w
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, WardenError
+from gpuwarden.core.errors import BadRequest, Internal, WardenError
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.warden import Warden
@@ -32,33 +33,53 @@ def run(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
         code = cli.main(argv, standalone_mode=False, prog_name="gpuwarden")
-    except click.exceptions.Abort:
-        return _fail(BadRequest("interrupted", "Run it again: it goes on where it was."), _wants_json(argv))
-    except click.ClickException as error:
-        return _fail(BadRequest(error.format_message(), "See gpuwarden --help."), _wants_json(argv))
-    except WardenError as error:
-        return _fail(error, _wants_json(argv))
-    except KeyboardInterrupt:
-        return _fail(BadRequest("interrupted", "Run it again: it goes on where it was."), _wants_json(argv))
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         return 1
-    return code if isinstance(code, int) else 0
+    except Exception as error:
+        return _fail(_in_our_words(error), _wants_json(argv))
+    except KeyboardInterrupt as error:
+        return _fail(_in_our_words(error), _wants_json(argv))
+
+
+def _in_our_words(error: BaseException) -> WardenError:
+    """Every failure as one of ours. What was not foreseen is a mistake of ours and can be looked at."""
+    if isinstance(error, WardenError):
+        return error
+    if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
+        return BadRequest("interrupted", "Run it again: it goes on where it was.")
+    if isinstance(error, click.ClickException):
+        return BadRequest(error.format_message(), "See gpuwarden --help.")
+    if os.environ.get("GPUWARDEN_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    return Internal()
 
 
 def _wants_json(argv: list[str] | None) -> bool:
-    return "--json" in (sys.argv[1:] if argv is None else argv)
+    """Whether `--json` is among our own words; those after `--` belong to the job."""
+    words = sys.argv[1:] if argv is None else argv
+    return "--json" in words[: words.index("--") if "--" in words else None]
 
 
 def _fail(error: WardenError, as_json: bool) -> int:
-    from gpuwarden.core.fence import redact
-
     if as_json:
-        click.echo(redact(json.dumps(error.as_dict(), ensure_ascii=False)))
+        _emit(error.as_dict())
     else:
         from gpuwarden.serve.terminal import show_error
 
         show_error(error)
     return EXITS.get(error.code, 1)
+
+
+def _emit(body: dict[str, Any]) -> None:
+    """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
+    from gpuwarden.core.fence import scrubbed
+
+    click.echo(json.dumps(scrubbed(body)))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -86,9 +107,7 @@ def _async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., in
 def _print(reply: Reply, as_json: bool, show: str) -> int:
     """Print a reply and return its exit code."""
     if as_json:
-        from gpuwarden.core.fence import redact
-
-        click.echo(redact(json.dumps(reply.model_dump(mode="json"), ensure_ascii=False)))
+        _emit(reply.model_dump(mode="json"))
     else:
         from gpuwarden.serve import terminal
 
@@ -191,10 +210,13 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
     w = _warden()
     while True:
         result = await use_case(w, job_id, cursor=cursor, limit=log_bytes)
-        if not follow or result.job.state in TERMINAL_JOBS:
-            return _print(replies.checked(result), as_json, "checked")
+        ended = not follow or result.job.state in TERMINAL_JOBS
+        if ended or not as_json:  # one JSON object, so only the last look
+            reply = replies.checked(result, replies.secret_values(w.env, result.job.spec.secrets))
+            code = _print(reply, as_json, "checked")
+        if ended:
+            return code
         cursor = result.log.next if result.log else cursor
-        _print(replies.checked(result), as_json, "checked")
         await w.clock.sleep(2)
 
 
@@ -282,7 +304,7 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_jso
     from gpuwarden.serve import approval
 
     if set_pin:
-        return approval.choose_pin()
+        return _print(approval.choose_pin(), as_json, "message")
     if not ticket:
         raise BadRequest("which ticket?", "teardown and submit print it; gpuwarden instances lists what waits.")
     return _print(await approval.on_terminal(_warden(), ticket, without_proof=without_proof), as_json, "message")
@@ -312,7 +334,7 @@ def history(subject: str | None, as_json: bool) -> int:
     w = _warden()
     rows = [e.as_dict() for e in w.ledger.events() if subject is None or subject in json.dumps([e.subject, e.body])]
     if as_json:
-        click.echo(json.dumps({"ok": True, "code": "ok", "events": rows}, ensure_ascii=False))
+        _emit({"ok": True, "code": "ok", "events": rows})
     else:
         terminal.history(rows)
     return 0
@@ -335,7 +357,7 @@ def rules(rule_id: str | None, as_json: bool) -> int:
         for r in found
     ]
     if as_json:
-        click.echo(json.dumps({"ok": True, "code": "ok", "rules": rows}, ensure_ascii=False))
+        _emit({"ok": True, "code": "ok", "rules": rows})
     else:
         terminal.rules(rows, full=rule_id is not None)
     return 0
@@ -350,21 +372,18 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
     from gpuwarden.profiles import rewrite_blocks
     from gpuwarden.serve import terminal
 
-    w = _warden()
     if write:
-        click.echo(f"{rewrite_blocks()} file(s) changed")
+        changed = rewrite_blocks()
+        _emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
         return 0
+    w = _warden()
     if name is None:
-        rows = [(p, w.profile(p).title) for p in w.platforms()]
-        click.echo(json.dumps({"ok": True, "code": "ok", "platforms": dict(rows)})) if as_json else terminal.platforms(
-            rows
-        )
+        titles = {p: w.profile(p).title for p in w.platforms()}
+        _emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else terminal.platforms(titles)
         return 0
     profile = w.profile(name)
     if as_json:
-        click.echo(
-            json.dumps({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json")}, ensure_ascii=False)
-        )
+        _emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json")})
     else:
         terminal.profile(name)
     return 0

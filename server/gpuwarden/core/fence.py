@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 HIDDEN = "[secret removed]"
 
@@ -46,6 +47,15 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return TOKEN.sub(HIDDEN, text)
+
+
+def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
+    """A JSON body on its way out: no token shapes, none of `values`, no half characters. Each string stands alone."""
+    if isinstance(body, str):
+        return redact(body.encode("utf-8", "replace").decode(), values)
+    if isinstance(body, dict):
+        return {scrubbed(key, values): scrubbed(value, values) for key, value in body.items()}
+    return [scrubbed(item, values) for item in body] if isinstance(body, list | tuple) else body
 
 
 def plain(text: str) -> str:

@@ -8,7 +8,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
-from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
@@ -132,16 +132,17 @@ async def _take_back(w: Warden, lease: LeaseRecord, listed: Instance) -> None:
 
 
 def _rows(w: Warden, platform: str, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
-    live = [lease for lease in mine if lease.state in LIVE_LEASES]
-    shown = {lease.instance_id for lease in live}
+    # A stopped machine is no forgotten one: its disk may bill for as long as it exists.
+    there = [lease for lease in mine if lease.state in LIVE_LEASES or believed(w, lease.id) == "stopped"]
+    shown = {lease.instance_id for lease in there}
     ended = {lease.instance_id: lease for lease in mine}
-    return [_ours(w, lease) for lease in live] + [
+    return [_ours(w, lease) for lease in there] + [
         _listed(w, platform, i, ended.get(i.id)) for i in listed if i.id not in shown
     ]
 
 
 def _listed(w: Warden, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:
-    """A machine that only the platform's list speaks of: not ours, or ours and stopped, which may bill for its disk."""
+    """A machine that only the platform's list speaks of: not ours, or ours and believed gone."""
     return Row(
         platform=platform,
         instance_id=seen.id,
@@ -152,7 +153,7 @@ def _listed(w: Warden, platform: str, seen: Instance, lease: LeaseRecord | None)
         lease=lease,
         job=read_job(w.ledger, lease.job_id) if lease else None,
         since=seen.created_at,
-        note=f"{seen.state}; its disk may bill" if lease else "not rented by gpuwarden",
+        note="listed although it was seen gone" if lease else "not rented by gpuwarden",
     )
 
 
@@ -165,7 +166,7 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
     if doubt:
         notes.append("unverified: counts as billing")
     if job.state in TERMINAL_JOBS:
-        notes.append(f"the job is {job.state} and the meter runs")
+        notes.append(f"the job is {job.state}")
     if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
         notes.append(f"{seen.state}; its disk may bill")
     return Row(

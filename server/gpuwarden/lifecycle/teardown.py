@@ -15,7 +15,6 @@ from gpuwarden.core.models import (
     Answer,
     Artifact,
     Disclosure,
-    Instance,
     InstanceState,
     Known,
     Manifest,
@@ -29,7 +28,7 @@ from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.lifecycle.advance import advance_locked, ask_end, tend
 from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
-from gpuwarden.lifecycle.meter import lease_now, look
+from gpuwarden.lifecycle.meter import believed, lease_now, look
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
@@ -77,11 +76,11 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
         raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
-        lease = _lease_to_end(w, job)
+        lease = _lease_to_end(w, job, verb)
         if lease is None:
             raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
         await tend(w, lease)
-        ticket = _open_ticket(w, job, lease, verb)
+        ticket = _open_ticket(w, lease, verb)
         return await _proceed(w, ticket)
 
 
@@ -92,14 +91,19 @@ async def proceed(w: Warden, ticket: str) -> TeardownView:
         return await _proceed(w, ticket)
 
 
-def _lease_to_end(w: Warden, job: JobRecord) -> str | None:
-    """The lease of the machine that the job ran on while it lives, then any other that was rented for the job."""
+def _lease_to_end(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
     live = [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
-    return job.lease if job.lease in live or not live else live[0]
+    if job.lease is None or job.lease in live or not live:
+        return job.lease
+    return job.lease if verb == "terminate" and believed(w, job.lease) == "stopped" else live[0]
 
 
-def _open_ticket(w: Warden, job: JobRecord, lease: str, verb: Verb) -> str:
-    """The open request for this lease and verb, or a new one. A request under way is finished first."""
+def _open_ticket(w: Warden, lease: str, verb: Verb) -> str:
+    """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+
+    A request under way is finished first.
+    """
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
         if found.lease != lease:
@@ -107,10 +111,29 @@ def _open_ticket(w: Warden, job: JobRecord, lease: str, verb: Verb) -> str:
         if found.verb == verb or found.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
             return found.id
         w.ledger.add(found.subject, "teardown.withdrawn", {"why": f"{verb} was asked for"}, state=Teardown.WITHDRAWN)
+    ended = _ended_by(w, lease, verb)
+    if ended is not None:
+        return ended
+    job = read_lease(w.ledger, lease).job_id
+    if believed(w, lease) == "gone":
+        raise Conflict(
+            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+        )
     ticket = f"t{random.token_hex(5)}"
-    body = {"job": job.id, "lease": lease, "verb": verb}
+    body = {"job": job, "lease": lease, "verb": verb}
     w.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
     return ticket
+
+
+def _ended_by(w: Warden, lease: str, verb: Verb) -> str | None:
+    """The finished request that `verb` would only repeat: asking again must not ask a person again."""
+    if read_lease(w.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
+        return None
+    for subject in reversed(w.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
+        found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
+        if found.lease == lease and found.verb in {verb, "terminate"}:
+            return found.id
+    return None
 
 
 async def _proceed(w: Warden, ticket: str) -> TeardownView:
@@ -119,6 +142,9 @@ async def _proceed(w: Warden, ticket: str) -> TeardownView:
         await _finish(w, record)
     elif record.state is Teardown.APPROVED:
         await _execute(w, record)
+    elif record.state in OPEN_TEARDOWNS and believed(w, record.lease) == "gone":
+        why = {"why": "the instance is gone without it, and its meter was seen to have stopped"}
+        w.ledger.add(record.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
     elif record.state in OPEN_TEARDOWNS:
         return await _judge(w, record)
     return _view(w, read_teardown(w.ledger, ticket))
@@ -411,39 +437,46 @@ async def _still_true(w: Warden, record: TeardownRecord, granted: dict[str, Any]
 
 
 async def _finish(w: Warden, record: TeardownRecord) -> None:
-    """Ask, watch, and ask again, until the meter is seen to have stopped. Every call takes this one step further."""
-    lease = read_lease(w.ledger, record.lease)
-    if lease.instance_id is not None and lease.state in LIVE_LEASES:
-        machine = await look(w, lease.id)
-        lease = read_lease(w.ledger, record.lease)
-        if lease.state in LIVE_LEASES:
-            await _ask(w, record, lease, machine)
-            await look(w, lease.id)
-            lease = read_lease(w.ledger, record.lease)
-    if lease.state in {Lease.STOPPED, Lease.NONE}:
-        body = {"cost_usd": lease_now(w, lease.id).cost, "why": "the meter was seen to have stopped"}
+    """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
+    await tend(w, record.lease)
+    if not _done(w, record):
+        lease = lease_now(w, record.lease)
+        if lease.instance_id is not None:
+            await _ask(w, record, lease)
+            await tend(w, record.lease)
+    if _done(w, record):
+        body = {"cost_usd": lease_now(w, record.lease).cost, "why": "the meter was seen to have stopped"}
         w.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
     elif record.state is Teardown.EXECUTING and w.clock.now() - record.since > PATIENCE_S:
         why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
         w.ledger.add(record.subject, "teardown.needs_human", {"why": why}, state=Teardown.NEEDS_HUMAN)
 
 
-async def _ask(w: Warden, record: TeardownRecord, lease: LeaseRecord, machine: Answer[Instance | None]) -> None:
+def _done(w: Warden, record: TeardownRecord) -> bool:
+    """Whether the machine is seen to be stopped, or gone where its end was asked for."""
+    return believed(w, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
+
+
+async def _ask(w: Warden, record: TeardownRecord, lease: LeaseRecord) -> None:
     """Send the verb, unless it was taken a moment ago or the machine is on its way already."""
-    instance = machine.value if isinstance(machine, Known) else None
-    if isinstance(machine, Known) and instance is None:
-        return  # gone at the first look; the second confirms it
+    state = lease.instance.state if lease.instance else None
+    if _last_look(w, lease) == "gone":
+        return  # the second look confirms it
     verb: str = record.verb
-    off = instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+    off = state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
     if verb == "terminate" and w.profile(lease.platform).verbs.terminate_needs_stop and not off:
         verb = "stop"
-    elif verb == "stop" and off and instance is not None and instance.state is InstanceState.STOPPED:
+    elif verb == "stop" and state is InstanceState.STOPPED:
         return
     sent = w.ledger.last(lease.subject, "verb.sent")
-    recent = sent is not None and w.clock.now() - sent.at < ASK_AGAIN_S
-    if recent and sent is not None and sent.body == {"verb": verb, "answer": "taken"}:
+    if sent is not None and w.clock.now() - sent.at < ASK_AGAIN_S and sent.body == {"verb": verb, "answer": "taken"}:
         return
     await ask_end(w, lease, verb)
+
+
+def _last_look(w: Warden, lease: LeaseRecord) -> str | None:
+    last = w.ledger.last(lease.subject, "lease.look")
+    return last.body["saw"] if last else None
 
 
 async def withdraw(w: Warden, ticket: str, why: str) -> TeardownRecord:

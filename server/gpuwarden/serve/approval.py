@@ -11,9 +11,8 @@ import getpass
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
-
-import click
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
@@ -32,40 +31,43 @@ PIN_WINDOW_S = 900
 class Terminal:
     """A person's terminal: what is asked and answered there."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self, reader: TextIO, writer: TextIO) -> None:
+        self.reader = reader
+        self.writer = writer
 
     def say(self, text: str) -> None:
         """Show text; what others wrote can't move the cursor."""
-        self.stream.write(plain(text) + "\n")
-        self.stream.flush()
+        self.writer.write(plain(text) + "\n")
+        self.writer.flush()
 
     def ask(self, prompt: str) -> str:
         """One line of answer."""
-        self.stream.write(plain(prompt))
-        self.stream.flush()
-        return self.stream.readline().strip()
+        self.writer.write(plain(prompt))
+        self.writer.flush()
+        return self.reader.readline().strip()
 
     def secret(self, prompt: str) -> str:
         """A PIN, not echoed."""
-        return getpass.getpass(prompt, stream=self.stream)
+        return getpass.getpass(prompt, stream=self.writer)
 
 
 @contextlib.contextmanager
 def open_terminal() -> Iterator[Terminal]:
     """The controlling terminal. Raises Refused where there is none: then no person is there to ask."""
-    path = "CON" if os.name == "nt" else "/dev/tty"
-    try:
-        if not sys.stdin.isatty():
-            raise OSError("standard input is no terminal")
-        stream = open(path, "r+", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115, PTH123
-    except OSError as error:
-        raise Refused(
-            "an approval needs a person at a terminal, and there is none here",
-            "Run gpuwarden approve yourself in a terminal window; no flag or variable replaces it.",
-        ) from error
-    with stream:
-        yield Terminal(stream)
+    names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
+    with contextlib.ExitStack() as stack:
+        try:
+            if not sys.stdin.isatty():
+                raise OSError("standard input is no terminal")
+            # A terminal can't seek, so no one file does both.
+            reader = stack.enter_context(Path(names[0]).open(encoding="utf-8", errors="replace"))
+            writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
+        except OSError as error:
+            raise Refused(
+                "an approval needs a person at a terminal, and there is none here",
+                "Run gpuwarden approve yourself in a terminal window; no flag or variable replaces it.",
+            ) from error
+        yield Terminal(reader, writer)
 
 
 async def on_terminal(w: Warden, ticket: str, *, without_proof: bool) -> Reply:
@@ -179,7 +181,7 @@ def _check_pin(w: Warden, terminal: Terminal) -> None:
         raise Refused("that is not the PIN; nothing was touched")
 
 
-def choose_pin() -> int:
+def choose_pin() -> Reply:
     """Ask for a new PIN and put its hash into the policy file, keeping everything else in it."""
     import tomlkit
 
@@ -201,8 +203,7 @@ def choose_pin() -> int:
     part.write_text(tomlkit.dumps(document), "utf-8")
     part.chmod(0o600)
     part.replace(config.policy_file)
-    click.echo(f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
-    return 0
+    return Reply(message=f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
 
 
 def _user() -> str:

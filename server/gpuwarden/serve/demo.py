@@ -13,12 +13,12 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
-from gpuwarden.serve.approval import Terminal, ask, open_terminal
+from gpuwarden.serve.approval import ask, open_terminal
 from gpuwarden.serve.terminal import colored, usd, when
 
 PLATFORM = "rehearsal/vastai"
@@ -68,7 +68,7 @@ class Stage:
     def say(self, text: str) -> None:
         """One line; it may hold markup."""
         if not self.quiet:
-            self.console.print(f"   {text}")
+            self.console.print(Padding(text, (0, 0, 0, 3)))
 
 
 async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:
@@ -148,7 +148,7 @@ async def _bad_job(w: Warden, stage: Stage) -> list[str]:
 def demo_spec() -> JobSpec:
     """The good job: a character model that trains on our own profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
-    script = files("gpuwarden.serve").joinpath("demo_train.py").read_text("utf-8")
+    script = (data_dir("skills") / "gpu-training" / "scripts" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
         name="char-model",
         platform=PLATFORM,
@@ -252,22 +252,26 @@ async def _pull(w: Warden, stage: Stage, job: JobRecord) -> PullResult:
     pulled = await pull(w, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
+    stage.say(f"its log, pulled along, tells where it resumed: step {', '.join(map(str, _resumed(pulled)))}")
     return pulled
 
 
 async def _corrupt(w: Warden, stage: Stage, job: JobRecord, pulled: PullResult) -> bool:
     stage.act("One byte of the local copy flips")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
-    with open(victim.local, "r+b") as file:  # noqa: PTH123
-        file.seek(victim.size - victim.size // 4)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 0x10]))
+    _flip(Path(victim.local))
     report = await verify_job(w, job.id, Level.LOAD)
     _show_report(stage, report)
     view = await request(w, job.id, "terminate")
     stage.say(f"teardown: [red]{view.record.state}[/] by {', '.join(f.rule for f in view.findings if f.blocks)}")
     return report.verdict == "refuted" and view.record.state is Teardown.BLOCKED
+
+
+def _flip(file: Path) -> None:
+    """Change one bit inside a tensor; sizes and headers stay as they are."""
+    content = bytearray(file.read_bytes())
+    content[len(content) * 3 // 4] ^= 0x10
+    file.write_bytes(content)
 
 
 async def _mend(w: Warden, stage: Stage, job: JobRecord) -> Report:
@@ -299,12 +303,8 @@ async def _approve(w: Warden, stage: Stage, job: JobRecord, *, yes: bool) -> tup
     else:
         channel = "terminal"
         with open_terminal() as terminal:
-            await _ask(w, view, terminal)
+            await ask(w, view.record.id, terminal)
     return await _gone(w, stage, view.record.id), channel
-
-
-async def _ask(w: Warden, view: TeardownView, terminal: Terminal) -> None:
-    await ask(w, view.record.id, terminal)
 
 
 async def _gone(w: Warden, stage: Stage, ticket: str) -> TeardownView:
@@ -333,6 +333,12 @@ def _bill(w: Warden, stage: Stage, job: JobRecord, view: TeardownView) -> None:
     stage.console.print(table)
 
 
+def _resumed(pulled: PullResult) -> list[int]:
+    """The steps at which the training script says that it resumed."""
+    log = pulled.log.read_text("utf-8") if pulled.log else ""
+    return [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
+
+
 def _result(
     w: Warden,
     job: JobRecord,
@@ -346,8 +352,7 @@ def _result(
 ) -> dict[str, Any]:
     """What happened, read back from the ledger, the log and the files."""
     preemptions = len(w.ledger.events(job.subject, kind="job.preempted"))
-    log = pulled.log.read_text("utf-8") if pulled.log else ""
-    resumed = [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
+    resumed = _resumed(pulled)
     lease = lease_now(w, view.lease.id)
     proven = report.verdict == "proven"
     ok = bool(

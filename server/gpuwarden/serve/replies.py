@@ -6,12 +6,13 @@ fenced and bounded here, on its way out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.fence import fence, line
+from gpuwarden.core.fence import SECRET_NAME, fence, line
 from gpuwarden.core.models import Report
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Lease, Teardown
@@ -23,6 +24,8 @@ from gpuwarden.lifecycle.submit import Submission
 from gpuwarden.lifecycle.teardown import TeardownView
 
 SHOWN = 20
+LOG_LIMIT = 16_000
+"""As much of a log as one reply may carry, in characters."""
 
 
 class Reply(BaseModel):
@@ -171,6 +174,12 @@ def error_reply(error: WardenError) -> dict[str, Any]:
     return error.as_dict()
 
 
+def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
+    """The values that never leave: those of variables that are called secrets, and of the named ones."""
+    wanted = {name for name in env if SECRET_NAME.search(name)} | set(names)
+    return tuple(env[name] for name in sorted(wanted) if len(env.get(name, "")) >= 6)
+
+
 def _findings(findings: tuple[Finding, ...]) -> list[FindingReply]:
     return [
         FindingReply(rule=f.rule, severity=f.severity, message=line(f.message, 600), fix=line(f.fix, 400))
@@ -206,9 +215,10 @@ def submitted(result: Submission) -> SubmitReply:
     return reply
 
 
-def checked(result: Checked) -> CheckReply:
-    """A reply to check_job."""
+def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
+    """A reply to check_job. `values` are secrets that the log may hold."""
     job, seen = result.job, result.observation
+    log = result.log.text if result.log else ""
     return CheckReply(
         job_id=job.id,
         state=job.state,
@@ -221,7 +231,7 @@ def checked(result: Checked) -> CheckReply:
         exit_code=seen.exit_code if seen else None,
         alerts=[line(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=_meter(result.lease) if result.lease else None,
-        log=fence(result.log.text, f"the log of {job.id}") if result.log and result.log.text else "",
+        log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
     )
@@ -304,13 +314,15 @@ _TEARDOWN_CODES: dict[str, str] = {
 }
 
 
-def torn_down(view: TeardownView) -> TeardownReply:
-    """A reply to teardown_request."""
+def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
+    """A reply to teardown_request. `declined`: a person was asked in the client and did not say yes."""
     record = view.record
     message, hint = _teardown_words(view)
+    if declined:
+        message, hint = "The person in the client did not approve; nothing was touched.", "Ask them what they want."
     return TeardownReply(
-        ok=record.state is not Teardown.BLOCKED,
-        code=_TEARDOWN_CODES.get(record.state, str(record.state)),
+        ok=record.state is not Teardown.BLOCKED and not declined,
+        code="declined" if declined else _TEARDOWN_CODES.get(record.state, str(record.state)),
         message=message,
         hint=hint,
         ticket=record.id,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import plain
-from gpuwarden.remote.receive import Progress
 from gpuwarden.serve.replies import (
     CheckReply,
     FindingReply,
@@ -26,6 +24,9 @@ from gpuwarden.serve.replies import (
     TeardownReply,
     VerifyReply,
 )
+
+if TYPE_CHECKING:
+    from gpuwarden.remote.receive import Progress
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -86,9 +87,8 @@ def submitted(reply: SubmitReply) -> None:
     """After a submit."""
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
-        out.print(
-            f"price {usd(reply.price_usd_per_hour)}/h ({escape(reply.price_source or '')}), at most {usd(reply.worst_cost_usd)}"
-        )
+        source = escape(reply.price_source or "")
+        out.print(f"price {usd(reply.price_usd_per_hour)}/h ({source}), at most {usd(reply.worst_cost_usd)}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
     message(reply)
@@ -120,9 +120,8 @@ def _meter(meter: MeterReply) -> str:
 
 def pulled(reply: PullReply) -> None:
     """After a pull."""
-    out.print(
-        f"{reply.files} file(s), {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({reply.bytes_sent:,} travelled)"
-    )
+    sent = f"{reply.bytes_sent:,} travelled"
+    out.print(f"{reply.files} file(s), {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
     for name in reply.missing:
         out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
     for problem in reply.problems:
@@ -214,16 +213,18 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
     out.print(table)
 
 
-def platforms(rows: list[tuple[str, str]]) -> None:
+def platforms(titles: dict[str, str]) -> None:
     """The platforms that can be named."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for name, title in rows:
+    for name, title in titles.items():
         table.add_row(f"[bold]{escape(name)}[/]", escape(title))
     out.print(table)
 
 
 def profile(name: str) -> None:
     """A profile's page."""
+    from rich.markdown import Markdown
+
     from gpuwarden.data import data_dir
     from gpuwarden.frontmatter import read_front_matter
 
