@@ -1,0 +1,1 @@
+"""One file format per module: `NAME`, `claims(name, head)` and `read(source, limits)`."""
