@@ -5,9 +5,11 @@ A job gets a minimal environment: the server's own tokens and keys never reach i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -275,9 +277,13 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """End a verb that is not waited for any more. Never for one that ended well: signaling it would reap it here."""
+    """End a verb that is not waited for any more.
+
+    By pid: `Process.kill` would reap one that has just ended under the eyes of asyncio's watcher, which then warns.
+    """
     if process.returncode is None:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 async def _ask_lines(

@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.records import (
     read_lease,
     read_teardown,
 )
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
@@ -352,6 +352,8 @@ def _check_channel(w: Warden, view: TeardownView, channel: Channel, loss: str | 
         raise Refused(
             f"the policy takes no approval by {channel}", f"It takes: {', '.join(w.policy.approval.channels)}."
         )
+    if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
+        raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
     if record.state is Teardown.BLOCKED and loss is None:
         raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
     if loss is not None and (channel != "terminal" or loss != view.job.spec.name):

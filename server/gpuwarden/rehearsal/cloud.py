@@ -53,7 +53,7 @@ class Cloud:
     """One pretend account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
     `settings` and `faults` replace what the folder holds; None keeps it. With `supervise` every instance that can
-    move by itself has a host process.
+    move by itself has a host process. Without `make` a folder that is not there raises Unreachable.
     """
 
     def __init__(
@@ -65,17 +65,18 @@ class Cloud:
         settings: Settings | None = None,
         faults: Faults | None = None,
         supervise: bool = True,
+        make: bool = True,
     ) -> None:
         self.root = root.absolute()
         self.profile = profile
         self.clock = clock
         self.supervise = supervise
         self.store = Store(self.root)
-        self.configure(settings, faults)
+        self.configure(settings, faults, make=make)
 
-    def configure(self, settings: Settings | None = None, faults: Faults | None = None) -> None:
+    def configure(self, settings: Settings | None = None, faults: Faults | None = None, *, make: bool = False) -> None:
         """Change settings or faults. New faults are counted from the calls and instances that come after."""
-        with self.store.lock():
+        with self.store.lock(make=make):
             old = self.store.config() or Config(profile=self.profile)
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
             if new != self.store.config():
@@ -200,24 +201,17 @@ class Cloud:
             return any(self._restless(r) for r in looked)
 
     def truth(self, id: str) -> Truth:  # noqa: A002
-        """What is really so, whatever the provider answers. Lets time pass first."""
-        with self._session(counts=False) as s:
-            self._tick(s)
-            record = self._known(s, id, gone=True)
-            return Truth(
-                id=id,
-                state=record.state,
-                meter=meter.computes(self.profile, record),
-                cost_usd=meter.cost(self.profile, s.config.settings, record, s.now),
-                usd_per_hour=record.usd_per_hour,
-                processes=tuple(p.pid for p in procs.of(id, self._named(record))),
-            )
+        """What is really so, whatever the provider answers. Lets time pass first. Raises NotFound."""
+        truths = self.truths()
+        if id not in truths:
+            raise NotFound(f"{self._platform} never had an instance {id!r}")
+        return truths[id]
 
     def truths(self) -> dict[str, Truth]:
         """The truth about every instance that ever was."""
-        with self.store.lock():
-            ids = tuple(self.store.state().records)
-        return {each: self.truth(each) for each in ids}
+        with self._session() as s:
+            held = procs.held(set(s.state.records))
+            return {id: self._truth(s, record, held) for id, record in s.state.records.items()}  # noqa: A001
 
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
         """Give an instance a fault that strikes from now on."""
@@ -235,18 +229,21 @@ class Cloud:
                 raise Conflict(f"instance {id} is {record.state} and can't be preempted")
             s.state.records[id] = s.engine.preempt(record, s.now)
 
-    def submit(self, launch: Callable[[], T]) -> T:
-        """Call `launch` the way a request to the cloud goes: it may be lost, or its reply. For backends' submit."""
+    @contextmanager
+    def submitting(self) -> Iterator[None]:
+        """Around a backend's submit, which goes past this cloud: the request may be lost, or the reply.
+
+        Raises Unreachable before the body or after it, BadReply after it. The lock is not held meanwhile.
+        """
         with self._session() as s:
             kinds = self._strikes(s, "submit")
         if "lost_request" in kinds:
-            raise Unreachable("rehearsal: the request to submit was lost")
-        done = launch()
+            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
+        yield
         if "lost_reply" in kinds:
-            raise Unreachable("rehearsal: the reply to submit was lost")
+            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
         if "bad_reply" in kinds:
             raise BadReply("rehearsal: the reply to submit had an unexpected shape")
-        return done
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -263,8 +260,10 @@ class Cloud:
                 if "no_capacity" in kinds:
                     raise NoCapacity(f"{self._platform} has no machine of that kind now")
                 value = act(s)
-        except Unreachable as silence:
-            return Unknown(silence.message)
+        except (Unreachable, BadReply) as silence:
+            return Unknown(f"{silence.message}. {silence.hint}".strip())
+        except OSError as trouble:
+            return Unknown(f"the rehearsal cloud in {self.root} can't be used: {trouble}")
         if self.supervise:
             self._wake_hosts()
         if "lost_reply" in kinds:
@@ -290,7 +289,19 @@ class Cloud:
             finally:
                 if counts:
                     self.store.save(state)
-                    self._tick(s)
+                    self._tick(s, hold=False)
+
+    def _truth(self, s: Session, record: Record, held: set[str]) -> Truth:
+        named = list(self._named(record))
+        found = procs.of(record.id, named) if named or record.id in held else []
+        return Truth(
+            id=record.id,
+            state=record.state,
+            meter=meter.computes(self.profile, record),
+            cost_usd=meter.cost(self.profile, s.config.settings, record, s.now),
+            usd_per_hour=record.usd_per_hour,
+            processes=tuple(p.pid for p in found),
+        )
 
     def _strikes(self, s: Session, verb: Call) -> set[str]:
         nth = s.state.calls.get(verb, 0) + 1
@@ -308,7 +319,7 @@ class Cloud:
         if sum(r.state != _S.GONE for r in s.state.records.values()) >= s.config.settings.capacity:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 
-    def _tick(self, s: Session, only: str | None = None) -> None:
+    def _tick(self, s: Session, only: str | None = None, *, hold: bool = True) -> None:
         """Finish what was left open, make the moves that are due, carry them out. Order: commit, then act."""
         for id in [only] if only in s.state.records else list(s.state.records):  # noqa: A001
             assert id is not None
@@ -323,7 +334,8 @@ class Cloud:
             if record != before:
                 s.state.records[id] = record
                 self.store.save(s.state)
-        self._hold_down(s, only)
+        if hold:
+            self._hold_down(s, only)
         disk.sweep(self.root)
 
     def _observe(self, s: Session, record: Record) -> Record:
@@ -333,7 +345,7 @@ class Cloud:
         folder = self._run_root(record)
         if any(f.step is not None for f in record.faults):
             record = s.engine.strike(record, s.now, runs.step(folder, self._pids(record)))
-        if record.state == _S.RUNNING and self._job_end_matters():
+        if record.state == _S.RUNNING and self._job_end_matters(record):
             ended = runs.all_ended(folder)
             if ended != record.job_ended:
                 record = s.engine.job_end(record, s.now) if ended else record.but(job_ended=False)
@@ -346,7 +358,7 @@ class Cloud:
         full = self._disk(record).used() > size
         if full or record.disk_full:
             procs.limit_files(record.id, full=full)
-            self._run_root(record).chmod(0o555 if full else 0o755)
+            self._disk(record).allow_runs(not full)
         return record.but(disk_full=full, why="the disk is full" if full else "running")
 
     def _carry_out(self, record: Record) -> Record:
@@ -385,7 +397,10 @@ class Cloud:
     def _restless(record: Record) -> bool:
         return record.due is not None or bool(record.pending) or record.state == _S.RUNNING
 
-    def _job_end_matters(self) -> bool:
+    def _job_end_matters(self, record: Record) -> bool:
+        """Not where run folders lie on a volume: there they are other instances' too, and tell nothing."""
+        if self._shares_run_root(record):
+            return False
         if self.profile.kind == "serverless":
             return True
         return any(t.survives.job_end is not True for t in self.profile.storage)
@@ -413,9 +428,9 @@ class Cloud:
         """On a volume, the processes whose runs count as this instance's; None: all runs do."""
         return {p.pid for p in procs.of(record.id)} if self._shares_run_root(record) else None
 
-    def _known(self, s: Session, id: str, *, gone: bool = False) -> Record:  # noqa: A002
+    def _known(self, s: Session, id: str) -> Record:  # noqa: A002
         record = s.state.records.get(id)
-        if record is None or (record.state == _S.GONE and not gone):
+        if record is None or record.state == _S.GONE:
             raise NotFound(f"{self._platform} has no instance {id!r}", "List the instances to see what there is.")
         return record
 

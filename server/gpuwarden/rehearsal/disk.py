@@ -60,6 +60,12 @@ class Disk:
         """Delete everything that is the instance's own. Volumes stay."""
         trash(self.root, self.home)
 
+    def allow_runs(self, allowed: bool) -> None:
+        """Let new run folders be made, or not. It binds ordinary users; root writes anyway."""
+        folder = _inside(self.fs, self.run_root)
+        if _plain(self.root, self.fs, folder):
+            folder.chmod(0o755 if allowed else 0o555)
+
     def used(self) -> int:
         """Bytes of the files on the machine's own tiers."""
         return sum(_size(Path(at) / n) for at, _, names in os.walk(self.fs) for n in names)
@@ -119,6 +125,9 @@ def trash(root: Path, path: Path) -> None:
         return
     can = root / "trash"
     can.mkdir(exist_ok=True)
+    if path.is_dir():
+        _open_up(path)  # a folder that its owner can't write to can't be moved
+    _open_up(path.parent)
     path.rename(can / secrets.token_hex(8))
 
 
@@ -137,6 +146,7 @@ def sweep(root: Path) -> None:
 
 
 def _open_up(path: Path) -> None:
+    """Give the owner of a folder its rights back, whatever a job did to them."""
     try:
         if not path.is_symlink():
             path.chmod(stat.S_IRWXU)
@@ -153,6 +163,7 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
     if base.is_symlink():
         trash(root, base)
     base.mkdir(parents=True, exist_ok=True)
+    _open_up(base)
     at = base
     for part in path.parts[1:]:
         at = at / part
@@ -161,24 +172,29 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
         if at.is_symlink() or not at.is_dir():
             trash(root, at)
             at.mkdir()
+        elif not os.access(at, os.R_OK | os.W_OK | os.X_OK):
+            _open_up(at)
     return at
 
 
 def _plain(root: Path, base: Path, path: Path) -> bool:
-    """Whether every step from `base` to `path` is a real folder or a link to a volume of ours."""
+    """Whether every step from `base` to `path` is a real folder or a link to a volume of ours; opens them up."""
     if base.is_symlink() or not base.is_dir():
         return False
+    _open_up(base)
     at = base
     for part in path.relative_to(base).parts:
         at = at / part
         foreign = at.is_symlink() and at.resolve().parent != (root / "volumes").resolve()
         if foreign or not at.is_dir():
             return False
+        _open_up(at)
     return True
 
 
 def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
     """What to remove so that `start` is empty but for `keep` and the folders on the way there."""
+    _open_up(start)
     for entry in list(start.iterdir()) if start.is_dir() else []:
         if entry in keep:
             continue

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 LOOK_S = 0.05
+# Not the marker, which would make it one of the processes that it kills, and none of the caller's secrets.
+ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
 def wake(root: Path, id: str) -> None:  # noqa: A002
@@ -27,17 +29,17 @@ def wake(root: Path, id: str) -> None:  # noqa: A002
             pass
     except Timeout:
         return
-    from gpuwarden.rehearsal.model import MARKER
-
-    subprocess.Popen(
+    host = subprocess.Popen(
         [sys.executable, "-m", "gpuwarden.rehearsal.host", str(root / "instances" / id)],
-        env={k: v for k, v in os.environ.items() if k != MARKER},
+        env={k: os.environ[k] for k in ENV if k in os.environ},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=root.anchor,
         start_new_session=True,
-    ).wait()
+    )
+    if hasattr(os, "fork"):
+        host.wait()
 
 
 def main(folder: Path) -> None:
@@ -47,6 +49,8 @@ def main(folder: Path) -> None:
     from filelock import FileLock, Timeout
 
     root = folder.parent.parent
+    if not (root / "hosts").is_dir():
+        return
     try:
         with FileLock(root / "hosts" / f"{folder.name}.lock", timeout=0):
             _watch(root, folder.name)
@@ -56,16 +60,20 @@ def main(folder: Path) -> None:
 
 def _watch(root: Path, id: str) -> None:  # noqa: A002
     from gpuwarden.core.clock import SystemClock
+    from gpuwarden.core.errors import WardenError
     from gpuwarden.rehearsal.cloud import Cloud
     from gpuwarden.rehearsal.store import Store
 
-    config = Store(root).config()
-    if config is None:
-        return
-    cloud = Cloud(root, config.profile, SystemClock(), supervise=False)
-    end = time.monotonic() + config.settings.host_life_s
-    while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(id):
-        time.sleep(LOOK_S)
+    try:
+        config = Store(root).config()
+        if config is None:
+            return
+        cloud = Cloud(root, config.profile, SystemClock(), supervise=False, make=False)
+        end = time.monotonic() + config.settings.host_life_s
+        while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(id):
+            time.sleep(LOOK_S)
+    except WardenError:
+        return  # the cloud is gone or unreadable; whoever calls it next is told
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import psutil
 from gpuwarden.rehearsal.model import MARKER
 
 ROUNDS = 20
+SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
 
 
@@ -57,7 +59,7 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(processes, timeout=0.5)
+        _settle(processes)
     return False
 
 
@@ -77,6 +79,13 @@ def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
             soft = FULL_DISK_LIMIT if hard == RLIM_INFINITY else min(FULL_DISK_LIMIT, hard)
             prlimit(process.pid, RLIMIT_FSIZE, (soft if full else hard, hard))
     return True
+
+
+def _settle(processes: Iterable[psutil.Process]) -> None:
+    """Wait briefly until all are dead. They are not reaped: an exit code belongs to the parent that waits for it."""
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end and any(_lives(p) for p in processes):
+        time.sleep(0.002)
 
 
 def _marker(process: psutil.Process) -> str:

@@ -20,7 +20,7 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.core.profile import Profile
 from gpuwarden.rehearsal.model import Faults, Settings, State
 
-LOCK_S = 30.0
+LOCK_S = 15.0
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -39,9 +39,15 @@ class Store:
         self.root = root
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """One process at a time. The kernel gives the lock back when its holder dies."""
-        self.root.mkdir(parents=True, exist_ok=True)
+    def lock(self, *, make: bool = False) -> Iterator[None]:
+        """One process at a time; the kernel gives the lock back when its holder dies. `make` makes a new cloud.
+
+        Raises Unreachable when the lock is held too long or the cloud's folder is gone.
+        """
+        if make:
+            self.root.mkdir(parents=True, exist_ok=True)
+        elif not self.root.is_dir():
+            raise Unreachable(f"the rehearsal cloud in {self.root} is gone: somebody moved or deleted its folder")
         try:
             with FileLock(self.root / "lock", timeout=LOCK_S):
                 yield
