@@ -166,7 +166,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        ledger._db.execute("PRAGMA synchronous = OFF")  # these deaths spare the machine, so nothing has to reach the disk
+        ledger._db.execute(
+            "PRAGMA synchronous = OFF"
+        )  # these deaths spare the machine, so nothing has to reach the disk
         self.w = Warden(ledger, WEALTHY, self.clock, self.home, env={})
         profile = self.w.profile(self.platform)
         if first:

@@ -10,7 +10,7 @@ from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, War
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
 from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.rules import Finding, run_rules
+from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.script import read_script
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.ledger.store import Event
@@ -115,7 +115,25 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         unusable=_unusable(w, profile, spec.platform),
         leaks=tuple(find_leaks(spec, w)),
         unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
+        looked=await _look(w, profile, spec.platform),
     )
+
+
+async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    if profile is None or _unusable(w, profile, platform):
+        return ()
+    known = {r.id for r in rules_of("submit")}
+    look, fallback = (
+        (w.provider(platform).check(), "PF-ACCT-001")
+        if profile.meter.metered
+        else (w.backend(profile.backend).check(w.owned_place(platform)), "PF-PLACE-001")
+    )
+    try:
+        found = await look
+    except WardenError as error:
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+    return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
 
 
 def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuwarden.core.models import (
@@ -18,6 +19,7 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Found
 from gpuwarden.core.script import ScriptFacts
 from gpuwarden.core.states import Job
 
@@ -38,7 +40,8 @@ class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
     `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are
-    declared secrets that have no value here.
+    declared secrets that have no value here. `looked` is what the backend said of the place, where one is known before
+    it is rented, and the provider of the account; each finding names the rule that will show it.
     """
 
     spec: JobSpec
@@ -50,6 +53,11 @@ class SubmitFacts:
     unusable: str = ""
     leaks: tuple[Leak, ...] = ()
     unset_secrets: tuple[str, ...] = ()
+    looked: tuple[Finding, ...] = ()
+
+    def told(self, rule: str) -> Iterator[Found]:
+        """What was found at the place or the account for one rule."""
+        return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
     def metered(self) -> bool:
