@@ -15,6 +15,7 @@ from gpuwarden.core.models import (
     Answer,
     Artifact,
     Disclosure,
+    Instance,
     InstanceState,
     Known,
     Manifest,
@@ -206,8 +207,8 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
     machine = await look(w, lease.id)
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
-    listed = await _listed(w, job, lease)
     pulled = last_pull(w, job.id)
+    listed = await _listed(w, job, lease, machine, pulled)
     verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
     facts = TeardownFacts(
         job_id=job.id,
@@ -229,7 +230,10 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
     return facts, pulled
 
 
-async def _listed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Manifest]:
+async def _listed(
+    w: Warden, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
+) -> Answer[Manifest]:
+    """What lies on the machine now. Where it is off, what lay there when it was pulled after the job's end."""
     if lease.id != job.lease or (job.handle is None and job.attempt == 0):
         return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
     if job.handle is None:
@@ -237,7 +241,21 @@ async def _listed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Manif
     try:
         return Known(await w.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
     except WardenError as error:
+        if pulled is not None and _is_off(machine) and _pulled_after_end(w, job):
+            return Known(pulled.manifest)
         return Unknown(error.message)
+
+
+def _is_off(machine: Answer[Instance | None]) -> bool:
+    instance = machine.value if isinstance(machine, Known) else None
+    return instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+
+
+def _pulled_after_end(w: Warden, job: JobRecord) -> bool:
+    """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
+    pull = w.ledger.last(job.subject, "artifacts.pulled")
+    end = w.ledger.last(job.subject, *(f"job.{state}" for state in TERMINAL_JOBS))
+    return pull is not None and end is not None and pull.seq > end.seq
 
 
 async def _disclosed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
