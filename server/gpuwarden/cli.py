@@ -340,15 +340,24 @@ def history(subject: str | None, as_json: bool) -> int:
     return 0
 
 
+def _written(changed: int, as_json: bool) -> int:
+    _emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
+    return 0
+
+
 @cli.command()
 @click.argument("rule_id", required=False)
+@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
 @JSON
-def rules(rule_id: str | None, as_json: bool) -> int:
+def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """The rules of both gates, or one of them with its reason."""
     from gpuwarden.core.errors import NotFound
     from gpuwarden.rules.catalog import all_rules
+    from gpuwarden.rules.page import write_page
     from gpuwarden.serve import terminal
 
+    if write:
+        return _written(write_page(), as_json)
     found = [r for r in all_rules() if rule_id in (None, r.id)]
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
@@ -373,9 +382,7 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
     from gpuwarden.serve import terminal
 
     if write:
-        changed = rewrite_blocks()
-        _emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
-        return 0
+        return _written(rewrite_blocks(), as_json)
     w = _warden()
     if name is None:
         titles = {p: w.profile(p).title for p in w.platforms()}

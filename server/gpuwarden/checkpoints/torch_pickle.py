@@ -44,127 +44,18 @@ _SAFE = {
     "torch._utils": {*_REBUILD, *_WRAP, *_OTHER},
 }
 _NUMPY = {"dtype", "ndarray", "_reconstruct", "scalar", "_frombuffer"}
-_RUNNERS = frozenset(
-    [
-        "os",
-        "posix",
-        "nt",
-        "subprocess",
-        "sys",
-        "builtins",
-        "__builtin__",
-        "runpy",
-        "importlib",
-        "imp",
-        "code",
-        "codeop",
-        "pty",
-        "commands",
-        "popen2",
-        "shutil",
-        "socket",
-        "socketserver",
-        "http",
-        "urllib",
-        "urllib2",
-        "requests",
-        "ctypes",
-        "_ctypes",
-        "cffi",
-        "multiprocessing",
-        "asyncio",
-        "threading",
-        "_thread",
-        "signal",
-        "pickle",
-        "_pickle",
-        "cPickle",
-        "dill",
-        "cloudpickle",
-        "joblib",
-        "marshal",
-        "types",
-        "operator",
-        "_operator",
-        "functools",
-        "itertools",
-        "timeit",
-        "cProfile",
-        "profile",
-        "pdb",
-        "bdb",
-        "trace",
-        "doctest",
-        "unittest",
-        "webbrowser",
-        "antigravity",
-        "idlelib",
-        "lib2to3",
-        "distutils",
-        "setuptools",
-        "pip",
-        "ensurepip",
-        "venv",
-        "zipimport",
-        "pkgutil",
-        "platform",
-        "tempfile",
-        "pathlib",
-        "io",
-        "_io",
-        "codecs",
-        "gc",
-        "inspect",
-        "atexit",
-        "site",
-        "smtplib",
-        "ftplib",
-        "telnetlib",
-        "xmlrpc",
-        "nturl2path",
-        "ntpath",
-        "posixpath",
-        "genericpath",
-        "fileinput",
-        "glob",
-        "linecache",
-        "logging",
-        "tkinter",
-        "turtle",
-        "sqlite3",
-        "bz2",
-        "gzip",
-        "lzma",
-        "zipfile",
-        "tarfile",
-        "numpy.testing",
-        "numpy.f2py",
-        "torch.hub",
-        "torch.serialization",
-        "torch.utils",
-        "torch.jit",
-        "torch._inductor",
-        "torch._dynamo",
-        "torch.storage",
-        "torch.load",
-        "jax.experimental",
-        "IPython",
-        "ast",
-        "dis",
-        "compileall",
-        "py_compile",
-        "uuid",
-        "getpass",
-        "readline",
-        "rlcompleter",
-        "ssl",
-        "hmac",
-        "contextlib",
-        "weakref",
-        "copyreg",
-        "copy_reg",
-    ]
-)
+_NOTORIOUS = """
+IPython _codecs _ctypes _io _operator _pickle _thread __builtin__ antigravity ast asyncio atexit bdb builtins bz2
+cPickle cProfile cffi cloudpickle code codecs codeop commands compileall contextlib copy_reg copyreg ctypes dill
+dis distutils doctest ensurepip fileinput ftplib functools gc genericpath getpass glob gzip http idlelib imp
+importlib inspect io itertools jax.experimental joblib lib2to3 linecache logging lzma marshal multiprocessing
+nt ntpath nturl2path numpy.f2py numpy.testing operator os pathlib pdb pickle pip pkgutil platform popen2 posix
+posixpath profile pty py_compile readline requests rlcompleter runpy setuptools shutil signal site smtplib socket
+socketserver sqlite3 ssl subprocess sys tarfile telnetlib tempfile threading timeit tkinter torch._dynamo
+torch._inductor torch.hub torch.jit torch.load torch.serialization torch.utils trace turtle types unittest urllib
+urllib2 uuid venv weakref webbrowser xmlrpc zipfile zipimport
+"""
+_RUNNERS = frozenset(_NOTORIOUS.split())
 
 
 @dataclass(frozen=True)
@@ -209,12 +100,13 @@ def fill(
         found.problems.append(f"would run code when unpickled: it names {some(evil)}")
     inert = name.endswith("training_args.bin") and not evil and all(_plain_class(n) for n in strangers)
     if inert:
+        found.meta["inert"] = True
         found.unproved.append("that it unpickles: it holds objects of a library, and nothing needs it for a resume")
     elif strangers and not evil:
         found.doubts.append(f"needs code to be unpickled, so it was not: it names {some(strangers)}")
     found.doubts += [f"its pickle {o}" for o in tree.odd if not inert]
     found.meta["globals"] = sorted(str(n) for n in tree.named)
-    storages = _storages(tree, stored, numels or {})
+    storages = _storages(tree, stored)
     if not inert:
         found.tensors = _tensors(tree, stored)
     found.content = tree.root
@@ -232,7 +124,7 @@ def _plain_class(name: Global) -> bool:
     return root in {"transformers", "trl", "peft", "accelerate", "datasets", "__main__"} and name.name[:1].isupper()
 
 
-def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]], numels: Mapping[str, int]) -> set[str]:
+def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
     """Keys of the storages that the pickle names; each must be there in full size."""
     seen: set[str] = set()
     for p in tree.persistent:

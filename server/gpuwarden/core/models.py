@@ -410,3 +410,11 @@ class Report(Frozen):
     step: int | None = None
     newest: str = ""
     bytes: int = 0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not proven, whoever it is said of: the whole, a checkpoint or a file."""
+        parts = [("", self.problems + self.doubts)]
+        parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
+        parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]
+        return tuple(dict.fromkeys(at + why for at, whys in parts for why in whys))

@@ -13,14 +13,14 @@ from gpuwarden.core.fence import SECRET_NAME, TOKEN
 from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.rules import Finding, run_rules
+from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.script import read_command, read_script
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Leak, SubmitFacts
@@ -141,12 +141,30 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
         hub=hub,
         proven_script=spec.script is not None and _has_succeeded(w, spec.script),
+        looked=await _look(w, profile, spec.platform),
     )
 
 
 def _has_succeeded(w: Warden, script: str) -> bool:
     """Whether a job with this very script has succeeded, with whatever arguments."""
     return any(read_job(w.ledger, i).spec.script == script for i in job_ids(w.ledger, Job.SUCCEEDED))
+
+
+async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    if profile is None or _unusable(w, profile, platform):
+        return ()
+    known = {r.id for r in rules_of("submit")}
+    look, fallback = (
+        (w.provider(platform).check(), "PF-ACCT-001")
+        if profile.meter.metered
+        else (w.backend(profile.backend).check(w.owned_place(platform)), "PF-PLACE-001")
+    )
+    try:
+        found = await look
+    except WardenError as error:
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+    return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
 
 
 def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
@@ -234,14 +252,6 @@ async def _redeem(w: Warden, spec: JobSpec, receipt: str) -> Submission:
         raise Conflict(
             f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
         )
-    live = _live_twin(w, spec)
-    if live is not None:
-        return Submission(
-            checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(w, live), adopted=True
-        )
-    ask = spending_question(w, checked.facts)
-    if ask and not spending_approved(w, receipt):
-        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
     return await _accept(w, checked, receipt)
 
 
@@ -281,14 +291,22 @@ async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
         "worst_cost": checked.facts.worst_cost,
         "receipt": receipt,
     }
-    async with w.lock("submit"):  # so that two processes don't both find no twin
-        live = _live_twin(w, spec)
+    async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+        used = w.ledger.used("job.accepted", receipt)
+        live = used.subject.removeprefix("job/") if used else _live_twin(w, spec)
         if live is None:
+            _check_spending(w, checked.facts, receipt)
             w.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
     job = await advance(w, live or job_id)
     return Submission(
         checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
     )
+
+
+def _check_spending(w: Warden, facts: SubmitFacts, receipt: str) -> None:
+    ask = spending_question(w, facts)
+    if ask and not spending_approved(w, receipt):
+        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
 
 
 def _live_twin(w: Warden, spec: JobSpec) -> str | None:
@@ -333,12 +351,11 @@ def spent_today(w: Warden, *, pretend: bool) -> float:
 
 
 def _committed(w: Warden, job: JobRecord) -> float:
-    if job.lease is None:
-        return 0.0 if job.state in TERMINAL_JOBS else job.worst_cost or 0.0
-    lease = read_lease(w.ledger, job.lease)
-    if lease.state in LIVE_LEASES:
-        return max(job.worst_cost or 0.0, lease.cost or 0.0)
-    return 0.0 if lease.state is Lease.NONE else lease.cost or 0.0
+    leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
+    mine = [lease for lease in leases if lease.job_id == job.id]
+    spent = sum(lease.cost or 0.0 for lease in mine)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in mine)
+    return max(job.worst_cost or 0.0, spent) if open_ended else spent
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuwarden.core.analysis import Uses
@@ -21,7 +22,7 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.rules import Severity
+from gpuwarden.core.rules import Finding, Found, Severity
 from gpuwarden.core.script import ScriptFacts
 from gpuwarden.core.states import Job
 
@@ -42,8 +43,10 @@ class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
     `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are
-    declared secrets that have no value here. `hub` is None for a job that does not touch the Hub. `proven_script`:
-    this very script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
+    declared secrets that have no value here. `looked` is what the backend said of the place, where one is known before
+    it is rented, and the provider of the account; each finding names the rule that will show it. `hub` is None for a
+    job that does not touch the Hub. `proven_script`: this very script has succeeded before. `script_url` says what is
+    wrong with an address that a script comes from.
     """
 
     spec: JobSpec
@@ -55,6 +58,7 @@ class SubmitFacts:
     unusable: str = ""
     leaks: tuple[Leak, ...] = ()
     unset_secrets: tuple[str, ...] = ()
+    looked: tuple[Finding, ...] = ()
     hub: HubFacts | None = None
     proven_script: bool = False
     script_url: str = ""
@@ -74,6 +78,10 @@ class SubmitFacts:
     def could_not(self) -> Severity:
         """How much "could not be checked" weighs: where money runs it blocks."""
         return Severity.UNKNOWN if self.metered else Severity.WARNING
+
+    def told(self, rule: str) -> Iterator[Found]:
+        """What was found at the place or the account for one rule."""
+        return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
     def metered(self) -> bool:

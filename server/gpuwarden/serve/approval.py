@@ -60,7 +60,7 @@ def open_terminal() -> Iterator[Terminal]:
             if not sys.stdin.isatty():
                 raise OSError("standard input is no terminal")
             # A terminal can't seek, so no one file does both.
-            reader = stack.enter_context(Path(names[0]).open(encoding="utf-8", errors="replace"))
+            reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
             writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
         except OSError as error:
             raise Refused(

@@ -68,7 +68,7 @@ class Stage:
     def say(self, text: str) -> None:
         """One line; it may hold markup."""
         if not self.quiet:
-            self.console.print(Padding(text, (0, 0, 0, 3)))
+            self.console.print(Padding(text, (0, 0, 0, 3), expand=False))
 
 
 async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:

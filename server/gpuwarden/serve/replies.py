@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.fence import SECRET_NAME, fence, line
-from gpuwarden.core.models import Report
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Lease, Teardown
@@ -119,7 +119,10 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Reply):
-    """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted."""
+    """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted.
+
+    `problems` say why it is not proven, `warnings` change nothing.
+    """
 
     verdict: str
     level: str
@@ -128,6 +131,7 @@ class VerifyReply(Reply):
     bytes: int
     step: int | None = None
     problems: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
     not_checked: list[str] = Field(default_factory=list)
     evidence: list[FileReply] = Field(default_factory=list)
 
@@ -282,7 +286,8 @@ def pulled(result: PullResult) -> PullReply:
 
 def verified(report: Report) -> VerifyReply:
     """A reply to verify_checkpoint."""
-    bad = [f for f in report.files if f.verdict != "proven"]
+    bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
+    bad += [f for f in report.files if f.verdict != "proven"]
     words = {"proven": "Proven.", "refuted": "Refuted: do not rely on it.", "unknown": "It could not be told."}
     hints = {"proven": "", "refuted": "Pull again; if it stays, the file is broken at its source."}
     return VerifyReply(
@@ -296,10 +301,16 @@ def verified(report: Report) -> VerifyReply:
         files=len(report.files),
         bytes=report.bytes,
         step=report.step,
-        problems=[line(p) for p in report.problems[:SHOWN]],
+        problems=[line(p) for p in [*report.problems, *report.doubts][:SHOWN]],
+        warnings=[line(p) for p in report.warnings[:SHOWN]],
         not_checked=[line(n) for n in report.not_checked[:SHOWN]],
         evidence=[
-            FileReply(path=line(f.path), format=f.format, verdict=f.verdict, problems=[line(p) for p in f.problems[:5]])
+            FileReply(
+                path=line(f.path),
+                format=f.format if isinstance(f, FileEvidence) else f.layout,
+                verdict=f.verdict,
+                problems=[line(p) for p in [*f.problems, *f.doubts][:5]],
+            )
             for f in bad[:SHOWN]
         ],
     )

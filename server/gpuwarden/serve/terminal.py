@@ -139,6 +139,8 @@ def verified(reply: VerifyReply) -> None:
         out.print(
             f"  {colored(file.verdict)} {escape(file.path)} [dim]({file.format})[/] {escape('; '.join(file.problems))}"
         )
+    for text in reply.warnings:
+        out.print(f"  [yellow]{escape(text)}[/]")
     for text in reply.not_checked:
         out.print(f"  [dim]not checked: {escape(text)}[/]")
     message(reply)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from gpuwarden.checkpoints import pickles, torch_pickle
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Limits
 from gpuwarden.checkpoints.formats.torch_zip import ENDINGS
 from gpuwarden.checkpoints.source import Source
 
 NAME = "torch legacy"
+LOAD = "tensors"
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 
@@ -46,8 +47,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 def _plain(found: Anatomy, tree: pickles.Tree, source: Source) -> Anatomy:
     found.format = "pickle"
     torch_pickle.fill(found, tree, {}, source.name)
-    if not found.problems:
-        raise Doubtful("is a pickle, but none of torch's")
+    found.doubts.append("is a pickle, but none of torch's")
     return found
 
 

@@ -10,6 +10,7 @@ from gpuwarden.checkpoints.source import Source
 
 NAME = "torch zip"
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".model", ".optim", ".states")
+LOAD = "tensors"
 _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
 
 
@@ -37,6 +38,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
             found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
     found.big_endian = _order(source, inside)
     tree = pickles.Machine(zips.read(source, inside["data.pkl"], limits.pickle), limits).run()
+    if tree.end != inside["data.pkl"].size:
+        found.problems.append("bytes follow the end of its pickle")
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_pickle.fill(found, tree, stored, source.name)
     return found
