@@ -28,6 +28,8 @@ pytestmark = pytest.mark.anyio
 
 ERAS = {"legacy": "2025-11-25", "2026-07-28": "2026-07-28"}
 TOOLS = {
+    "hub_repo_details",
+    "dataset_search",
     "submit_job",
     "check_job",
     "cancel_job",
@@ -189,7 +191,7 @@ async def test_every_tool_is_annotated_described_and_cheap(w: Warden) -> None:
     assert destructive == {"cancel_job", "teardown_request"}
     seen = [{"name": t.name, "description": t.description, "inputSchema": t.input_schema} for t in tools]
     tokens = sum(len(json.dumps(t, separators=(",", ":"))) for t in seen) / 4
-    assert tokens <= 1_500, tokens
+    assert tokens <= 1_900, tokens
     assert not any("approve" in t.input_schema["properties"] for t in tools), "no argument approves"
 
 
