@@ -216,10 +216,32 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
     return not text.endswith((".json", ".jsonl", ".csv", ".parquet", ".txt", ".pt", ".bin", ".safetensors", ".yaml"))
 
 
+def _split_keys(program: Program) -> dict[int, list[str]]:
+    """The splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
+    held: dict[str, ast.Call | None] = {}
+    for node, _ in program.nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
+                    held[target.id] = one
+    found: dict[int, list[str]] = {}
+    for node, _ in program.nodes:
+        match node:
+            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                found.setdefault(id(call), []).append(key)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()) if held.get(
+                name
+            ):
+                found.setdefault(id(held[name]), []).append(key)
+    return found
+
+
 def _loaded(program: Program) -> Iterator[RepoUse]:
+    keys = _split_keys(program)
     for call in program.calls:
         if call.last in {"load_dataset", "load_dataset_builder", "get_dataset_config_names"}:
-            yield from _dataset(call)
+            yield from _dataset(call, keys.get(id(call.node), ()))
         elif call.last == "from_pretrained":
             yield from _pretrained(call)
         elif call.last in {"snapshot_download", "hf_hub_download"}:
@@ -231,21 +253,23 @@ def _loaded(program: Program) -> Iterator[RepoUse]:
             yield from _model(found[1], call)
 
 
-def _dataset(call: Call) -> Iterator[RepoUse]:
+def _dataset(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
     path = call.get("path", 0)
     if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
         return
-    yield RepoUse(
-        path,
-        "dataset",
-        call.line,
-        "data",
-        revision=text_or_none(call.get("revision")),
-        config=text_or_none(call.get("name", 1)),
-        split=text_or_none(call.get("split")),
-        file=text_or_none(call.get("data_files")),
-        streaming=call.get("streaming") is True,
-    )
+    split = text_or_none(call.get("split"))
+    for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
+        yield RepoUse(
+            path,
+            "dataset",
+            call.line,
+            "data",
+            revision=text_or_none(call.get("revision")),
+            config=text_or_none(call.get("name", 1)),
+            split=name,
+            file=text_or_none(call.get("data_files")),
+            streaming=call.get("streaming") is True,
+        )
 
 
 def _pretrained(call: Call) -> Iterator[RepoUse]:
@@ -376,8 +400,29 @@ def _column_reads(program: Program) -> Iterator[tuple[str, int]]:
                 inner = functions.get(inner.id)
             if isinstance(inner, ast.FunctionDef | ast.Lambda) and inner.args.args:
                 seen[id(inner)] = inner
+    for call in program.calls:
+        if call.last.endswith("Trainer") and call.node is not None:
+            named = {k.arg: k.value for k in call.node.keywords if k.arg in {"formatting_func", "reward_funcs"}}
+            formatter = named.get("formatting_func")
+            if isinstance(formatter, ast.Name) and (inner := functions.get(formatter.id)) and inner.args.args:
+                seen[id(inner)] = inner
+            yield from _reward_reads(named.get("reward_funcs"), functions)
     for function in seen.values():
         yield from _reads_of(function, function.args.args[0].arg)
+
+
+# What trl itself passes to a reward function; its other parameters are columns.
+_REWARD_GIVEN = frozenset(
+    {"self", "prompts", "completions", "completion_ids", "trainer_state", "environments", "log_extra", "log_metric"}
+)
+
+
+def _reward_reads(node: ast.expr | None, functions: Mapping[str, ast.FunctionDef]) -> Iterator[tuple[str, int]]:
+    for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+        function = functions.get(item.id) if isinstance(item, ast.Name) else None
+        if function is not None:
+            needed = function.args.args[: len(function.args.args) - len(function.args.defaults)]
+            yield from ((a.arg, function.lineno) for a in needed if a.arg not in _REWARD_GIVEN)
 
 
 def _reads_of(function: ast.FunctionDef | ast.Lambda, row: str) -> Iterator[tuple[str, int]]:

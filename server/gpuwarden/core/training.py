@@ -259,7 +259,9 @@ class Requirement:
         )
 
 
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)/:]*)\)?(?:;.*)?$")
+_REQUIREMENT = re.compile(
+    r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)/:]*)\)?(?:;.*)?$"
+)
 
 
 def read_requirement(text: str) -> Requirement | None:
