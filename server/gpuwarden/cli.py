@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, Internal, WardenError
+from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.warden import Warden
@@ -56,7 +56,7 @@ def _in_our_words(error: BaseException) -> WardenError:
         import traceback
 
         traceback.print_exception(error)
-    return Internal()
+    return DiskError.of(error) if isinstance(error, OSError) else Internal()
 
 
 def _wants_json(argv: list[str] | None) -> bool:
@@ -329,10 +329,10 @@ async def instances(as_json: bool) -> int:
 @JSON
 def history(subject: str | None, as_json: bool) -> int:
     """The ledger's events, of one job (its leases and teardowns too) or of all."""
+    from gpuwarden.lifecycle.records import story
     from gpuwarden.serve import terminal
 
-    w = _warden()
-    rows = [e.as_dict() for e in w.ledger.events() if subject is None or subject in json.dumps([e.subject, e.body])]
+    rows = [e.as_dict() for e in story(_warden().ledger, subject)]
     if as_json:
         _emit({"ok": True, "code": "ok", "events": rows})
     else:

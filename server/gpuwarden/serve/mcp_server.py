@@ -20,7 +20,7 @@ from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, TextC
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, Internal, Refused, WardenError
+from gpuwarden.core.errors import BadRequest, DiskError, Internal, Refused, WardenError
 from gpuwarden.core.fence import line, scrubbed
 from gpuwarden.core.inputs import bad_arguments, build
 from gpuwarden.core.models import JobSpec, Level, Report, Verb
@@ -83,7 +83,7 @@ def _cause(error: ToolError | MCPError) -> WardenError:
     if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(cause)
     logger.error("a tool crashed", exc_info=cause or error)
-    return Internal()
+    return DiskError.of(cause) if isinstance(cause, OSError) else Internal()
 
 
 def _failure(error: WardenError) -> CallToolResult:
