@@ -16,6 +16,7 @@ import anyio
 import click
 import pytest
 from anyio import to_thread
+from rich.console import Console
 
 from doors import JOB, PLATFORM, TRAIN, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden import cli
@@ -29,6 +30,7 @@ from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import request
 from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.serve import replies, terminal
 from gpuwarden.serve.approval import Terminal, ask
 
 YES = {"Type yes to approve: ": "yes"}
@@ -404,11 +406,11 @@ class Typed(Terminal):
 
 async def typed(w: Warden, ticket: str, *answers: str, without_proof: bool = False) -> tuple[str, str]:
     """What came of answering like that, and what was shown."""
-    terminal = Typed(*answers)
+    person = Typed(*answers)
     try:
-        return (await ask(w, ticket, terminal, without_proof=without_proof)).code, terminal.shown
+        return (await ask(w, ticket, person, without_proof=without_proof)).code, person.shown
     except WardenError as error:
-        return error.code, terminal.shown + error.message
+        return error.code, person.shown + error.message
 
 
 def test_a_pipe_is_no_person(home: Path, w: Warden, run: Cli, train: Path) -> None:
@@ -490,6 +492,36 @@ def test_a_spending_above_the_caps_takes_a_person(home: Path, w: Warden, run: Cl
     code, shown = at_terminal(home, "approve", body["receipt"], says=YES)
     assert code == 0 and "USD/h" in shown, shown
     assert run(*again)[1]["code"] == "accepted"
+
+
+# ------------------------------------------------------------------------------------------------------ what is seen
+
+
+def test_tables_fit_80_columns_and_break_no_id(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "out", Console(width=80, highlight=False))
+    machine = {
+        "platform": "rehearsal/prime_intellect", "instance_id": "r23243ea3-17", "ours": True, "state": "terminating",
+        "billing": None, "price_usd_per_hour": 28.8, "cost_usd": 1234.5678, "since": 1.8e9, "job_id": "j0123456789",
+        "job_state": "provisioning", "note": "unverified: counts as billing; the job is failed and the meter runs",
+    }  # fmt: skip
+    terminal.listed(replies.InstancesReply(instances=[replies.InstanceReply.model_validate(machine)]))
+    event = {"seq": 1, "at": 1.8e9, "subject": "receipt/r0123456789abcdef", "kind": "lease.created"}
+    terminal.history([{**event, "state": "metering", "body": {"why": "seen \x1b[2J " + "gone " * 40}}])
+    shown = capsys.readouterr().out
+    assert all(len(text) <= 80 for text in shown.splitlines())
+    for whole in ("rehearsal/prime_intellect", "r23243ea3-17", "$1,234.57", "$28.80/h", "j0123456789", "unknown"):
+        assert whole in shown
+    assert "receipt/r0123456789abcdef" in shown and "lease.created -> metering" in shown and "\x1b" not in shown
+
+
+def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) -> None:
+    job_id = launched(run, train)
+    ended(run, job_id)
+    _, shown = run.shown("check", job_id)
+    assert "`gpuwarden pull`" in shown and "pull_artifacts" not in shown
+    assert "step 1 loss 0.5" in shown and "<<<DATA" not in shown
 
 
 # ---------------------------------------------------------------------------------------------------- quick starts
