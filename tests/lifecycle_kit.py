@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from gpuwarden.core.clock import Clock
@@ -86,7 +87,7 @@ _TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TE
 _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
 
 
-def promises(ledger: Ledger, cloud: Cloud, excused: Set[str] = frozenset()) -> list[str]:
+def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset()) -> list[str]:
     """Everything that is wrong. Lets time pass in the cloud first. `excused` are machines that may bill unseen."""
     truths = cloud.truths()
     return [
@@ -128,6 +129,10 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
         yield "an approval was used twice"
     approved = {ledger.events(e.subject, kind="teardown.requested")[0].body["lease"] for e in used}
     given_back = {e.subject.removeprefix("lease/") for e in ledger.events(kind="abandon.intent")}
+    for job in {e.subject.removeprefix("job/") for e in ledger.events(kind="submit.intent")}:
+        rented = ledger.last(f"job/{job}", "job.provisioning")
+        if rented is not None and rented.body["lease"] in given_back:
+            yield f"{job} was given back although something was launched there"
     for record in records(cloud):
         if record.cause in {"stop", "terminate"} and not {
             lease for lease, id in leases(ledger).items() if id == record.id

@@ -21,6 +21,7 @@ from gpuwarden.checkpoints import manifest as manifests
 from gpuwarden.checkpoints.anatomy import Limits, short, some
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
+from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
 
@@ -35,6 +36,7 @@ def verify(
     under: str = "",
     threads: int = 2,
     limits: Limits | None = None,
+    load_limits: LoadLimits | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
@@ -46,6 +48,9 @@ def verify(
     path = _usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress)
     found, extra = _examine(path, level, manifest, under, ask)
+    if level in (Level.LOAD, Level.RESUME):
+        good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
+        load(found.root if found.tree else path.parent, good, load_limits)
     return _report(path, level, found, extra)
 
 
@@ -118,6 +123,11 @@ def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
         doubts.append("holds no files, so there is nothing to prove")
     whole = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
     newest = max(whole, key=lambda c: c.step or 0, default=None)
+    if level is Level.RESUME:
+        if newest is None:
+            doubts.append("no whole checkpoint with a step was found, so there is nothing to resume from")
+        else:
+            problems += [f"{newest.path}: {line}" for line in newest.resume]
     verdicts = [f.verdict for f in files] + [c.verdict for c in checkpoints]
     verdicts += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
     return Report(

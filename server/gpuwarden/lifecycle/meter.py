@@ -51,6 +51,15 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
     return replace(lease, instance=w.seen.get(lease_id, lease.instance))
 
 
+def believed(w: Warden, lease_id: str) -> str | None:
+    """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    subject = f"lease/{lease_id}"
+    if w.ledger.state(subject) == Lease.NONE:
+        return "gone"
+    last = w.ledger.last(subject, "lease.stopped", "lease.gone")
+    return str(last.body["saw"]) if last and w.ledger.state(subject) == Lease.STOPPED else None
+
+
 def _doubt(w: Warden, lease: LeaseRecord, why: str) -> None:
     if lease.state is Lease.METERING:
         w.ledger.add(lease.subject, "lease.unverified", {"why": why}, state=Lease.UNVERIFIED)
@@ -71,7 +80,7 @@ def _alive(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
 
 def _confirm(w: Warden, lease: LeaseRecord, saw: str, instance: Instance | None) -> None:
     """Believe "gone" or "stopped" on the second look that agrees."""
-    if lease.state not in LIVE_LEASES:
+    if lease.state is Lease.NONE or saw == believed(w, lease.id):
         return
     last = w.ledger.last(lease.subject, "lease.look")
     settle_s = w.provider(lease.platform).settle_s
@@ -79,10 +88,14 @@ def _confirm(w: Warden, lease: LeaseRecord, saw: str, instance: Instance | None)
         _record(w, lease, "lease.look", {"saw": saw, "cost": instance.cost_usd if instance else None}, instance)
     elif w.clock.now() - last.at >= settle_s:
         body = {
+            "saw": saw,
             "why": f"seen {saw} twice, {w.clock.now() - last.at:.1f} s apart",
             "cost_usd": _final_cost(lease_now(w, lease.id), instance),
         }
-        _record(w, lease, "lease.stopped", body, instance, Lease.STOPPED)
+        if lease.state in LIVE_LEASES:
+            _record(w, lease, "lease.stopped", body, instance, Lease.STOPPED)
+        else:
+            _record(w, lease, f"lease.{saw}", body, instance)
 
 
 def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> bool:

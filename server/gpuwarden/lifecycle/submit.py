@@ -12,10 +12,10 @@ from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.script import read_script
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Leak, SubmitFacts
@@ -220,14 +220,6 @@ async def _redeem(w: Warden, spec: JobSpec, receipt: str) -> Submission:
         raise Conflict(
             f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
         )
-    live = _live_twin(w, spec)
-    if live is not None:
-        return Submission(
-            checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(w, live), adopted=True
-        )
-    ask = spending_question(w, checked.facts)
-    if ask and not spending_approved(w, receipt):
-        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
     return await _accept(w, checked, receipt)
 
 
@@ -261,14 +253,22 @@ async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
         "worst_cost": checked.facts.worst_cost,
         "receipt": receipt,
     }
-    async with w.lock("submit"):  # so that two processes don't both find no twin
-        live = _live_twin(w, spec)
+    async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+        used = w.ledger.used("job.accepted", receipt)
+        live = used.subject.removeprefix("job/") if used else _live_twin(w, spec)
         if live is None:
+            _check_spending(w, checked.facts, receipt)
             w.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
     job = await advance(w, live or job_id)
     return Submission(
         checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
     )
+
+
+def _check_spending(w: Warden, facts: SubmitFacts, receipt: str) -> None:
+    ask = spending_question(w, facts)
+    if ask and not spending_approved(w, receipt):
+        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
 
 
 def _live_twin(w: Warden, spec: JobSpec) -> str | None:
@@ -313,12 +313,11 @@ def spent_today(w: Warden, *, pretend: bool) -> float:
 
 
 def _committed(w: Warden, job: JobRecord) -> float:
-    if job.lease is None:
-        return 0.0 if job.state in TERMINAL_JOBS else job.worst_cost or 0.0
-    lease = read_lease(w.ledger, job.lease)
-    if lease.state in LIVE_LEASES:
-        return max(job.worst_cost or 0.0, lease.cost or 0.0)
-    return 0.0 if lease.state is Lease.NONE else lease.cost or 0.0
+    leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
+    mine = [lease for lease in leases if lease.job_id == job.id]
+    spent = sum(lease.cost or 0.0 for lease in mine)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in mine)
+    return max(job.worst_cost or 0.0, spent) if open_ended else spent
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:

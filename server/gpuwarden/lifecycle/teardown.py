@@ -29,7 +29,7 @@ from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.lifecycle.advance import advance_locked, ask_end, tend
 from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
-from gpuwarden.lifecycle.meter import lease_now, look
+from gpuwarden.lifecycle.meter import believed, lease_now, look
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
@@ -77,10 +77,11 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
         raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
-        if job.lease is None:
+        lease = _lease_to_end(w, job, verb)
+        if lease is None:
             raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
-        await tend(w, job.lease)
-        ticket = _open_ticket(w, job, verb)
+        await tend(w, lease)
+        ticket = _open_ticket(w, lease, verb)
         return await _proceed(w, ticket)
 
 
@@ -91,35 +92,47 @@ async def proceed(w: Warden, ticket: str) -> TeardownView:
         return await _proceed(w, ticket)
 
 
-def _open_ticket(w: Warden, job: JobRecord, verb: Verb) -> str:
+def _lease_to_end(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
+    live = [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
+    if job.lease is None or job.lease in live or not live:
+        return job.lease
+    return job.lease if verb == "terminate" and believed(w, job.lease) == "stopped" else live[0]
+
+
+def _open_ticket(w: Warden, lease: str, verb: Verb) -> str:
     """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
 
     A request under way is finished first.
     """
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
-        if found.lease != job.lease:
+        if found.lease != lease:
             continue
         if found.verb == verb or found.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
             return found.id
         w.ledger.add(found.subject, "teardown.withdrawn", {"why": f"{verb} was asked for"}, state=Teardown.WITHDRAWN)
-    ended = _ended_by(w, job, verb)
+    ended = _ended_by(w, lease, verb)
     if ended is not None:
         return ended
+    job = read_lease(w.ledger, lease).job_id
+    if believed(w, lease) == "gone":
+        raise Conflict(
+            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+        )
     ticket = f"t{random.token_hex(5)}"
-    body = {"job": job.id, "lease": job.lease, "verb": verb}
+    body = {"job": job, "lease": lease, "verb": verb}
     w.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
     return ticket
 
 
-def _ended_by(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+def _ended_by(w: Warden, lease: str, verb: Verb) -> str | None:
     """The finished request that `verb` would only repeat: asking again must not ask a person again."""
-    assert job.lease is not None
-    if read_lease(w.ledger, job.lease).state not in {Lease.STOPPED, Lease.NONE}:
+    if read_lease(w.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
         return None
     for subject in reversed(w.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
-        if found.lease == job.lease and found.verb in {verb, "terminate"}:
+        if found.lease == lease and found.verb in {verb, "terminate"}:
             return found.id
     return None
 
@@ -130,6 +143,9 @@ async def _proceed(w: Warden, ticket: str) -> TeardownView:
         await _finish(w, record)
     elif record.state is Teardown.APPROVED:
         await _execute(w, record)
+    elif record.state in OPEN_TEARDOWNS and believed(w, record.lease) == "gone":
+        why = {"why": "the instance is gone without it, and its meter was seen to have stopped"}
+        w.ledger.add(record.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
     elif record.state in OPEN_TEARDOWNS:
         return await _judge(w, record)
     return _view(w, read_teardown(w.ledger, ticket))
@@ -191,8 +207,8 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
     machine = await look(w, lease.id)
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
-    listed = await _listed(w, job)
     pulled = last_pull(w, job.id)
+    listed = await _listed(w, job, lease, machine, pulled)
     verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
     facts = TeardownFacts(
         job_id=job.id,
@@ -209,24 +225,42 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         copy_problems=problems,
         other_jobs=_others(w, job, lease),
         durable_storage=job.spec.durable_storage,
-        disclosure=await _disclosed(w, job),
+        disclosure=await _disclosed(w, job, lease),
     )
     return facts, pulled
 
 
-async def _listed(w: Warden, job: JobRecord) -> Answer[Manifest]:
+async def _listed(
+    w: Warden, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
+) -> Answer[Manifest]:
+    """What lies on the machine now. Where it is off, what lay there when it was pulled after the job's end."""
+    if lease.id != job.lease or (job.handle is None and job.attempt == 0):
+        return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
     if job.handle is None:
-        # Nothing of ours was ever started there.
-        return (
-            Known(Manifest(taken_at=0.0, files=())) if job.attempt == 0 else Unknown("the launch was never confirmed")
-        )
+        return Unknown("the launch was never confirmed")
     try:
         return Known(await w.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
     except WardenError as error:
+        if pulled is not None and _is_off(machine) and _pulled_after_end(w, job):
+            return Known(pulled.manifest)
         return Unknown(error.message)
 
 
-async def _disclosed(w: Warden, job: JobRecord) -> Answer[Disclosure]:
+def _is_off(machine: Answer[Instance | None]) -> bool:
+    instance = machine.value if isinstance(machine, Known) else None
+    return instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+
+
+def _pulled_after_end(w: Warden, job: JobRecord) -> bool:
+    """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
+    pull = w.ledger.last(job.subject, "artifacts.pulled")
+    end = w.ledger.last(job.subject, *(f"job.{state}" for state in TERMINAL_JOBS))
+    return pull is not None and end is not None and pull.seq > end.seq
+
+
+async def _disclosed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    if lease.id != job.lease:
+        return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if job.handle is None:
         return Known(Disclosure())
     try:
@@ -421,39 +455,46 @@ async def _still_true(w: Warden, record: TeardownRecord, granted: dict[str, Any]
 
 
 async def _finish(w: Warden, record: TeardownRecord) -> None:
-    """Ask, watch, and ask again, until the meter is seen to have stopped. Every call takes this one step further."""
-    lease = read_lease(w.ledger, record.lease)
-    if lease.instance_id is not None and lease.state in LIVE_LEASES:
-        machine = await look(w, lease.id)
-        lease = read_lease(w.ledger, record.lease)
-        if lease.state in LIVE_LEASES:
-            await _ask(w, record, lease, machine)
-            await look(w, lease.id)
-            lease = read_lease(w.ledger, record.lease)
-    if lease.state in {Lease.STOPPED, Lease.NONE}:
-        body = {"cost_usd": lease_now(w, lease.id).cost, "why": "the meter was seen to have stopped"}
+    """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
+    await tend(w, record.lease)
+    if not _done(w, record):
+        lease = lease_now(w, record.lease)
+        if lease.instance_id is not None:
+            await _ask(w, record, lease)
+            await tend(w, record.lease)
+    if _done(w, record):
+        body = {"cost_usd": lease_now(w, record.lease).cost, "why": "the meter was seen to have stopped"}
         w.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
     elif record.state is Teardown.EXECUTING and w.clock.now() - record.since > PATIENCE_S:
         why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
         w.ledger.add(record.subject, "teardown.needs_human", {"why": why}, state=Teardown.NEEDS_HUMAN)
 
 
-async def _ask(w: Warden, record: TeardownRecord, lease: LeaseRecord, machine: Answer[Instance | None]) -> None:
+def _done(w: Warden, record: TeardownRecord) -> bool:
+    """Whether the machine is seen to be stopped, or gone where its end was asked for."""
+    return believed(w, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
+
+
+async def _ask(w: Warden, record: TeardownRecord, lease: LeaseRecord) -> None:
     """Send the verb, unless it was taken a moment ago or the machine is on its way already."""
-    instance = machine.value if isinstance(machine, Known) else None
-    if isinstance(machine, Known) and instance is None:
-        return  # gone at the first look; the second confirms it
+    state = lease.instance.state if lease.instance else None
+    if _last_look(w, lease) == "gone":
+        return  # the second look confirms it
     verb: str = record.verb
-    off = instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+    off = state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
     if verb == "terminate" and w.profile(lease.platform).verbs.terminate_needs_stop and not off:
         verb = "stop"
-    elif verb == "stop" and off and instance is not None and instance.state is InstanceState.STOPPED:
+    elif verb == "stop" and state is InstanceState.STOPPED:
         return
     sent = w.ledger.last(lease.subject, "verb.sent")
-    recent = sent is not None and w.clock.now() - sent.at < ASK_AGAIN_S
-    if recent and sent is not None and sent.body == {"verb": verb, "answer": "taken"}:
+    if sent is not None and w.clock.now() - sent.at < ASK_AGAIN_S and sent.body == {"verb": verb, "answer": "taken"}:
         return
     await ask_end(w, lease, verb)
+
+
+def _last_look(w: Warden, lease: LeaseRecord) -> str | None:
+    last = w.ledger.last(lease.subject, "lease.look")
+    return last.body["saw"] if last else None
 
 
 async def withdraw(w: Warden, ticket: str, why: str) -> TeardownRecord:
