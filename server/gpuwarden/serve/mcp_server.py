@@ -26,7 +26,7 @@ from gpuwarden.core.inputs import bad_arguments, build
 from gpuwarden.core.models import JobSpec, Level, Report, Verb
 from gpuwarden.core.states import Teardown
 from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.instances import list_instances, reconcile
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.lifecycle.submit import submit
@@ -36,6 +36,7 @@ from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.serve import replies
 from gpuwarden.serve.replies import Reply, secret_values
 
+TEND_S = 15.0
 INSTRUCTIONS = (
     "gpuwarden guards metered GPUs. submit_job checks first: on a rented platform it returns a receipt, and launches "
     "only when called again with it. A finished job still bills: pull_artifacts, verify_checkpoint, then "
@@ -387,6 +388,19 @@ def _slim(schema: dict[str, Any]) -> dict[str, Any]:
     return slim
 
 
+async def tend(w: Warden, every_s: float = TEND_S) -> None:
+    """Move everything on while the server runs, so that no machine waits, billing, for an agent to look."""
+    while True:
+        await w.clock.sleep(every_s)
+        try:
+            await reconcile(w)
+        except WardenError as error:
+            logger.warning("reconcile: %s", error.message)
+
+
 async def run_stdio(w: Warden) -> None:
     """Serve on standard input and output until the client goes away."""
-    await make_server(w).run_stdio_async()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tend, w)
+        await make_server(w).run_stdio_async()
+        tasks.cancel_scope.cancel()
