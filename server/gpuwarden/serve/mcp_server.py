@@ -125,12 +125,12 @@ async def _reporting(ctx: Context[Any, Any], work: Callable[[Note], Awaitable[T]
             if news:
                 await ctx.report_progress(*news[-1])
 
-    failure: WardenError | None = None
+    failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tell)
         try:
             result = await work(note)
-        except WardenError as error:
+        except Exception as error:
             failure = error  # raised below: a task group would wrap it
         tasks.cancel_scope.cancel()
     if failure is not None:
