@@ -342,6 +342,22 @@ async def test_a_yes_counts_for_the_facts_that_were_shown(w: Warden, mode: str) 
     assert metering(w) and not w.ledger.events(kind="approval.granted")
 
 
+async def test_a_question_does_not_stand_open_for_ever(w: Warden, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with talking(w) as talk:
+        job_id = await talk.proven()
+    monkeypatch.setattr("gpuwarden.serve.mcp_server.ASK_S", 1.0)
+
+    class Away(Person):
+        async def __call__(self, context: object, params: Any) -> ElicitResult:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    async with talking(w, Away(says(True)), "legacy") as talk:
+        with anyio.fail_after(20):
+            body = await talk.error("teardown_request", job_id=job_id, verb="terminate")
+    assert body["code"] == "refused" and "nobody answered" in body["message"] and metering(w)
+
+
 async def test_the_policy_can_forbid_elicitation(w: Warden, monkeypatch: pytest.MonkeyPatch) -> None:
     w.policy = w.policy.model_copy(
         update={"approval": w.policy.approval.model_copy(update={"channels": ("terminal",)})}
