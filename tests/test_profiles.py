@@ -217,6 +217,8 @@ SURVIVES = [
     ("autodl", "/root/autodl-tmp/x", True, "ynny"),
     ("autodl", "/root/autodl-fs/x", False, "nnnn"),
     ("autodl", "/root/autodl-fs/x", True, "nnnn"),
+    ("hf-jobs", "/job/out", False, "nnnn"),
+    ("hf-jobs", "/hub/models/me/x", False, "yyyy"),
 ]
 
 
@@ -250,6 +252,7 @@ METER = {
     "vastai": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
     "lambda": (("terminate",), (), ("terminate",)),
     "autodl": (("stop", "terminate"), ("stop",), ("stop",)),
+    "hf-jobs": (("terminate",), (), ()),
 }
 
 

@@ -39,7 +39,9 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
     job = read_job(w.ledger, job_id)
     lease = lease_now(w, job.lease) if job.lease else None
     observation, log = None, None
-    if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED):
+    # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
+    kept = w.profile(job.spec.platform).kind == "serverless"
+    if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(w, job)
         log, trouble = await _log(w, job, cursor, limit)
         note = note or trouble

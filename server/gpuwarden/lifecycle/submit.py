@@ -6,13 +6,18 @@ import hashlib
 import secrets as random
 from dataclasses import dataclass, field
 
+import anyio
+
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
+from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
-from gpuwarden.core.script import read_script
+from gpuwarden.core.script import read_command, read_script
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.gather import hub_facts
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
@@ -105,18 +110,44 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         profile: Profile | None = w.profile(spec.platform)
     except NotFound:
         profile = None
+    if spec.script is not None:
+        script = read_script(spec.script, spec.env, spec.args)
+    else:
+        script = read_command(spec.command, spec.env)
+    quote: Answer[Quote] | None = None
+    hub: HubFacts | None = None
+
+    async def ask_price() -> None:
+        nonlocal quote
+        if profile is not None and profile.meter.metered:
+            quote = await _quote(w, spec)
+
+    async def ask_hub() -> None:
+        nonlocal hub
+        hub = await hub_facts(script, spec, HubConfig.from_env(w.env), clock=w.clock)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask_price)
+        group.start_soon(ask_hub)
     return SubmitFacts(
         spec=spec,
         policy=w.policy,
         profile=profile,
         platforms=tuple(w.platforms()),
-        script=read_script(spec.script) if spec.script is not None else None,
-        quote=await _quote(w, spec) if profile is not None and profile.meter.metered else None,
+        script=script,
+        quote=quote,
         unusable=_unusable(w, profile, spec.platform),
         leaks=tuple(find_leaks(spec, w)),
         unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
+        hub=hub,
+        proven_script=spec.script is not None and _has_succeeded(w, spec.script),
         looked=await _look(w, profile, spec.platform),
     )
+
+
+def _has_succeeded(w: Warden, script: str) -> bool:
+    """Whether a job with this very script has succeeded, with whatever arguments."""
+    return any(read_job(w.ledger, i).spec.script == script for i in job_ids(w.ledger, Job.SUCCEEDED))
 
 
 async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
@@ -196,6 +227,7 @@ def _issue(w: Warden, checked: _Checked) -> Submission:
         "platform": checked.facts.spec.platform,
         "timeout_s": checked.facts.spec.timeout_s,
         "ask": ask,
+        "hub": checked.facts.hub.watched if checked.facts.hub else {},
     }
     w.ledger.add(f"receipt/{receipt}", "receipt.issued", body)
     return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
@@ -239,7 +271,13 @@ def _change(issued: Event, checked: _Checked) -> str:
     before, now = issued.body["price"], checked.facts.price
     if before != now:
         return f"the price was {before} USD/h and is {now} USD/h"
-    return "the platform's profile or the secrets that have values"
+    then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
+    moved = [
+        f"{name} was {then.get(name)} and is {seen.get(name)}"
+        for name in {**then, **seen}
+        if then.get(name) != seen.get(name)
+    ]
+    return "; ".join(moved) or "the platform's profile or the secrets that have values"
 
 
 async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:

@@ -24,7 +24,12 @@ from gpuwarden.core.errors import BadRequest, DiskError, Internal, Refused, Ward
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.inputs import bad_arguments, build
 from gpuwarden.core.models import JobSpec, Level, Report, Verb
+from gpuwarden.core.repos import Operation, RepoType
 from gpuwarden.core.states import Teardown
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.details import repo_details
+from gpuwarden.hub.search import Sort
+from gpuwarden.hub.search import dataset_search as search_datasets
 from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.instances import list_instances, reconcile
 from gpuwarden.lifecycle.pull import pull
@@ -152,11 +157,43 @@ class Unasked(BaseModel):
 def make_server(w: Warden) -> WardenServer:
     """The server over one warden."""
     server = WardenServer(w)
+    _add_hub_tools(server, w)
     _add_job_tools(server, w)
     _add_artifact_tools(server, w)
     _add_teardown(server, w)
     _tidy(server)
     return server
+
+
+def _add_hub_tools(server: WardenServer, w: Warden) -> None:
+    @server.tool(annotations=_READ)
+    async def hub_repo_details(
+        repo_ids: Annotated[list[str], Field(description="1 to 10 ids, owner/name", max_length=10)],
+        repo_type: Annotated[RepoType | None, Field(description="Omit to look for both")] = None,
+        operations: Annotated[list[Operation] | None, Field(description="Default: overview")] = None,
+        config: Annotated[str | None, Field(description="Dataset config")] = None,
+        split: Annotated[str | None, Field(description="Dataset split")] = None,
+        offset: Annotated[int, Field(description="First row")] = 0,
+        limit: Annotated[int, Field(description="Rows, up to 100")] = 5,
+    ) -> Annotated[CallToolResult, replies.ReposReply]:
+        """Check that Hugging Face repos exist and can be read, with revision, size, columns and rows; suggests ids."""
+        async with HubClient(HubConfig.from_env(w.env), clock=w.clock) as hub:
+            wanted = operations or ["overview"]
+            found = await repo_details(repo_ids, repo_type, wanted, config, split, offset, limit, hub=hub)
+        return _answer(w, replies.repos_seen(found))
+
+    @server.tool(annotations=_READ)
+    async def dataset_search(
+        query: Annotated[str, Field(description="Words of the name")] = "",
+        author: Annotated[str, Field(description="Owner")] = "",
+        tags: Annotated[list[str] | None, Field(description="Such as task_categories:text-generation")] = None,
+        sort: Sort = "downloads",
+        limit: int = 10,
+    ) -> Annotated[CallToolResult, replies.DatasetsReply]:
+        """Find datasets on the Hugging Face Hub."""
+        async with HubClient(HubConfig.from_env(w.env), clock=w.clock) as hub:
+            found = await search_datasets(query, author, tags or (), sort, limit, hub=hub)
+        return _answer(w, replies.datasets_found(found))
 
 
 def _add_job_tools(server: WardenServer, w: Warden) -> None:
