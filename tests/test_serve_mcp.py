@@ -35,6 +35,8 @@ TOOLS = {
     "verify_checkpoint",
     "teardown_request",
     "list_instances",
+    "hub_repo_details",
+    "dataset_search",
 }
 
 
@@ -189,7 +191,7 @@ async def test_every_tool_is_annotated_described_and_cheap(w: Warden) -> None:
     assert destructive == {"cancel_job", "teardown_request"}
     seen = [{"name": t.name, "description": t.description, "inputSchema": t.input_schema} for t in tools]
     tokens = sum(len(json.dumps(t, separators=(",", ":"))) for t in seen) / 4
-    assert tokens <= 1_500, tokens
+    assert tokens <= 2_000, tokens
     assert not any("approve" in t.input_schema["properties"] for t in tools), "no argument approves"
 
 

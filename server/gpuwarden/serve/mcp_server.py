@@ -187,8 +187,8 @@ def _add_hub_tools(server: WardenServer, w: Warden) -> None:
         query: Annotated[str, Field(description="Words of the name")] = "",
         author: Annotated[str, Field(description="Owner")] = "",
         tags: Annotated[list[str] | None, Field(description="Such as task_categories:text-generation")] = None,
-        sort: Sort = "downloads",
-        limit: int = 10,
+        sort: Annotated[Sort, Field(description="Order, greatest first")] = "downloads",
+        limit: Annotated[int, Field(description="Rows, up to 50")] = 10,
     ) -> Annotated[CallToolResult, replies.DatasetsReply]:
         """Find datasets on the Hugging Face Hub."""
         async with HubClient(HubConfig.from_env(w.env), clock=w.clock) as hub:
