@@ -1,0 +1,22 @@
+"""What is known about training failures, as data: a strict loader, a search and a diagnosis of logs.
+
+The catalogue is `references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
+"""
+
+from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree
+from gpuwarden.knowledge.diagnose import Diagnosis, MatchedLine, diagnose
+from gpuwarden.knowledge.search import Hit, search
+
+__all__ = [
+    "Catalogue",
+    "Diagnosis",
+    "Gotcha",
+    "Hit",
+    "MatchedLine",
+    "Page",
+    "Problem",
+    "diagnose",
+    "load",
+    "read_tree",
+    "search",
+]
