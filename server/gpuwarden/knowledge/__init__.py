@@ -4,8 +4,8 @@ The catalogue is `references/**/*.md`. One entry serves the reader, `search` and
 """
 
 from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree
-from gpuwarden.knowledge.diagnose import Diagnosis, MatchedLine, diagnose
-from gpuwarden.knowledge.search import Hit, search
+from gpuwarden.knowledge.diagnosis import Diagnosis, MatchedLine, diagnose
+from gpuwarden.knowledge.finder import Hit, search
 
 __all__ = [
     "Catalogue",

@@ -132,7 +132,7 @@ class Catalogue:
     @cached_property
     def index(self) -> Any:
         """The search index, built on first use."""
-        from gpuwarden.knowledge.search import Index
+        from gpuwarden.knowledge.finder import Index
 
         return Index(self)
 

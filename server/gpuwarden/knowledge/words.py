@@ -22,7 +22,7 @@ even only please help tell want need way thing seem seems look looks like
 """
 STOP = frozenset(STOP_WORDS.split())
 _WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CAMEL = re.compile(r"(?<=[a-z0-9]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
 _VOWEL = re.compile(r"[aeiouy]")
 
@@ -63,22 +63,20 @@ def _keeps(part: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def concepts() -> tuple[dict[str, str], dict[str, str]]:
-    """Read the table: stemmed English phrase -> concept, and Chinese phrase -> concept."""
-    english: dict[str, str] = {}
-    chinese: dict[str, str] = {}
-    table = resources.files("gpuwarden.knowledge").joinpath("concepts.txt").read_text(encoding="utf-8")
-    for line in table.splitlines():
+def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Read the table: stemmed English phrase -> concepts, and Chinese phrase -> concepts."""
+    english: dict[str, list[str]] = defaultdict(list)
+    chinese: dict[str, list[str]] = defaultdict(list)
+    text = resources.files("gpuwarden.knowledge").joinpath("concepts.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         name, _, phrases = line.partition(":")
         for phrase in (part.strip() for part in phrases.split(",")):
-            if _CJK.search(phrase):
-                chinese[phrase.lower()] = f"~{name.strip()}"
-            elif phrase:
-                english[" ".join(tokens(phrase))] = f"~{name.strip()}"
-    english.pop("", None)
-    return english, chinese
+            table, key = (chinese, phrase.lower()) if _CJK.search(phrase) else (english, " ".join(tokens(phrase)))
+            if key and f"~{name}" not in table[key]:
+                table[key].append(f"~{name}")
+    return dict(english), dict(chinese)
 
 
 def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
@@ -86,9 +84,9 @@ def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
     table = concepts()[0]
     for at in range(len(stems)):
         for width in range(min(5, len(stems) - at), 0, -1):
-            concept = table.get(" ".join(stems[at : at + width]))
-            if concept is not None:
-                yield concept, at, at + width
+            named = table.get(" ".join(stems[at : at + width]))
+            if named is not None:
+                yield from ((concept, at, at + width) for concept in named)
                 break
 
 
@@ -104,9 +102,9 @@ def chinese_terms(text: str) -> tuple[list[str], list[str]]:
         at = run.start()
         while at < run.end():
             for width in range(min(longest, len(lowered) - at), 0, -1):
-                concept = table.get(lowered[at : at + width])
-                if concept is not None:
-                    found.append(concept)
+                named = table.get(lowered[at : at + width])
+                if named is not None:
+                    found += named
                     rest.append(" ")
                     at += width
                     break
@@ -137,18 +135,18 @@ class Speller:
                 self._grams[gram].add(word)
 
     def nearest(self, word: str) -> str | None:
-        """Return the closest known word within one edit (two from 8 letters on), or None."""
+        """Return the closest known word within one edit (two from 9 letters on), or None."""
         if word in self.known or not word.isalpha() or len(word) < 4:
             return None
         shared: dict[str, int] = defaultdict(int)
         for gram in _trigrams(word):
             for other in self._grams.get(gram, ()):
                 shared[other] += 1
-        allowed = 1 if len(word) < 8 else 2
+        allowed = 1 if len(word) < 9 else 2
         close = [
             (edits(word, other), -shared[other], other)
             for other in sorted(shared, key=lambda o: (-shared[o], o))[:40]
-            if abs(len(other) - len(word)) <= allowed
+            if abs(len(other) - len(word)) <= allowed and (other[0] == word[0] or len(word) > 5)
         ]
         best = min(close, default=None)
         return best[2] if best is not None and best[0] <= allowed else None

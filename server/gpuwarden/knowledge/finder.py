@@ -16,18 +16,18 @@ from typing import Literal
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page
-from gpuwarden.knowledge.diagnose import MatchedLine, diagnose
+from gpuwarden.knowledge.diagnosis import MatchedLine, diagnose
 from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, terms, tokens
 
 MAX_QUERY = 8_000
 MAX_SLOTS = 80
-K1 = 1.4
-B = 0.5
+K1 = 2.0
+B = 0.35
 GOTCHA_FIELDS = {
     "title": 3.0,
-    "aliases": 3.0,
-    "symptom": 2.0,
-    "examples": 1.5,
+    "aliases": 4.0,
+    "symptom": 1.5,
+    "examples": 0.7,
     "scope": 1.0,
     "cause": 1.0,
     "fix": 0.7,
@@ -37,9 +37,10 @@ SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
-SECTION = 0.8
-MIN_COVERAGE = 0.34
-MIN_SCORE = 5.0
+STRANGER = 0.7
+MAX_RARITY = 3.5
+SECTION = 1.15
+FITS = ((6.0, 0.3), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
 
 
@@ -97,11 +98,11 @@ class Index:
     def rarity(self, term: str) -> float:
         """Inverse document frequency; an unknown term is as rare as can be."""
         seen = len(self.postings.get(term, ()))
-        return math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5))
+        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), MAX_RARITY)
 
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""
-        stems = [s for s in tokens(query) if "_" not in s or s in self.postings][:MAX_SLOTS]
+        stems = [s for s in tokens(query) if s in self.postings or not ("_" in s or s[0].isdigit())][:MAX_SLOTS]
         spelled = [(s if s in self.postings else self.speller.nearest(s) or s) for s in stems]
         named: dict[int, list[str]] = defaultdict(list)
         for concept, start, end in english_concepts(spelled):
@@ -110,19 +111,20 @@ class Index:
         found: dict[str, Slot] = {}
         for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
             weight = 1.0 if word == given else RESPELLED
-            ways = [(word, weight), *((c, CONCEPT * weight) for c in named[at])]
-            found.setdefault(
-                word, Slot(tuple(ways), self.rarity(word) if word in self.postings else self._unknown(named[at]))
-            )
+            ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
+            found.setdefault(word, Slot(ways, self._worth(word, named[at])))
         chinese, pairs = chinese_terms(query)
         for concept in chinese:
             found.setdefault(concept, Slot(((concept, 1.0),), self.rarity(concept)))
         for pair in pairs[:MAX_SLOTS]:
-            found.setdefault(pair, Slot(((pair, 0.6),), 0.4 * min(self.rarity(pair), 4.0)))
+            found.setdefault(pair, Slot(((pair, 0.6),), 0.6 if pair in self.postings else 0.2))
         return list(found.values())
 
-    def _unknown(self, concept_names: list[str]) -> float:
-        return min((self.rarity(c) for c in concept_names), default=0.6 * self.rarity(""))
+    def _worth(self, word: str, concepts: list[str]) -> float:
+        """How much of the query a word is: its meaning when that is known, less when the word is unknown here."""
+        if concepts:
+            return min(self.rarity(term) for term in (word, *concepts))
+        return self.rarity(word) if word in self.postings else STRANGER * self.rarity(word)
 
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that meets a slot, best first."""
@@ -169,14 +171,19 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     pages: set[str] = set()
     for score, coverage, document in index.ranked(query):
         hit = document.hit
-        if len(hits) >= limit or score < MIN_SCORE:
+        if len(hits) >= limit:
             break
-        if coverage < MIN_COVERAGE or hit.id in hits or (hit.kind == "page" and hit.page in pages):
+        if not _fits(score, coverage) or hit.id in hits or (hit.kind == "page" and hit.page in pages):
             continue
         if hit.kind == "page":
             pages.add(hit.page)
         hits[hit.id] = hit.model_copy(update={"score": round(score, 2)})
     return tuple(hits.values())
+
+
+def _fits(score: float, coverage: float) -> bool:
+    """A good score for a fair share of the query, or a modest one for most of it."""
+    return any(score >= least and coverage >= share for least, share in FITS)
 
 
 def _saturated(weight: float) -> float:
