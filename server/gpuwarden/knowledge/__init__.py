@@ -3,7 +3,7 @@
 The catalogue is `references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
 """
 
-from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree
+from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree, shipped
 from gpuwarden.knowledge.diagnosis import Diagnosis, MatchedLine, diagnose
 from gpuwarden.knowledge.finder import Hit, search
 
@@ -19,4 +19,5 @@ __all__ = [
     "load",
     "read_tree",
     "search",
+    "shipped",
 ]

@@ -24,24 +24,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.profile import Month
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import load_front_matter, parse_yaml, validate
 from gpuwarden.knowledge.patterns import compiled_signature, complaint
-from gpuwarden.knowledge.strict_yaml import FrontMatterError, Parsed, parse_yaml, split_front_matter
-
-M = TypeVar("M", bound=Frozen)
 
 MAX_PAGE_BYTES = 512 * 1024
 ENTRY_HEADING = re.compile(r"^## +([A-Z][A-Z0-9]*-\d+) +· +(\S.*)$")
 ANY_ID = re.compile(r"^## +([A-Z][A-Z0-9]*-\d+)\b")
+PLACE = re.compile(r"[^:]+:(\d+): (.*)", re.DOTALL)
 OPENING = "```yaml gotcha"
 Text = Annotated[str, Field(min_length=8, max_length=1500)]
 Words = Annotated[str, Field(min_length=1, max_length=200)]
@@ -77,7 +77,7 @@ class Block(Frozen):
     @field_validator("source", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 class Gotcha(Block):
@@ -137,6 +137,12 @@ class Catalogue:
         return Index(self)
 
 
+@lru_cache(maxsize=1)
+def shipped() -> Catalogue:
+    """The references that came with this installation, read once."""
+    return load(data_dir("references"))
+
+
 def load(root: Path) -> Catalogue:
     """Read every page below `root`; raise BadRequest with all mistakes, one `file:line: message` a line."""
     catalogue, problems = read_tree(root)
@@ -187,28 +193,20 @@ class _Reader:
         try:
             raw = path.read_bytes()
             if len(raw) > MAX_PAGE_BYTES:
-                raise FrontMatterError(1, f"is larger than {MAX_PAGE_BYTES} bytes")
-            data, body, first = split_front_matter(raw.decode())
+                raise _wrong(self.file, 1, f"is larger than {MAX_PAGE_BYTES} bytes")
+            front, body, first = load_front_matter(Front, raw.decode(), name=self.file)
         except UnicodeDecodeError as error:
             self.note(1, f"is not UTF-8 (byte {error.start})")
-            return None
-        except FrontMatterError as error:
-            self.note(error.line, error.message)
-            return None
-        front = self.checked(Front, data, "front matter")
-        if front is None:
-            return None
-        return Page(path=self.file, body=body, first=first, **front.model_dump())
+        except BadRequest as error:
+            self.broken(error)
+        else:
+            return Page(path=self.file, body=body, first=first, **front.model_dump())
+        return None
 
-    def checked(self, model: type[M], data: Parsed, what: str) -> M | None:
-        """Validate `data`, or note every mistake at its line."""
-        try:
-            return model.model_validate(data.value)
-        except ValidationError as error:
-            for item in error.errors():
-                where = ".".join(str(part) for part in item["loc"])
-                self.note(data.line_of(item["loc"]), f"{what}: {where}: {item['msg'].lower()}")
-            return None
+    def broken(self, error: BadRequest) -> None:
+        """Note an error whose message begins with `file:line:`."""
+        place = PLACE.match(error.message)
+        self.note(int(place.group(1)) if place else 1, place.group(2) if place else error.message)
 
     def entries(self, page: Page) -> Iterator[Gotcha]:
         lines = page.body.splitlines()
@@ -220,47 +218,43 @@ class _Reader:
                 self.note(page.first + n, "an entry's block without a heading like `## ABC-001 · Title`")
         for head, end in pairwise([*heads, len(lines)]):
             try:
-                gotcha = self.entry(page, lines[head:end], page.first + head)
-            except FrontMatterError as error:
-                self.note(error.line, error.message)
-            else:
-                if gotcha is not None:
-                    yield gotcha
+                yield self.entry(page, lines[head:end], page.first + head)
+            except BadRequest as error:
+                self.broken(error)
 
-    def entry(self, page: Page, lines: list[str], line: int) -> Gotcha | None:
+    def entry(self, page: Page, lines: list[str], line: int) -> Gotcha:
         key, title = _heading(page, lines[0], line)
-        start, text, rest = _block(key, lines, line)
-        try:
-            data = parse_yaml(text, start)
-        except FrontMatterError as error:
-            raise FrontMatterError(error.line, f"{key}: {error.message}") from error
-        block = self.checked(Block, data, key)
-        if block is None:
-            return None
+        start, text, rest = _block(page, key, lines, line)
+        data = parse_yaml(text, name=page.path, first_line=start)
+        block = validate(Block, data, name=page.path)
         for message, loc in _patterns(block):
             self.note(data.line_of(loc), f"{key}: {message}")
         return Gotcha(id=key, title=title, page=page.path, line=line, prose=rest, **block.model_dump())
 
 
+def _wrong(file: str, line: int, what: str) -> BadRequest:
+    return BadRequest(f"{file}:{line}: {what}", f"Correct {file}.")
+
+
 def _heading(page: Page, text: str, line: int) -> tuple[str, str]:
     found = ENTRY_HEADING.match(text)
     if found is None:
-        raise FrontMatterError(line, "the heading of an entry is `## ABC-001 · Title`")
+        raise _wrong(page.path, line, "the heading of an entry is `## ABC-001 · Title`")
     key, title = found.groups()
     if page.prefix is not None and not key.startswith(f"{page.prefix}-"):
-        raise FrontMatterError(line, f"{key} does not start with this page's prefix {page.prefix}")
+        raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")
     return key, title.strip()
 
 
-def _block(key: str, lines: list[str], line: int) -> tuple[int, str, str]:
+def _block(page: Page, key: str, lines: list[str], line: int) -> tuple[int, str, str]:
     """Return the file line, the text, and what follows the one block of an entry."""
     opened = [n for n, text in enumerate(lines) if text.strip() == OPENING]
     if len(opened) != 1:
-        raise FrontMatterError(line, f"{key} has {len(opened)} blocks `{OPENING}`; it needs one")
+        raise _wrong(page.path, line, f"{key} has {len(opened)} blocks `{OPENING}`; it needs one")
     start = opened[0] + 1
     end = next((n for n in range(start, len(lines)) if lines[n].strip() == "```"), None)
     if end is None:
-        raise FrontMatterError(line + opened[0], f"{key}: the block is not closed")
+        raise _wrong(page.path, line + opened[0], f"{key}: the block is not closed")
     return line + start, "\n".join(lines[start:end]), "\n".join(lines[end + 1 :]).strip()
 
 
