@@ -17,6 +17,7 @@ from gpuwarden.knowledge.patterns import compiled_signature, literal_of
 MAX_LOG = 1_000_000
 HEAD = 200_000
 MAX_LINE = 2_000
+LINE_END = 500
 MAX_EVIDENCE = 3
 Certainty: TypeAlias = Literal["likely", "possible"]
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
@@ -45,7 +46,8 @@ class Diagnosis(Frozen):
 def diagnose(catalogue: Catalogue, log: str, *, exit_code: int | None = None, limit: int = 3) -> tuple[Diagnosis, ...]:
     """Return the entries whose signatures match lines of `log`, the best explained first; often none.
 
-    Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line its first 2,000 characters.
+    Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000
+    characters from both ends.
     """
     lines = _lines(log)
     if exit_code is not None:
@@ -75,10 +77,14 @@ def _lines(log: str) -> list[MatchedLine]:
     for first, text in parts:
         for number, line in enumerate(text.split("\n"), first):
             for piece in line.split("\r"):
-                clean = _ESCAPES.sub("", piece[:MAX_LINE]).strip()
+                clean = _ESCAPES.sub("", _bounded(piece)).strip()
                 if clean and clean not in seen:
                     seen[clean] = MatchedLine.model_construct(number=number, text=clean)
     return list(seen.values())
+
+
+def _bounded(line: str) -> str:
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - LINE_END - 1]} {line[-LINE_END:]}"
 
 
 def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[Gotcha, list[Match]]]:
