@@ -33,8 +33,8 @@ if ! command -v timeout >/dev/null 2>&1; then
         job=$!
         (
             sleep "$seconds"
-            kill "$job" 2>/dev/null
-        ) &
+            kill "$job"
+        ) >/dev/null 2>&1 & # its sleep outlives it and must not hold our output open
         watcher=$!
         wait "$job"
         status=$?

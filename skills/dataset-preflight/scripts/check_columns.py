@@ -27,7 +27,7 @@ COMMON_NAMES = {
     "conversations": "messages",
 }  # fmt: skip
 ROLES = {"system", "user", "assistant", "tool"}
-TALK = {"messages", "prompt", "completion", "chosen", "rejected"}
+TEXTS = {"text", "messages", "prompt", "completion", "chosen", "rejected"}
 
 
 def rows_of(path):
@@ -66,9 +66,9 @@ def talk_fault(name, value):
 
 def row_faults(row, form, method):
     """Yield what is wrong with one row."""
-    for name in sorted(form & TALK):
+    for name in sorted(form & TEXTS):
         value = row.get(name)
-        if isinstance(value, list):
+        if isinstance(value, list) and name != "text":
             fault = talk_fault(name, value)
             if fault:
                 yield fault

@@ -2,7 +2,7 @@
 # ruff: noqa: D103, PTH112, PTH115, PTH123, PTH208 (stands alone, Python 3.8)
 """Find processes that hold a card although nothing runs: the usual reason for "out of memory" on an empty GPU.
 
-    python3 vram_zombies.py [--min-age SECONDS]
+    python3 vram_zombies.py [--min-age SECONDS] [--watch SECONDS]
 
 Stands alone: Python 3.8 or newer, standard library, Linux. It only looks. Inside a container nvidia-smi lists no
 processes or foreign numbers, so a missing entry proves nothing; a holder is called idle only when it used no
@@ -15,8 +15,6 @@ import os
 import subprocess
 import sys
 import time
-
-WATCH_S = 3.0
 
 
 def holders():
@@ -75,6 +73,7 @@ def resting():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--min-age", type=float, default=120, help="seconds a holder must have lived (default 120)")
+    parser.add_argument("--watch", type=float, default=3, help="seconds to watch (default 3)")
     asked = parser.parse_args()
     if not os.path.isdir("/proc/self/fd"):
         print("CAN'T TELL: this system has no /proc")
@@ -82,7 +81,7 @@ def main():
     found, closed = holders()
     before = {pid: stat(pid) for pid in found}
     rest = resting()
-    time.sleep(WATCH_S)
+    time.sleep(asked.watch)
     rest = rest and resting()
     idle = []
     for pid, devices in sorted(found.items()):
