@@ -33,10 +33,16 @@ def test_a_healthy_log_has_no_diagnosis(path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "line"), EXAMPLES, ids=[f"{i}-{n}" for n, (i, _) in enumerate(EXAMPLES)])
 def test_an_example_inside_a_log_leads_to_its_entry(key: str, line: str) -> None:
-    log = f"step 10 loss 1.21\n2026-11-21 10:00:00 INFO all well\n{line}\nlast words\n"
+    times = shipped().gotcha(key).least_lines
+    repeated = "".join(f"{line}{' ' if n else ''}{n or ''}\n" for n in range(times))
+    log = f"step 10 loss 1.21\n2026-11-21 10:00:00 INFO all well\n{repeated}last words\n"
     found = {d.id: d for d in diagnose(shipped(), log, limit=50)}
     assert key in found
-    assert [(m.number, m.text) for m in found[key].lines] == [(3, line.strip())]
+    assert (found[key].lines[0].number, found[key].lines[0].text) == (3, line.strip())
+    if times > 1:
+        once = f"step 10\n{line}\nstep 11\n"
+        assert key not in {d.id for d in diagnose(shipped(), once, limit=50)}
+        assert key in {d.id for d in diagnose(shipped(), once, limit=50, excerpt=True)}
 
 
 @pytest.mark.parametrize(("gotcha", "signature"), PAIRS, ids=[f"{g.id}-{n}" for n, (g, _) in enumerate(PAIRS)])

@@ -16,7 +16,8 @@ level-2 heading and one fenced block:
     ```
 
 Optional keys: `aliases` (other words for it), `see` (ids of related entries), `secondary` (the line reports a failure
-that began elsewhere). Prose may follow the block. Every mistake is reported with file and line.
+that began elsewhere), `least_lines` (how many different lines must match before a log is diagnosed, for values that
+mean nothing once). Prose may follow the block. Every mistake is reported with file and line.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Block(Frozen):
     aliases: tuple[Words, ...] = ()
     see: tuple[str, ...] = ()
     secondary: bool = False
+    least_lines: int = Field(default=1, ge=1, le=20)
 
     @field_validator("source", mode="before")
     @classmethod

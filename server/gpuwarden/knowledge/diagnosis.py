@@ -43,16 +43,20 @@ class Diagnosis(Frozen):
     page: str
 
 
-def diagnose(catalogue: Catalogue, log: str, *, exit_code: int | None = None, limit: int = 3) -> tuple[Diagnosis, ...]:
+def diagnose(
+    catalogue: Catalogue, log: str, *, exit_code: int | None = None, limit: int = 3, excerpt: bool = False
+) -> tuple[Diagnosis, ...]:
     """Return the entries whose signatures match lines of `log`, the best explained first; often none.
 
-    Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000
-    characters from both ends.
+    Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000 characters from both
+    ends. An `excerpt` is a few lines that somebody chose: entries that want several lines of a log
+    are content with one of it.
     """
     lines = _lines(log)
     if exit_code is not None:
         lines.append(MatchedLine(number=0, text=f"exit code {exit_code}"))
-    found = [(gotcha, hits) for gotcha, hits in _matches(catalogue, lines) if hits]
+    matches = _matches(catalogue, lines)
+    found = [(g, hits) for g, hits in matches if len({line for line, _ in hits}) >= (1 if excerpt else g.least_lines)]
     claims: dict[int, int] = {}
     for gotcha, hits in found:
         for line in {line.number for line, _ in hits if not gotcha.secondary}:

@@ -165,7 +165,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     index: Index = catalogue.index
     by_id = {document.hit.id: document.hit for document in index.documents}
     hits: dict[str, Hit] = {}
-    for rank, match in enumerate(diagnose(catalogue, query, limit=limit)):
+    for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
         update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
         hits[match.id] = by_id[match.id].model_copy(update=update)
     pages: set[str] = set()
