@@ -200,3 +200,18 @@ def test_a_run_that_was_asked_to_end_is_not_a_failure_of_memory(tmp_path: Path) 
     log, status = run(tmp_path, PYTHON, "train.py")
     assert status == 128 + signal.SIGTERM
     assert "OOM-004" not in [d.id for d in diagnose(shipped(), log, exit_code=status)]
+
+
+FAILING = sorted((Path(__file__).parent / "corpus" / "logs" / "failing").glob("*.log"))
+
+
+def test_every_recorded_failure_has_its_program() -> None:
+    programs = {path.stem for path in (Path(__file__).parent / "corpus" / "failures").glob("*--*.py")}
+    assert programs == {path.stem for path in FAILING}
+    assert len(programs) >= 50
+
+
+@pytest.mark.parametrize("path", FAILING, ids=lambda p: p.stem)
+def test_a_recorded_failure_of_torch_or_a_trainer_is_diagnosed(path: Path) -> None:
+    found = diagnose(shipped(), path.read_text(encoding="utf-8"))
+    assert found[0].id == path.stem.split("--")[0], [(d.id, d.lines[0].text) for d in found]

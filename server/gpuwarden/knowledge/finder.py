@@ -8,6 +8,7 @@ nearest known spelling; its best way counts once. Two measures decide whether an
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ MAX_RARITY = 3.5
 SECTION = 1.15
 FITS = ((6.0, 0.3), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
+_ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
 
 class Hit(Frozen):
@@ -52,7 +54,7 @@ class Hit(Frozen):
     title: str
     page: str
     score: float
-    how: Literal["signature", "words"]
+    how: Literal["id", "signature", "words"]
     summary: str
     fix: str = ""
     lines: tuple[MatchedLine, ...] = ()
@@ -159,15 +161,17 @@ class Index:
 def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     """Return the few best entries and sections for `query`, or nothing when nothing fits.
 
-    A query that a signature matches is answered by those entries first; only the first 8,000 characters are read.
+    Entries named by their id come first, then those with a signature that the query matches, then the best by words.
+    Only the first 8,000 characters are read.
     """
     query = query[:MAX_QUERY]
     index: Index = catalogue.index
     by_id = {document.hit.id: document.hit for document in index.documents}
-    hits: dict[str, Hit] = {}
+    named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
+    hits = {key: by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named[:limit]}
     for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
         update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
-        hits[match.id] = by_id[match.id].model_copy(update=update)
+        hits.setdefault(match.id, by_id[match.id].model_copy(update=update))
     pages: set[str] = set()
     for score, coverage, document in index.ranked(query):
         hit = document.hit
@@ -178,7 +182,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
         if hit.kind == "page":
             pages.add(hit.page)
         hits[hit.id] = hit.model_copy(update={"score": round(score, 2)})
-    return tuple(hits.values())
+    return tuple(hits.values())[:limit]
 
 
 def _fits(score: float, coverage: float) -> bool:
