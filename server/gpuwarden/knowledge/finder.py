@@ -40,6 +40,7 @@ RESPELLED = 0.8
 PAIR = 0.5
 STRANGER = 0.7
 MAX_RARITY = 3.5
+ENOUGH = 22.0  # a long description need not be met whole
 SECTION = 1.15
 FITS = ((6.0, 0.3), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
@@ -131,7 +132,7 @@ class Index:
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that meets a slot, best first."""
         slots = self.slots(query)
-        whole = sum(slot.rarity for slot in slots) or 1.0
+        whole = min(sum(slot.rarity for slot in slots), ENOUGH) or 1.0
         score: dict[int, float] = defaultdict(float)
         met: dict[int, float] = defaultdict(float)
         for slot in slots:
@@ -152,7 +153,7 @@ class Index:
         rows = []
         for number, value in score.items():
             document = self.documents[number]
-            covered = met[number] / whole
+            covered = min(met[number] / whole, 1.0)
             factor = (SECTION if document.hit.kind == "page" else 1.0) * (0.4 + 0.6 * covered)
             rows.append((value * factor, covered, document))
         return sorted(rows, key=lambda row: (-row[0], row[2].hit.id))
