@@ -15,9 +15,10 @@ level-2 heading and one fenced block:
     verified: 2026-11
     ```
 
-Optional keys: `aliases` (other words for it), `see` (ids of related entries), `secondary` (the line reports a failure
-that began elsewhere), `least_lines` (how many different lines must match before a log is diagnosed, for values that
-mean nothing once). Prose may follow the block. Every mistake is reported with file and line.
+Optional keys: `aliases` (other words for it), `see` (ids of related entries), `secondary` (its lines alone don't
+establish the cause, since they follow other failures too), `least_lines` (how many different lines must match before
+a log is diagnosed, for values that mean nothing once). Prose may follow the block. Every mistake is reported with file
+and line.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -38,6 +39,9 @@ from gpuwarden.core.profile import Month
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import load_front_matter, parse_yaml, validate
 from gpuwarden.knowledge.patterns import compiled_signature, complaint
+
+if TYPE_CHECKING:
+    from gpuwarden.knowledge.finder import Index
 
 MAX_PAGE_BYTES = 512 * 1024
 ENTRY_HEADING = re.compile(r"^## +([A-Z][A-Z0-9]*-\d+) +· +(\S.*)$")
@@ -132,7 +136,7 @@ class Catalogue:
         return found
 
     @cached_property
-    def index(self) -> Any:
+    def index(self) -> Index:
         """The search index, built on first use."""
         from gpuwarden.knowledge.finder import Index
 

@@ -1,7 +1,7 @@
 """From a log to the entries that explain it, with the lines that say so.
 
 A signature that matches is evidence, not proof: a diagnosis is at most *likely*. It is only *possible* when the line
-reports a failure that began elsewhere, or when entries disagree about it.
+follows other failures too, or when several entries explain it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _diagnosis(gotcha: Gotcha, hits: list[Match], claims: dict[int, int]) -> Dia
     if likely:
         why = f"{len(numbers)} line{'s match' if len(numbers) > 1 else ' matches'} its signature"
     elif gotcha.secondary:
-        why = "the line reports a failure that began elsewhere; look for its first cause"
+        why = "the line alone doesn't establish this; look for what came first"
     else:
         why = "other entries explain the same line; check them in this order"
     kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)

@@ -166,7 +166,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     Only the first 8,000 characters are read.
     """
     query = query[:MAX_QUERY]
-    index: Index = catalogue.index
+    index = catalogue.index
     by_id = {document.hit.id: document.hit for document in index.documents}
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
     hits = {key: by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named[:limit]}
