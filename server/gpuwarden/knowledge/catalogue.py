@@ -264,6 +264,11 @@ def _block(page: Page, key: str, lines: list[str], line: int) -> tuple[int, str,
     return line + start, "\n".join(lines[start:end]), "\n".join(lines[end + 1 :]).strip()
 
 
+def mistakes(block: Block) -> list[str]:
+    """What is wrong between the signatures and the examples of an entry."""
+    return [message for message, _ in _patterns(block)]
+
+
 def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield what is wrong between signatures and examples, with the place in the block."""
     good: list[str] = []
