@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, note, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -437,7 +437,9 @@ _COMMON: dict[str, Any] = {
 class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
     """A few dozen walks, the same ones every time."""
 
-    settings = settings(max_examples=25, stateful_step_count=30, derandomize=True, database=None, **_COMMON)
+    settings = settings(
+        max_examples=50, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
+    )
 
 
 @pytest.mark.prove

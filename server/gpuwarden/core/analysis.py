@@ -225,15 +225,21 @@ def _split_keys(program: Program) -> dict[int, list[str]]:
                 if isinstance(target, ast.Name):
                     one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
                     held[target.id] = one
+    own: set[str] = set()  # keys that the script sets, or looks for before it uses them
+    for node, _ in program.nodes:
+        match node:
+            case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
+                own.add(key)
+            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn(), *_]):
+                own.add(key)
     found: dict[int, list[str]] = {}
     for node, _ in program.nodes:
         match node:
             case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
                 found.setdefault(id(call), []).append(key)
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()) if held.get(
-                name
-            ):
-                found.setdefault(id(held[name]), []).append(key)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                if (load := held.get(name)) is not None and key not in own:
+                    found.setdefault(id(load), []).append(key)
     return found
 
 
@@ -447,7 +453,10 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
     if asked is not None and asked.value is True:
         yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None))
     trainers = set(_assigned_from(program, r"\w*Trainer"))
+    unless_asked = set() if asked is not None and asked.value is True else _only_if_asked(program)
     for call in program.calls:
+        if id(call.node) in unless_asked:
+            continue
         if call.last.startswith("push_to_hub"):
             own = call.base in trainers or call.base.endswith("trainer")
             repo = call.get("repo_id", 0) or call.get("hub_model_id")
@@ -458,6 +467,16 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
             )
         elif call.last in _UPLOADS:
             yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?")
+
+
+def _only_if_asked(program: Program) -> set[int]:
+    """Calls below `if args.push_to_hub:`, which don't happen while nobody sets that."""
+    found: set[int] = set()
+    for node, _ in program.nodes:
+        match node:
+            case ast.If(test=ast.Attribute(attr="push_to_hub"), body=body):
+                found.update(id(inner) for statement in body for inner in ast.walk(statement))
+    return found
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "[secret removed]"
@@ -50,6 +50,12 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return TOKEN.sub(HIDDEN, text)
+
+
+def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
+    """The values that never leave: of variables that are called secrets (8 characters or more), and of `names` (6)."""
+    called = {value for name, value in env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    return tuple(sorted(called | {env[name] for name in names if len(env.get(name, "")) >= 6}))
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:

@@ -78,5 +78,5 @@ def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
     if not billing:
         return "The job has ended and nothing of it is billing."
     if job.state is Job.SUCCEEDED:
-        return "The meter is still running. Next: pull_artifacts, verify_checkpoint, then teardown_request."
-    return "The meter is still running. Next: read the log, pull_artifacts for what exists, then teardown_request."
+        return "The meter is still running: pull_artifacts, verify_checkpoint, then teardown_request."
+    return "The meter is still running: read the log, pull_artifacts for what exists, then teardown_request."

@@ -16,6 +16,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.script import ScriptFacts, read_command, read_script
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.core.tasks import first_error
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
@@ -125,9 +126,10 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         nonlocal hub
         hub = await hub_facts(script, spec, config, clock=w.clock)
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(ask_price)
-        group.start_soon(ask_hub)
+    with first_error():
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask_price)
+            group.start_soon(ask_hub)
     return SubmitFacts(
         spec=spec,
         policy=w.policy,

@@ -46,6 +46,8 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 PATIENCE_S: Final = 600.0
 """How long a machine may take to be seen gone before a person has to look at the console."""
 ASK_AGAIN_S: Final = 30.0
+FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
+"""What a person can't waive: the platform has no such verb, or the meter would run on after it."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,13 @@ def _open_ticket(w: Warden, lease: str, verb: Verb) -> str:
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
         if found.lease != lease:
             continue
-        if found.verb == verb or found.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
+        if found.verb == verb or found.state is Teardown.EXECUTING:
             return found.id
-        w.ledger.add(found.subject, "teardown.withdrawn", {"why": f"{verb} was asked for"}, state=Teardown.WITHDRAWN)
+        why = {"why": f"{verb} was asked for"}
+        with w.ledger.transaction():
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
+                w.ledger.add(found.subject, "teardown.requested", why, state=Teardown.REQUESTED)
+            w.ledger.add(found.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
     ended = _ended_by(w, lease, verb)
     if ended is not None:
         return ended
@@ -388,6 +394,9 @@ def _check_channel(w: Warden, view: TeardownView, channel: Channel, loss: str | 
         )
     if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
         raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
+    futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
+    if futile:
+        raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
     if record.state is Teardown.BLOCKED and loss is None:
         raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
     if loss is not None and (channel != "terminal" or loss != view.job.spec.name):

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Frozen, Manifest
+from gpuwarden.core.tasks import first_error
 from gpuwarden.remote.names import STAGING, UnsafeName, collision_key, folds_names, local_name, make_parents
 from gpuwarden.remote.part import Part, hash_file, part_name, sync_folder
 
@@ -332,18 +333,6 @@ def _disk_full(dest: Path) -> BadRequest:
     return BadRequest(
         f"the disk under {dest} is full", "Free some space and pull again: it continues where it stopped."
     )
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Raise the first error of a task group instead of a group of one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
 
 
 @asynccontextmanager

@@ -74,8 +74,6 @@ def _settings_need(uses: Uses) -> Iterator[_Need]:
         yield _Need(("vllm",), "use_vllm=True")
     if uses.setting("deepspeed") not in {None, ""} and "deepspeed" in uses.settings:
         yield _Need(("deepspeed",), "deepspeed=")
-    if any(t.kwargs.get("peft_config") is not None for t in uses.trainers):
-        yield _Need(("peft",), "peft_config=")
 
 
 def _text_needs(uses: Uses, modules: set[str]) -> Iterator[_Need]:

@@ -6,13 +6,12 @@ fenced and bounded here, on its way out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.fence import SECRET_NAME, fence, line
+from gpuwarden.core.fence import fence, line
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
@@ -177,12 +176,6 @@ class InstancesReply(Reply):
 def error_reply(error: WardenError) -> dict[str, Any]:
     """The one form of an error."""
     return error.as_dict()
-
-
-def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """The values that never leave: those of variables that are called secrets, and of the named ones."""
-    wanted = {name for name in env if SECRET_NAME.search(name)} | set(names)
-    return tuple(env[name] for name in sorted(wanted) if len(env.get(name, "")) >= 6)
 
 
 def _findings(findings: tuple[Finding, ...]) -> list[FindingReply]:
