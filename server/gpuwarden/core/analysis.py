@@ -75,6 +75,7 @@ class Uses:
     shells: tuple[Shell, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[tuple[str, int], ...] = ()
+    row_functions: int = 0
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
@@ -114,6 +115,7 @@ def analyse(program: Program) -> Uses:
         shells=tuple(shells_of(program)),
         renames=renames,
         reads=tuple(_column_reads(program)),
+        row_functions=sum(c.last in _ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
         makes=frozenset(makes),
         reshaped=reshaped,
         assigned=frozenset(_assigned_attributes(program)),
@@ -254,7 +256,8 @@ def _loaded(program: Program) -> Iterator[RepoUse]:
             yield from _download(call)
         elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
             model = call.get("model", 1 if call.last == "pipeline" else 0) or call.get("model_name_or_path")
-            yield from _model(model, call)
+            short = call.last == "SentenceTransformer" and isinstance(model, str) and "/" not in model
+            yield from _model(f"sentence-transformers/{model}" if short else model, call)
         elif call.last == "create_model" and (found := _TIMM_HUB.fullmatch(str(call.get("model_name", 0)))):
             yield from _model(found[1], call)
 
@@ -358,7 +361,7 @@ def text_or_none(value: Any) -> str | None:
 
 _RESHAPES = frozenset(
     """map with_transform set_transform from_list from_dict from_generator from_pandas add_column extract_prompt
-    unpair_preference_dataset concatenate_datasets interleave_datasets""".split()  # noqa: SIM905
+    to_pandas to_list unpair_preference_dataset concatenate_datasets interleave_datasets""".split()  # noqa: SIM905
 )
 
 
