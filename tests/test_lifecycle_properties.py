@@ -24,10 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fakes import FakeClock
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import InstanceState, JobSpec, Level, Report, Verdict
+from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
 from gpuwarden.ledger.store import Ledger
-from gpuwarden.lifecycle import copies
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.instances import list_instances, reconcile
@@ -40,7 +39,7 @@ from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.lossy import lossy
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
-from lifecycle_kit import WEALTHY, promises, records, stopped_leases, story
+from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
 from pretend_machines import PretendBackend, Processes
 
 SETTLE_S = 30.0
@@ -100,16 +99,6 @@ class Mortal:
         return call
 
 
-async def prove(w: Warden, job_id: str) -> Report | None:
-    """Record that the pulled copies are whole, as a verification does; what a checkpoint is, is not the point here."""
-    job, pulled = read_job(w.ledger, job_id), copies.last_pull(w, job_id)
-    if pulled is None:
-        return None
-    report = Report(path=pulled.dest, level=Level.LOAD, verdict=Verdict.PROVEN, files=())
-    copies.save_verified(w, job, pulled, copies.seal(pulled), report)
-    return report
-
-
 nth = st.integers(0, 3)
 lost = st.sampled_from(("lost_request", "lost_reply", "bad_reply"))
 calls = st.sampled_from(("create", "find", "get", "list", "start", "stop", "terminate", "submit", "quote"))
@@ -166,7 +155,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
-        ledger._db.execute("PRAGMA synchronous = OFF")  # these deaths spare the machine, so nothing has to reach the disk
+        ledger._db.execute(
+            "PRAGMA synchronous = OFF"
+        )  # these deaths spare the machine, so nothing has to reach the disk
         self.w = Warden(ledger, WEALTHY, self.clock, self.home, env={})
         profile = self.w.profile(self.platform)
         if first:
@@ -246,7 +237,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.remember(self.do(request, self.job(n), verb, dies=dies))
 
     @rule(dies=dies, use=st.sampled_from((list_instances, reconcile)))
-    def list(self, dies: int | None, use: Any) -> None:
+    def look_around(self, dies: int | None, use: Any) -> None:
         self.do(use, dies=dies)
 
     # -- people
@@ -298,22 +289,22 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(n=nth, fault=st.sampled_from(("preempt", "vanish", "comes_back", "bills_when_stopped", "failed_boot")))
     def misfortune(self, n: int, fault: Any) -> None:
         there = self.machines(*set(InstanceState) - {InstanceState.GONE})
-        id = there[n % len(there)]
-        self.cloud.inject(id, Fault(kind=fault, seconds=40.0))
+        machine = there[n % len(there)]
+        self.cloud.inject(machine, Fault(kind=fault, seconds=40.0))
         if fault == "comes_back":
-            self.excused.add(id)
+            self.excused.add(machine)
 
     @precondition(lambda self: self.machines(InstanceState.STOPPED))
     @rule(n=nth)
     def somebody_starts_it_in_the_console(self, n: int) -> None:
         there = self.machines(InstanceState.STOPPED)
-        id = there[n % len(there)]
+        machine = there[n % len(there)]
         with patch.object(self.cloud, "_strikes", return_value=set()):
             try:
-                self.cloud.start(id)
+                self.cloud.start(machine)
             except WardenError:
                 return
-        self.excused.add(id)
+        self.excused.add(machine)
 
     @some_job
     @rule(n=nth, state=st.sampled_from(("succeeded", "succeeded", "failed")))
@@ -398,7 +389,7 @@ class Lifecycle(RuleBasedStateMachine):
             inventory = self.do(list_instances)
             if not inventory.rows and not any(t.meter for t in self.cloud.truths().values()):
                 break
-        wrong = [f"{id} bills at the end" for id, truth in self.cloud.truths().items() if truth.meter]
+        wrong = [f"{machine} bills at the end" for machine, truth in self.cloud.truths().items() if truth.meter]
         wrong += [f"{j} is {read_job(self.w.ledger, j).state}" for j in self.jobs() if self.unended(j)]
         wrong += [f"lease {x} is still live" for x in lease_ids(self.w.ledger, *LIVE_LEASES)]
         wrong += promises(self.w.ledger, self.cloud)
@@ -410,7 +401,7 @@ class Lifecycle(RuleBasedStateMachine):
     def in_sight(self, inventory: Any) -> None:
         assert inventory is not None and not inventory.unknown, inventory
         shown = {row.instance_id for row in inventory.rows if row.ours and row.billing is not False}
-        unseen = {id for id, truth in self.cloud.truths().items() if truth.meter} - shown
+        unseen = {machine for machine, truth in self.cloud.truths().items() if truth.meter} - shown
         assert not unseen, f"{unseen} bill and are not shown\n{story(self.w.ledger.events())}"
 
     def end(self, job_id: str) -> None:
