@@ -135,6 +135,8 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
         granted = [e for e in ledger.events(event.subject, kind="approval.granted") if e.seq < event.seq]
         if not granted or granted[-1].body["digest"] != event.body["digest"]:
             yield f"{event.subject} executed without an approval of its facts"
+        elif judged(ledger, granted[-1]) != event.body["digest"]:
+            yield f"{event.subject} executed on a yes to facts that had changed"
         elif event.at > granted[-1].body["expires_at"]:
             yield f"{event.subject} executed on an expired approval"
     if len({e.token for e in used}) != len(used):
@@ -150,6 +152,13 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
             lease for lease, machine in leases(ledger).items() if machine == record.id
         } & (approved | given_back):
             yield f"{record.id} was ended ({record.why}) and nobody approved that"
+
+
+def judged(ledger: Ledger, granted: Event) -> str | None:
+    """The digest of the facts as they were last looked at before a yes was recorded."""
+    looks = ("teardown.awaiting_human", "teardown.blocked")
+    before = [e for e in ledger.events(granted.subject) if e.kind in looks and e.seq < granted.seq]
+    return next((str(e.body["digest"]) for e in reversed(before) if not e.body.get("without_proof")), None)
 
 
 def leases(ledger: Ledger) -> dict[str, str | None]:

@@ -103,6 +103,8 @@ nth = st.integers(0, 3)
 lost = st.sampled_from(("lost_request", "lost_reply", "bad_reply"))
 calls = st.sampled_from(("create", "find", "get", "list", "start", "stop", "terminate", "submit", "quote"))
 
+faults = st.lists(st.tuples(lost, calls, st.integers(1, 3)), max_size=3)
+
 
 class Lifecycle(RuleBasedStateMachine):
     """Agents, people, a process that dies, a cloud that lies, and a clock that is moved by hand."""
@@ -125,15 +127,24 @@ class Lifecycle(RuleBasedStateMachine):
         self.believed: set[str] = set()
         self.beyond = False
 
-    @initialize(platform=st.sampled_from(PLATFORMS), spot=st.booleans(), stage=st.sampled_from(range(7)))
-    def open(self, platform: str, spot: bool, stage: int) -> None:
-        """A house with a first job that has come so far in good weather."""
+    @initialize(
+        platform=st.sampled_from(PLATFORMS),
+        spot=st.booleans(),
+        stage=st.sampled_from(range(7)),
+        faults=faults,
+        lag=st.sampled_from((0, 0, 20)),
+    )
+    def open(self, platform: str, spot: bool, stage: int, faults: list[tuple[Any, Any, int]], lag: int) -> None:
+        """A house with a first job that has come so far, mostly."""
         self.platform = f"rehearsal/{platform}"
         self.reopen(first=True)
         self.quote(0, spot, 900.0, None)
+        self.weather(faults, lag)
         if stage >= 1:
             (receipt, spec), *_ = self.receipts.items()
             self.do(submit, spec, receipt=receipt)
+        if not self.jobs():
+            return
         if stage >= 2:
             self.live_on(0, 2, 11.0, None)
         if stage >= 3:
@@ -145,7 +156,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.look_after(0, None, prove)
         if stage >= 5:
             self.ask_for_teardown(0, "terminate", None)
-        if stage >= 6:
+        if stage >= 6 and self.shown:
             self.say_yes(0, False, None)
 
     def reopen(self, *, first: bool = False) -> None:
@@ -270,7 +281,7 @@ class Lifecycle(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(faults=st.lists(st.tuples(lost, calls, st.integers(1, 3)), max_size=3), lag=st.sampled_from((0, 20, 20, 90)))
+    @rule(faults=faults, lag=st.sampled_from((0, 20, 20, 90)))
     def weather(self, faults: list[tuple[Any, Any, int]], lag: int) -> None:
         drawn = [Fault(kind=kind, call=call, count=count) for kind, call, count in faults]
         if lag:

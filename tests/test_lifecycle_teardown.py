@@ -289,6 +289,18 @@ async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(
     assert not house.cloud.truth(records(house.cloud)[0].id).meter
 
 
+async def test_looks_that_see_nothing_end_no_lease_before_the_cloud_had_its_time(house: House) -> None:
+    """A cloud that lags for less than its word: the look that counts comes after it has caught up."""
+    house.opens(Fault(kind="stale", call="get", seconds=20, count=3))
+    job = await launch(house.w, house.spec())
+    await house.after(1, job)
+    seen = await house.after(5, job)
+    assert seen.job.state is Job.PROVISIONING and seen.lease and seen.lease.state is Lease.METERING
+    seen = await house.after(31, job)
+    assert seen.job.state is Job.RUNNING and seen.lease and seen.lease.state is Lease.METERING
+    house.holds()
+
+
 async def test_a_preempted_job_resumes_and_is_given_up_after_max_restarts(house: House) -> None:
     job = await house.started(interruptible=True, max_restarts=1)
     machine = records(house.cloud)[0].id
