@@ -446,4 +446,4 @@ class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
 class TestThorough(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
     """Many more, other ones every time."""
 
-    settings = settings(max_examples=400, stateful_step_count=50, **_COMMON)
+    settings = settings(max_examples=200, stateful_step_count=50, **_COMMON)
