@@ -147,4 +147,6 @@ def test_a_line_with_two_explanations_is_certain_of_neither() -> None:
 def test_the_exit_code_is_evidence_without_a_line() -> None:
     [found] = diagnose(shipped(), "step 1\nstep 2\n", exit_code=137)
     assert (found.id, found.lines[0].number, found.lines[0].text) == ("OOM-004", 0, "exit code 137")
+    assert found.certainty == "possible"
+    assert diagnose(shipped(), "Killed\n", exit_code=137)[0].certainty == "likely"
     assert diagnose(shipped(), "step 1\n", exit_code=1) == ()

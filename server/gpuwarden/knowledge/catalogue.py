@@ -97,13 +97,13 @@ class Gotcha(Block):
 
 
 class Front(Frozen):
-    """The front matter of a page. `prefix` is the letters of the ids it may hold."""
+    """The front matter of a page. `prefix` is the letters of the ids it may hold. A page may rest on our own code."""
 
     title: Words
     summary: Annotated[str, Field(min_length=8, max_length=400)]
     prefix: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9]*$")] | None = None
     verified: Month | None = None
-    sources: tuple[Annotated[str, Field(pattern=r"^https://\S+$")], ...] = ()
+    sources: tuple[Annotated[str, Field(pattern=r"^(https://|server/)\S+$")], ...] = ()
 
 
 class Page(Front):

@@ -1,7 +1,7 @@
 """From a log to the entries that explain it, with the lines that say so.
 
 A signature that matches is evidence, not proof: a diagnosis is at most *likely*. It is only *possible* when the line
-follows other failures too, or when several entries explain it.
+follows other failures too, when several entries explain it, or when there is only the exit code.
 """
 
 from __future__ import annotations
@@ -121,9 +121,11 @@ def _rank(gotcha: Gotcha, hits: list[Match], claims: dict[int, int]) -> tuple[bo
 def _diagnosis(gotcha: Gotcha, hits: list[Match], claims: dict[int, int]) -> Diagnosis:
     unique = {line.number: line for line, _ in hits}
     numbers = sorted(unique)
-    likely = not gotcha.secondary and _own(hits, claims)
+    likely = not gotcha.secondary and _own(hits, claims) and numbers != [0]
     if likely:
         why = f"{len(numbers)} line{'s match' if len(numbers) > 1 else ' matches'} its signature"
+    elif numbers == [0]:
+        why = "only the exit code says so, and it has other causes too"
     elif gotcha.secondary:
         why = "the line alone doesn't establish this; look for what came first"
     else:

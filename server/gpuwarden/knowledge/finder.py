@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -61,12 +61,12 @@ class Hit(Frozen):
     lines: tuple[MatchedLine, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Document:
-    """What the index holds of an entry or of a section."""
+    """What the index holds of an entry or of a section: its answer, and how much it says of each term."""
 
     hit: Hit
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,20 @@ class Index:
             return min(self.rarity(term) for term in (word, *concepts))
         return self.rarity(word) if word in self.postings else STRANGER * self.rarity(word)
 
+    def _weight(self, term: str, number: int) -> float:
+        weight = self.documents[number].weights[term]
+        return self.rarity(term) * weight * (K1 + 1) / (weight + K1)
+
+    def _gains(self, slot: Slot) -> dict[int, tuple[float, float]]:
+        """The best (gain, weight) of a slot for each document that meets it."""
+        best: dict[int, tuple[float, float]] = {}
+        for term, weight in slot.ways:
+            for number in self.postings.get(term, ()):
+                gain = weight * self._weight(term, number)
+                if gain > best.get(number, (0.0, 0.0))[0]:
+                    best[number] = (gain, weight)
+        return best
+
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that meets a slot, best first."""
         slots = self.slots(query)
@@ -136,20 +150,13 @@ class Index:
         score: dict[int, float] = defaultdict(float)
         met: dict[int, float] = defaultdict(float)
         for slot in slots:
-            best: dict[int, tuple[float, float]] = {}
-            for term, weight in slot.ways:
-                rarity = self.rarity(term)
-                for number in self.postings.get(term, ()):
-                    gain = weight * rarity * _saturated(self.documents[number].weights[term])
-                    if gain > best.get(number, (0.0, 0.0))[0]:
-                        best[number] = (gain, weight)
-            for number, (gain, weight) in best.items():
+            for number, (gain, weight) in self._gains(slot).items():
                 score[number] += gain
                 met[number] += slot.rarity * weight
         stems = [s for s in tokens(query) if "_" not in s]
-        for pair in {f"{a} {b}" for a, b in pairwise(stems)}:
+        for pair in dict.fromkeys(f"{a} {b}" for a, b in pairwise(stems)):
             for number in self.postings.get(pair, ()):
-                score[number] += PAIR * self.rarity(pair) * _saturated(self.documents[number].weights[pair])
+                score[number] += PAIR * self._weight(pair, number)
         rows = []
         for number, value in score.items():
             document = self.documents[number]
@@ -189,10 +196,6 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
 def _fits(score: float, coverage: float) -> bool:
     """A good score for a fair share of the query, or a modest one for most of it."""
     return any(score >= least and coverage >= share for least, share in FITS)
-
-
-def _saturated(weight: float) -> float:
-    return weight * (K1 + 1) / (weight + K1)
 
 
 def _document(hit: Hit, counts: dict[str, Counter[str]], weights: dict[str, float], mean: dict[str, float]) -> Document:

@@ -18,7 +18,7 @@ URGENT_SCOPES = {"billing", "teardown"}
 URGENT_BLOCKS = {"storage", "meter", "verbs", "spot", "danger_clocks"}  # of a profile's front matter
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 _FILE = re.compile(r"`([a-z0-9_/-]+\.md)`")
-_ENTRY = re.compile(r"\b([A-Z]{2,5}-\d{3})\b")
+_ENTRY = re.compile(r"(?<![A-Z-])([A-Z]{2,5}-\d{3})\b")  # PF-HUB-001 is a rule of a gate, not the entry HUB-001
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -80,7 +80,7 @@ def signature_for(line: str) -> str:
     core = line.strip()[: MAX_PATTERN // 2]
     pieces = [re.escape(piece).replace("\\ ", " ") for piece in _LOOSE.split(core)]
     fixed = [piece for piece in pieces if piece.strip()]
-    return GAP.join(fixed[:3]).strip()
+    return GAP.join(fixed[:3]).strip(" ")
 
 
 def _next(catalogue: Catalogue, page: Page) -> str:

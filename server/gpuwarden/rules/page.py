@@ -15,6 +15,8 @@ HEAD = """\
 ---
 title: Rules of the two gates
 summary: Every preflight and teardown rule with its id, severity, reason and way out.
+sources:
+  - server/gpuwarden/rules
 ---
 <!-- Written by `gpuwarden rules --write` from server/gpuwarden/rules/. Change the rule, not this page. -->
 

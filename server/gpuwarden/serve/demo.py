@@ -148,7 +148,7 @@ async def _bad_job(w: Warden, stage: Stage) -> list[str]:
 def demo_spec() -> JobSpec:
     """The good job: a character model that trains on our own profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
-    script = (data_dir("skills") / "gpu-training" / "scripts" / "train_char_model.py").read_text("utf-8")
+    script = (data_dir("skills") / "gpu-training" / "examples" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
         name="char-model",
         platform=PLATFORM,
