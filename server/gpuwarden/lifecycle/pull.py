@@ -15,9 +15,9 @@ from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import Pulled, save_pull
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import LOG_NAME
 from gpuwarden.remote.receive import Progress, Received, receive
 
-LOG_NAME = "gpuwarden-job.log"
 LOG_LIMIT = 64 << 20
 _CHUNK = 1 << 20
 
@@ -103,6 +103,6 @@ async def _pull_log(backend: Backend, handle: Handle, target: Path) -> Path | No
                 file.write(piece.text)
                 cursor = piece.next
         part.replace(path)
-    except WardenError:
+    except (WardenError, OSError):
         return None
     return path
