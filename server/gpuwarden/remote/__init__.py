@@ -1,0 +1,1 @@
+"""Talking to machines: SSH, the shipped runner, and moving files. Never touches the ledger."""

@@ -1,0 +1,89 @@
+"""Names of files that another machine sent, made safe for this one.
+
+A name from the far side is data. It is mapped below the destination or refused; it is never cleaned up into
+another name, because files of a checkpoint refer to each other by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from pathlib import Path, PurePosixPath
+
+from gpuwarden.core.errors import BadReply
+
+STAGING = ".gpuwarden"
+ABSOLUTE = "machine"
+MAX_NAME_BYTES = 255
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_WINDOWS_CHARS = re.compile(r'[<>:"|?*\\]')
+_WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
+
+
+class UnsafeName(BadReply):
+    """A name that can't be a file below the destination on this machine."""
+
+
+def local_name(path: str, *, windows: bool = os.name == "nt") -> PurePosixPath:
+    """Where a file of a manifest lies below the destination; absolute ones go below `machine/`.
+
+    Raises `UnsafeName` for `..`, empty and over-long parts, control characters, our own staging folder, and on
+    Windows for reserved names.
+    """
+    absolute = path.startswith("/")
+    parts = path.removeprefix("/").split("/")
+    for part in parts:
+        why = _why_unsafe(part, windows=windows)
+        if why:
+            raise UnsafeName(
+                f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it there."
+            )
+    if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
+        raise UnsafeName(f"the machine named a file {path[:200]!r}, below a folder that is ours", "Rename it there.")
+    return PurePosixPath(ABSOLUTE, *parts) if absolute else PurePosixPath(*parts)
+
+
+def _why_unsafe(part: str, *, windows: bool) -> str:
+    if part in {"", ".", ".."}:
+        return "has an empty part, '.' or '..' in it"
+    if _CONTROL.search(part):
+        return "holds a control character"
+    if len(os.fsencode(part)) > MAX_NAME_BYTES:
+        return f"has a part of more than {MAX_NAME_BYTES} bytes"
+    if windows and (_WINDOWS_CHARS.search(part) or part[-1] in " ." or _WINDOWS_NAMES.fullmatch(part)):
+        return "Windows can't hold"
+    return ""
+
+
+def collision_key(name: PurePosixPath) -> str:
+    """Equal for names that a case-insensitive or normalising file system takes for the same file."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", str(name)).casefold())
+
+
+def folds_names(folder: Path) -> bool:
+    """Whether the file system under `folder` takes `A` and `a` for the same name."""
+    probe = folder / "Probe.Case"
+    probe.touch()
+    try:
+        return (folder / "probe.case").exists()
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def make_parents(dest: Path, name: PurePosixPath) -> Path:
+    """Create the folders above `dest/name`, never through a symbolic link, and return `dest/name`."""
+    folder = dest
+    for part in name.parts[:-1]:
+        folder = folder / part
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                raise UnsafeName(
+                    f"{folder} is a file or a symbolic link, so {str(name)!r} can't be put below it",
+                    "Move it away, or pull into an empty folder.",
+                ) from None
+    return folder / name.name

@@ -1,0 +1,103 @@
+"""One file on its way in: a part file that grows, is hashed as it grows, and becomes the real file at the end.
+
+The part lies in a staging folder of the destination under a name made from the artifact's identity, so a newer
+version of the same file never continues an older part. `kill -9` at any line leaves a part that the next call
+continues, or a finished file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from gpuwarden.core.models import Artifact
+
+CHUNK = 1 << 20
+
+
+def part_name(artifact: Artifact) -> str:
+    """The part file's name: made of path, size and digest (or time of change), never of the far side's letters."""
+    identity = [artifact.path, str(artifact.size), artifact.sha256 or str(artifact.mtime_ns)]
+    return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
+
+
+def hash_file(path: Path) -> str:
+    """Hex sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Part:
+    """A growing part file. Its methods block: call them from a worker thread."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.offset = 0
+        self._hash = hashlib.sha256()
+        self._file: BinaryIO | None = None
+
+    def open(self) -> int:
+        """Open and hash what is there already; return how many bytes that is. Too long a part starts anew."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        fd = os.open(self.path, flags, 0o666)
+        file = self._file = os.fdopen(fd, "r+b", buffering=0)
+        if os.fstat(fd).st_size > self.size:
+            file.truncate(0)
+        while chunk := file.read(CHUNK):
+            self._hash.update(chunk)
+            self.offset += len(chunk)
+        return self.offset
+
+    def write(self, chunk: bytes) -> int:
+        """Append and hash, never beyond the announced size; return how many bytes were taken."""
+        assert self._file is not None
+        view = memoryview(chunk)[: self.size - self.offset]
+        taken = len(view)
+        self._hash.update(view)
+        while view:
+            view = view[self._file.write(view) :]
+        self.offset += taken
+        return taken
+
+    def restart(self) -> None:
+        """Forget everything: the content turned out to be wrong."""
+        assert self._file is not None
+        self._file.truncate(0)
+        self._file.seek(0)
+        self.offset = 0
+        self._hash = hashlib.sha256()
+
+    def sha256(self) -> str:
+        """Hex digest of what is there."""
+        return self._hash.hexdigest()
+
+    def finish(self, target: Path, mtime_ns: int) -> None:
+        """Make the part durable and give it its name in one step."""
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        self.close()
+        if mtime_ns > 0:
+            with contextlib.suppress(OSError, OverflowError):
+                os.utime(self.path, ns=(mtime_ns, mtime_ns))
+        self.path.replace(target)
+
+    def close(self) -> None:
+        """Close the file; the part stays for the next call."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the system can."""
+    if os.name == "nt":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

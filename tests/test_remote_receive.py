@@ -1,0 +1,261 @@
+"""Receiving: resumed, compared, bounded, and never outside the destination."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Unreachable
+from gpuwarden.core.models import Artifact, Manifest
+from gpuwarden.remote import receive as module
+from gpuwarden.remote.names import STAGING
+from gpuwarden.remote.receive import Progress, receive
+
+pytestmark = pytest.mark.anyio
+
+
+class NoWait:
+    """A clock that only counts."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return sum(self.slept)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+class Far:
+    """Files in memory behind a line that can be cut after given numbers of bytes."""
+
+    def __init__(self, files: dict[str, bytes], cuts: list[int] | None = None) -> None:
+        self.files = files
+        self.cuts = cuts or []
+        self.sent = 0
+        self.reads: list[tuple[str, int]] = []
+        self.chunk = 1000
+
+    async def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        self.reads.append((artifact.path, offset))
+        if artifact.path not in self.files:
+            raise NotFound(f"{artifact.path} is gone")
+        data = self.files[artifact.path]
+        for at in range(offset, len(data), self.chunk):
+            chunk = data[at : at + self.chunk]
+            if self.cuts and self.sent + len(chunk) > self.cuts[0]:
+                self.cuts.pop(0)
+                raise Unreachable("the line was cut")
+            self.sent += len(chunk)
+            yield chunk
+
+    def manifest(self) -> Manifest:
+        rows = [
+            Artifact(path=p, size=len(d), mtime_ns=10**18, sha256=hashlib.sha256(d).hexdigest())
+            for p, d in self.files.items()
+        ]
+        return Manifest(taken_at=0, files=tuple(rows))
+
+
+def noise(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+async def test_takes_every_file_with_its_digest_and_time(tmp_path: Path) -> None:
+    far = Far({"out/a.bin": noise(1, 5000), "out/empty": b"", "/data/b.bin": noise(2, 10)})
+    seen: list[Progress] = []
+    got = await receive(far, far.manifest(), tmp_path / "here", progress=seen.append)
+    assert got.complete
+    assert got.bytes_sent == 5010
+    assert (tmp_path / "here/out/a.bin").read_bytes() == far.files["out/a.bin"]
+    assert (tmp_path / "here/machine/data/b.bin").read_bytes() == far.files["/data/b.bin"]
+    assert (tmp_path / "here/out/a.bin").stat().st_mtime_ns == 10**18
+    assert seen[-1].bytes_done == seen[-1].bytes_total == 5010
+    assert seen[-1].files_done == 3
+    assert not list((tmp_path / "here" / STAGING).glob("*.part"))
+
+
+async def test_a_second_pull_sends_nothing(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 5000)})
+    await receive(far, far.manifest(), tmp_path)
+    again = await receive(far, far.manifest(), tmp_path)
+    assert (again.bytes_sent, again.bytes_skipped, again.complete) == (0, 5000, True)
+
+
+async def test_a_local_change_is_noticed_and_replaced(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 5000)})
+    await receive(far, far.manifest(), tmp_path)
+    (tmp_path / "a").write_bytes(noise(3, 5000))
+    again = await receive(far, far.manifest(), tmp_path)
+    assert again.bytes_sent == 5000
+    assert (tmp_path / "a").read_bytes() == far.files["a"]
+
+
+async def test_a_cut_line_continues_where_it_stopped(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 100_000)}, cuts=[10_500, 40_500, 41_000, 99_900])
+    clock = NoWait()
+    got = await receive(far, far.manifest(), tmp_path, clock=clock)
+    assert got.complete
+    assert got.retries == 4
+    assert far.sent == 100_000
+    assert len(clock.slept) == 4
+
+
+async def test_without_progress_it_gives_up_and_the_next_call_continues(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 100_000)}, cuts=[50_000] * 6)
+    with pytest.raises(Unreachable, match="50,000 of 100,000"):
+        await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=3)
+    assert not (tmp_path / "a").exists()
+    far.cuts.clear()
+    got = await receive(far, far.manifest(), tmp_path)
+    assert (got.bytes_resumed, got.bytes_sent, got.complete) == (50_000, 50_000, True)
+
+
+async def test_a_stall_is_a_cut(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 3000)})
+    plain = far.read
+
+    async def stalls_once(artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        async for chunk in plain(artifact, offset):
+            yield chunk
+            if offset == 0:
+                await anyio.sleep_forever()
+
+    far.read = stalls_once  # type: ignore[method-assign]
+    got = await receive(far, far.manifest(), tmp_path, stall_s=0.05, clock=NoWait())
+    assert got.complete
+    assert got.retries == 1
+
+
+async def test_a_part_that_lies_is_fetched_anew(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 50_000)}, cuts=[20_000] * 3)
+    with pytest.raises(Unreachable):
+        await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=1)
+    (part,) = (tmp_path / STAGING).glob("*.part")
+    part.write_bytes(b"\0" * part.stat().st_size)
+    far.cuts.clear()
+    got = await receive(far, far.manifest(), tmp_path)
+    assert got.complete
+    assert got.bytes_resumed == 0
+    assert (tmp_path / "a").read_bytes() == far.files["a"]
+
+
+@pytest.mark.parametrize("change", ["grew", "shrank", "rewritten", "vanished"])
+async def test_a_file_that_changed_since_the_manifest_is_a_problem_and_the_rest_arrives(
+    tmp_path: Path, change: str
+) -> None:
+    far = Far({"a": noise(1, 5000), "b": noise(2, 5000)})
+    manifest = far.manifest()
+    match change:
+        case "grew":
+            far.files["a"] = noise(9, 6000)
+        case "shrank":
+            far.files["a"] = far.files["a"][:4000]
+        case "rewritten":
+            far.files["a"] = noise(9, 5000)
+        case "vanished":
+            del far.files["a"]
+    got = await receive(far, manifest, tmp_path, clock=NoWait())
+    assert not got.complete
+    assert [p.path for p in got.problems] == ["a"]
+    assert [f.path for f in got.files] == ["b"]
+    assert not (tmp_path / "a").exists()
+
+
+async def test_a_newer_version_never_continues_an_older_part(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 50_000)}, cuts=[20_000])
+    with pytest.raises(Unreachable):
+        await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=1)
+    far.files["a"] = noise(2, 50_000)
+    got = await receive(far, far.manifest(), tmp_path)
+    assert (got.bytes_sent, got.complete) == (50_000, True)
+
+
+HOSTILE = [
+    "../up",
+    "a/../../up",
+    "/../up",
+    "a\nb",
+    "a\x00b",
+    "a//b",
+    ".",
+    "a/",
+    f"{STAGING}/lock",
+    "machine/x",
+    "x" * 300,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_name_is_refused_and_the_rest_arrives(tmp_path: Path, name: str) -> None:
+    far = Far({name: b"evil", "ok": b"fine"})
+    got = await receive(far, far.manifest(), tmp_path / "in" / "here")
+    assert [p.path for p in got.problems] == [name]
+    assert [f.path for f in got.files] == ["ok"]
+    assert not list(tmp_path.rglob("up"))
+
+
+async def test_a_link_in_the_destination_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    dest = tmp_path / "dest"
+    dest.mkdir()
+    (dest / "sub").symlink_to(outside)
+    (outside / "file").write_bytes(b"mine")
+    (dest / "leaf").symlink_to(outside / "file")
+    far = Far({"sub/x": b"evil", "leaf": b"new"})
+    got = await receive(far, far.manifest(), dest)
+    assert [p.path for p in got.problems] == ["sub/x"]
+    assert (outside / "file").read_bytes() == b"mine"
+    assert not (dest / "leaf").is_symlink()
+    assert [p.name for p in outside.iterdir()] == ["file"]
+
+
+async def test_names_that_a_disk_folds_together_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "folds_names", lambda _: True)
+    far = Far({"Model.pt": b"one", "model.pt": b"two", "caf\u00e9": b"3", "cafe\u0301": b"4"})
+    got = await receive(far, far.manifest(), tmp_path)
+    assert [f.path for f in got.files] == ["Model.pt", "caf\u00e9"]
+    assert len(got.problems) == 2
+
+
+async def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
+    far = Far({"a": b"file", "a/b": b"below"})
+    got = await receive(far, far.manifest(), tmp_path, parallel=1)
+    assert len(got.files) == len(got.problems) == 1
+
+
+async def test_a_disk_too_small_is_said_before_a_byte_is_sent(tmp_path: Path) -> None:
+    huge = Manifest(taken_at=0, files=(Artifact(path="a", size=1 << 60, sha256="0" * 64),))
+    far = Far({})
+    with pytest.raises(BadRequest, match="bytes free"):
+        await receive(far, huge, tmp_path)
+    assert not far.reads
+
+
+async def test_two_receivers_do_not_mix(tmp_path: Path) -> None:
+    far = Far({"a": noise(1, 5000)})
+    started = anyio.Event()
+    go = anyio.Event()
+    plain = far.read
+
+    async def slow(artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        started.set()
+        await go.wait()
+        async for chunk in plain(artifact, offset):
+            yield chunk
+
+    far.read = slow  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group:
+        group.start_soon(receive, far, far.manifest(), tmp_path)
+        await started.wait()
+        with pytest.raises(Conflict, match="another"):
+            await receive(far, far.manifest(), tmp_path)
+        go.set()
+    assert (tmp_path / "a").read_bytes() == far.files["a"]
