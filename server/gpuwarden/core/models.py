@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -304,11 +303,16 @@ class Artifact(Frozen):
 
 
 class Manifest(Frozen):
-    """Roster of a job's artifacts, as seen on the machine. `missing` are declared outputs that do not exist."""
+    """Roster of a job's artifacts, as seen on the machine.
+
+    `missing` are declared outputs that do not exist; `skipped` says, a line each, what exists and is no file that can
+    be copied and proven (links that leave their folder, devices, names that are no UTF-8, files that kept changing).
+    """
 
     taken_at: float
     files: tuple[Artifact, ...]
     missing: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -322,10 +326,14 @@ class Manifest(Frozen):
 
 
 class Disclosure(Frozen):
-    """What else lives on a machine: processes that are no job of ours, files that nobody declared."""
+    """What else lives on a machine: processes that are no job of ours, files that nobody declared.
+
+    `complete` is false when a bound was met or something could not be looked at: there may be more.
+    """
 
     processes: tuple[str, ...] = ()
     files: tuple[Artifact, ...] = ()
+    complete: bool = True
 
 
 class Verdict(StrEnum):
@@ -368,8 +376,3 @@ class Report(Frozen):
     not_checked: tuple[str, ...] = ()
     step: int | None = None
     bytes: int = 0
-
-
-def redact(values: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Names with their values hidden, for logs and replies."""
-    return {k: (str(v) if k in keep else "***") for k, v in values.items()}

@@ -6,6 +6,7 @@ Every block of volatile facts carries `verified` (year-month) and `source`. A va
 
 from __future__ import annotations
 
+import posixpath
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, field_validator, model_validator
@@ -37,33 +38,47 @@ class Sourced(Frozen):
 
 
 class Survival(Frozen):
-    """Whether files on a tier outlive an event."""
+    """Whether files on a tier outlive an event. Nothing is assumed: every event is answered or `unknown`.
+
+    `stop` and `terminate` are our two verbs, `preemption` is the platform taking the machine back, `job_end` the
+    end of the process.
+    """
 
     stop: Fact[bool]
     terminate: Fact[bool]
-    preemption: Fact[bool] = True
-    job_end: Fact[bool] = True
+    preemption: Fact[bool]
+    job_end: Fact[bool]
 
 
 class Tier(Sourced):
     """One kind of storage: where it is mounted and what it outlives.
 
     `present` says whether it is there without being asked for: `on_request` tiers count only for jobs with
-    `durable_storage`, `sometimes` ones never count until they were seen.
+    `durable_storage`, `sometimes` ones never count until they were seen. An `on_request` tier may have the path of
+    an `always` tier, and then replaces it for the jobs that asked.
     """
 
     tier: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     path: str = Field(pattern=r"^/")
     survives: Survival
     present: Present = "always"
-    bills_when_stopped: Fact[bool] = False
+    bills_when_stopped: Fact[bool]
+    bills_when_terminated: Fact[bool]
     note: str = ""
+
+    @field_validator("path")
+    @classmethod
+    def _normal(cls, path: str) -> str:
+        if path != posixpath.normpath(path) or path.startswith("//"):
+            raise ValueError(f"{path!r} is no normal path: write {posixpath.normpath(path)!r}")
+        return path
 
 
 class Meter(Sourced):
     """When money runs. `stops_on` lists the verbs after which compute bills nothing.
 
-    `residue` are the verbs after which something else (a disk, an address) still bills.
+    `residue` are the verbs after which something that is always there (a disk, an address) still bills or may
+    bill; what was asked for on top is asked of `Profile.residue`.
     """
 
     metered: bool
@@ -92,6 +107,15 @@ class Spot(Sourced):
     then: Fact[Literal["stopped", "terminated"]] = "terminated"
     auto_resume: Fact[bool] = False
     note: str = ""
+
+    @model_validator(mode="after")
+    def _told(self) -> Spot:
+        missing = {"signal", "grace_s", "then", "auto_resume"} - self.model_fields_set
+        if self.offered and missing:
+            raise ValueError(
+                f"interruptions are offered, so say {', '.join(sorted(missing))} too, or that it is unknown"
+            )
+        return self
 
 
 class Limits(Sourced):
@@ -134,32 +158,62 @@ class Profile(Frozen):
     def _distinct(cls, tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:
         if len({t.tier for t in tiers}) != len(tiers):
             raise ValueError("two tiers have the same name")
+        by_path: dict[str, list[Present]] = {}
+        for tier in tiers:
+            by_path.setdefault(tier.path, []).append(tier.present)
+        for path, present in by_path.items():
+            if len(present) > 1 and sorted(present) != ["always", "on_request"]:
+                raise ValueError(f"two tiers have the path {path}; only an on_request one may replace an always one")
         return tiers
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        for verb in self.meter.stops_on:
+        for verb in (*self.meter.stops_on, *self.meter.residue, *self.verbs.reversible):
             if getattr(self.verbs, verb) is None:
-                raise ValueError(f"meter.stops_on names {verb}, which verbs says the platform does not have")
+                raise ValueError(f"meter or verbs.reversible names {verb}, which the platform does not have")
         if self.meter.metered and not self.meter.stops_on:
             raise ValueError("a metered platform needs a verb that stops the meter")
+        if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):
+            raise ValueError(f"meter.metered is {self.meter.metered}, which does not fit the kind {self.kind}")
         if self.run_root.startswith("/") and self.tier_of(self.run_root) is None:
-            raise ValueError(f"run_root {self.run_root} lies on none of the storage tiers")
+            raise ValueError(f"run_root {self.run_root} lies on none of the storage tiers that are always there")
+        for verb in ("stop", "terminate"):
+            if (
+                getattr(self.verbs, verb)
+                and verb not in self.meter.residue
+                and self._billing_tiers(verb, requested=False)
+            ):
+                raise ValueError(f"a tier bills after {verb}, so meter.residue has to name {verb}")
         return self
 
-    def tier_of(self, path: str) -> Tier | None:
-        """The tier that holds an absolute path: the longest mount that contains it."""
-        inside = [t for t in self.storage if path == t.path or path.startswith(t.path.rstrip("/") + "/")]
-        return max(inside, key=lambda t: len(t.path), default=None)
+    def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
+        """The tier that holds an absolute path, or None where none is sure to.
+
+        It is the longest mount that contains the path, for a job that did or did not ask for durable storage. A
+        mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on.
+        """
+        if not path.startswith("/") or ".." in path.split("/"):
+            return None
+        plain = posixpath.normpath("/" + path.lstrip("/"))
+        inside = [t for t in self.storage if plain == t.path or plain.startswith(t.path.rstrip("/") + "/")]
+        longest = max((t.path for t in inside), key=len, default=None)
+        return next((t for t in self.tiers(requested=requested) if t.path == longest), None)
+
+    def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
+        """The tiers that are there for a job that did or did not ask for durable storage, one for each path."""
+        always = {t.path: t for t in self.storage if t.present == "always"}
+        asked = {t.path: t for t in self.storage if t.present == "on_request" and requested}
+        return tuple({**always, **asked}.values())
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
         """Whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""
-        tier = self.tier_of(path)
-        if tier is None or not self.has(tier, requested=requested):
-            return False
-        return getattr(tier.survives, event) is True
+        tier = self.tier_of(path, requested=requested)
+        return tier is not None and getattr(tier.survives, event) is True
 
-    @staticmethod
-    def has(tier: Tier, *, requested: bool) -> bool:
-        """Whether a tier is there for a job that did or did not ask for durable storage."""
-        return tier.present == "always" or (tier.present == "on_request" and requested)
+    def residue(self, verb: Verb, *, requested: bool = False) -> bool:
+        """Whether something bills, or may bill, after `verb` took effect. Unknown counts as billing."""
+        return verb in self.meter.residue or self._billing_tiers(verb, requested=requested)
+
+    def _billing_tiers(self, verb: Verb, *, requested: bool) -> bool:
+        field = "bills_when_stopped" if verb == "stop" else "bills_when_terminated"
+        return any(getattr(t, field) is not False for t in self.tiers(requested=requested))

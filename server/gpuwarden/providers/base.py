@@ -22,6 +22,8 @@ class Provider(Protocol):
 
     name: str
     profile: Profile
+    settle_s: float
+    """Seconds after which a second look that agrees with the first is believed."""
 
     async def check(self) -> list[Finding]:
         """Say what is wrong with the account or the key."""

@@ -1,1 +1,1 @@
-"""Talking to machines: SSH, the shipped runner, and moving files. Never touches the ledger."""
+"""What reaches a machine: the runner that is shipped there, and what is needed to launch it and to read its answers."""

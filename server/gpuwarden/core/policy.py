@@ -1,0 +1,88 @@
+"""What the user allows: one TOML file, read into this model. Every field has a default that spends nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from gpuwarden.core.models import Frozen
+
+Channel = Literal["elicitation", "terminal", "dashboard"]
+Usd = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
+class Caps(Frozen):
+    """Spending that needs no question, in US dollars. Above a cap a person is asked. 0 asks every time."""
+
+    per_job_usd: Usd = 0.0
+    per_day_usd: Usd = 0.0
+    per_instance_usd: Usd = 0.0
+
+
+class Approval(Frozen):
+    """How a person says yes. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
+
+    channels: tuple[Channel, ...] = ("terminal", "elicitation")
+    pin_hash: str | None = None
+    ttl_s: int = Field(default=900, ge=30, le=86_400)
+
+    @field_validator("pin_hash")
+    @classmethod
+    def _shape(cls, text: str | None) -> str | None:
+        if text is not None and _parse_pin(text) is None:
+            raise ValueError("pin_hash is not of the form made by `gpuwarden approve --set-pin`")
+        return text
+
+
+class Watch(Frozen):
+    """When gpuwarden speaks up."""
+
+    idle_minutes: int = Field(default=30, ge=1, le=10_080)
+
+
+class Policy(Frozen):
+    """The whole policy. `rehearsal_caps` bound pretend money, so that a rehearsal can show the question too."""
+
+    caps: Caps = Caps()
+    rehearsal_caps: Caps = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
+    platforms: tuple[str, ...] = ("*",)
+    approval: Approval = Approval()
+    watch: Watch = Watch()
+    receipt_ttl_s: int = Field(default=1800, ge=30, le=86_400)
+
+    def allows(self, platform: str) -> bool:
+        """Whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""
+        return any(fnmatchcase(platform, pattern) for pattern in self.platforms)
+
+    def caps_for(self, platform: str) -> Caps:
+        """The caps of real or of pretend money."""
+        return self.rehearsal_caps if platform.startswith("rehearsal/") else self.caps
+
+
+_SCRYPT = {"n": 2**14, "r": 8, "p": 1}
+
+
+def hash_pin(pin: str, salt: bytes | None = None) -> str:
+    """`scrypt$salt$digest` of a PIN, in hex."""
+    salt = salt or os.urandom(16)
+    return f"scrypt${salt.hex()}${hashlib.scrypt(pin.encode(), salt=salt, **_SCRYPT).hex()}"
+
+
+def pin_matches(pin: str, pin_hash: str) -> bool:
+    """Whether a PIN is the one that was hashed; compared in constant time."""
+    parsed = _parse_pin(pin_hash)
+    return parsed is not None and hmac.compare_digest(hash_pin(pin, parsed), pin_hash.lower())
+
+
+def _parse_pin(text: str) -> bytes | None:
+    parts = text.split("$")
+    try:
+        salt, key = bytes.fromhex(parts[1]), bytes.fromhex(parts[2])
+    except (IndexError, ValueError):
+        return None
+    return salt if parts[0] == "scrypt" and len(parts) == 3 and len(salt) == 16 and len(key) == 64 else None

@@ -1,0 +1,20 @@
+"""Where the folders of text are: beside `server/` in a checkout, inside the package in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from gpuwarden.core.errors import NotFound
+
+Folder: TypeAlias = Literal["skills", "references", "profiles"]
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def data_dir(name: Folder) -> Path:
+    """The folder `name`. Raises NotFound when this installation came without it."""
+    for folder in (PACKAGE / "_data" / name, PACKAGE.parent.parent / name):
+        if folder.is_dir():
+            return folder
+    raise NotFound(f"this installation of gpuwarden has no folder {name!r}", "Install gpuwarden again.")

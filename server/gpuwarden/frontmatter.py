@@ -1,0 +1,163 @@
+"""Strict YAML front matter, read once for profiles and references alike.
+
+Only plain data is taken: mappings with text keys, lists, text, whole and decimal numbers, `true`, `false`, `null`.
+Duplicate keys, anchors, tags and YAML 1.1's hidden types (`no` for false, `2026-08-20` for a date, `1:30` for ninety)
+have no place in it. Every error is a BadRequest that begins with `file:line:`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from gpuwarden.core.errors import BadRequest
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_CHARS = 1 << 20
+MAX_SHOWN = 3
+FENCE = "---"
+
+
+class FrontMatter(NamedTuple):
+    """The data above the second `---`, the text below it, and the file line at which that text starts."""
+
+    data: dict[str, Any]
+    body: str
+    body_line: int
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Plain data, and the file line of every value in it by its path of keys and indexes."""
+
+    value: dict[str, Any]
+    lines: dict[tuple[str | int, ...], int]
+
+    def line_of(self, loc: Sequence[str | int]) -> int:
+        """The line of the value at `loc`, or of the nearest one around it.
+
+        Steps that are not in the file, such as the branch of a union in a validation error, are passed over.
+        """
+        here: tuple[str | int, ...] = ()
+        for step in loc:
+            here = (*here, step) if (*here, step) in self.lines else here
+        return self.lines[here]
+
+
+def read_front_matter(text: str, *, name: str) -> FrontMatter:
+    """Split `text` into plain data and body. Raises BadRequest with `name` and the line."""
+    parsed, body, body_line = _split(text, name)
+    return FrontMatter(parsed.value, body, body_line)
+
+
+def load_front_matter(model: type[M], text: str, *, name: str) -> tuple[M, str, int]:
+    """Read `text` as a `model`: the model, the body and its line. Raises BadRequest with `name` and the line."""
+    parsed, body, body_line = _split(text, name)
+    return validate(model, parsed, name=name), body, body_line
+
+
+def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
+    """Make a `model` of parsed data without coercing any type: `"yes"` is no truth value."""
+    try:
+        return model.model_validate_json(json.dumps(parsed.value), strict=True)
+    except ValidationError as error:
+        found = [_sentence(parsed, dict(e), name) for e in error.errors(include_url=False, include_context=False)]
+        more = f" (and {len(found) - MAX_SHOWN} more)" if len(found) > MAX_SHOWN else ""
+        raise BadRequest("; ".join(found[:MAX_SHOWN]) + more, f"Correct {name}.") from error
+
+
+def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
+    """Parse one mapping; `first_line` is the file line of the text's first line. Raises BadRequest."""
+    if len(text) > MAX_CHARS:
+        raise _wrong(name, first_line, f"{len(text):,} characters of YAML; the limit is {MAX_CHARS:,}")
+    try:
+        node = _Loader(text).get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise _wrong(name, first_line, "expected lines of the form `key: value`")
+        lines: dict[tuple[str | int, ...], int] = {}
+        value = _plain(node, (), lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise _wrong(name, first_line + (mark.line if mark else 0), f"{error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        at = first_line + text.count("\n", 0, error.position)
+        raise _wrong(name, at, "a character that YAML does not allow") from error
+    except RecursionError as error:
+        raise _wrong(name, first_line, "values are nested too deeply") from error
+    return Parsed(value, {loc: first_line + line for loc, line in lines.items()})
+
+
+def _split(text: str, name: str) -> tuple[Parsed, str, int]:
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    if lines[0].rstrip() != FENCE:
+        raise _wrong(name, 1, "the file has to begin with a line ---, then its front matter")
+    end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == FENCE), None)
+    if end is None:
+        raise _wrong(name, 1, "the front matter has no closing line ---")
+    return parse_yaml("\n".join(lines[1:end]), name=name, first_line=2), "\n".join(lines[end + 1 :]), end + 2
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's composer with the JSON types only, and without aliases, anchors and tags."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
+            raise yaml.MarkedYAMLError(
+                problem="anchors, aliases and tags are not used here", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:null|~|)$"), ["n", "~", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^-?(?:0|[1-9][0-9]{0,17})$"), list("-0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}$"), list("-0123456789")
+)
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: text == "true",
+    "null": lambda _: None,
+    "int": int,
+    "float": float,
+    "str": str,
+}
+
+
+def _plain(node: yaml.Node, loc: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> Any:
+    lines[loc] = node.start_mark.line
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*loc, i), lines) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        return {key: _plain(item, (*loc, key), lines) for key, item in _distinct(node)}
+    return _SCALARS[node.tag.rpartition(":")[2]](node.value)
+
+
+def _distinct(node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
+    pairs: dict[str, yaml.Node] = {}
+    for key, item in node.value:
+        if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
+            raise yaml.MarkedYAMLError(problem="a key that is not text", problem_mark=key.start_mark)
+        if key.value in pairs:
+            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands here twice", problem_mark=key.start_mark)
+        pairs[key.value] = item
+    return list(pairs.items())
+
+
+def _sentence(parsed: Parsed, error: dict[str, Any], name: str) -> str:
+    where = ".".join(str(step) for step in error["loc"])
+    return f"{name}:{parsed.line_of(error['loc'])}: {where + ': ' if where else ''}{error['msg']}"
+
+
+def _wrong(name: str, line: int, what: str) -> BadRequest:
+    return BadRequest(f"{name}:{line}: {what}", f"Correct {name}.")

@@ -1,0 +1,1 @@
+"""The append-only record that everything else is a view of."""

@@ -1,0 +1,180 @@
+"""Platforms as data: the strict reader of `profiles/*.md`, and the tables in their prose.
+
+The code reads a profile's front matter only. Its prose repeats no fact; it shows them through blocks that
+`render_blocks` writes from the same front matter:
+
+    <!-- generated:storage -->
+    ...
+    <!-- /generated -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.profile import Profile, Sourced, Tier, Unfound
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
+
+
+def profile_names(own: Path | None = None) -> list[str]:
+    """The ids of all profiles, sorted: those that came with gpuwarden and those of the user's folder `own`."""
+    return sorted({file.stem for folder in _folders(own) for file in folder.glob("*.md") if _ID.fullmatch(file.stem)})
+
+
+def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
+    """The profile `id`; one of the user's folder `own` goes before one of the same id that came with gpuwarden.
+
+    Raises NotFound, or BadRequest with file and line.
+    """
+    if not _ID.fullmatch(id):
+        raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
+    for folder in _folders(own):
+        file = folder / f"{id}.md"
+        if file.is_file():
+            return _named(load_text(_read(file), str(file)), id, file)
+    raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
+
+
+def load_text(text: str, name: str) -> Profile:
+    """Read one profile; `name` stands in errors. Raises BadRequest with `name` and the line."""
+    return load_front_matter(Profile, text, name=name)[0]
+
+
+def render_blocks(text: str, name: str) -> str:
+    """The same file with every generated block written anew from its front matter. Raises BadRequest."""
+    text = text.replace("\r\n", "\n")
+    profile, body, _ = load_front_matter(Profile, text, name=name)
+
+    def block(match: re.Match[str]) -> str:
+        if match[1] not in BLOCKS:
+            raise BadRequest(f"{name}: there is no generated block {match[1]!r}", f"There are: {', '.join(BLOCKS)}.")
+        lines = "\n".join(BLOCKS[match[1]](profile))
+        return f"<!-- generated:{match[1]} -->\n{lines}\n<!-- /generated -->"
+
+    return text.removesuffix(body) + _BLOCK.sub(block, body)
+
+
+def _folders(own: Path | None) -> list[Path]:
+    return [folder for folder in (own, data_dir("profiles")) if folder is not None]
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(MAX_CHARS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file}: can't be read as text: {error}", f"Correct or remove {file}.") from error
+
+
+def _named(profile: Profile, id: str, file: Path) -> Profile:  # noqa: A002
+    if profile.id != id:
+        raise BadRequest(f"{file}: it calls itself {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
+    return profile
+
+
+# ------------------------------------------------------------------------------------------------ generated blocks
+
+
+def _summary(p: Profile) -> list[str]:
+    rows = [("kind", p.kind), ("backend", p.backend), ("provider", p.provider or "none")]
+    return _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+
+
+def _storage(p: Profile) -> list[str]:
+    head = (
+        "tier",
+        "path",
+        "there",
+        "stop",
+        "terminate",
+        "interruption",
+        "bills when stopped",
+        "bills when terminated",
+        "note",
+    )
+    rows = [(t.tier, f"`{t.path}`", t.present.replace("_", " "), *_fates(p, t), t.note) for t in p.storage]
+    return [*_table(head, rows), "", *_sources(p.storage)]
+
+
+def _fates(p: Profile, t: Tier) -> tuple[str, ...]:
+    return (
+        "no such verb" if p.verbs.stop is None else _fate(t.survives.stop),
+        "no such verb" if p.verbs.terminate is None else _fate(t.survives.terminate),
+        _fate(t.survives.preemption) if p.spot.offered else "none sold",
+        _fact(t.bills_when_stopped),
+        _fact(t.bills_when_terminated),
+    )
+
+
+def _meter(p: Profile) -> list[str]:
+    m, v = p.meter, p.verbs
+    rows = [
+        ("metered", _fact(m.metered)),
+        ("compute stops billing after", ", ".join(m.stops_on) or "-"),
+        ("something bills on after", ", ".join(m.residue) or "-"),
+        ("counted in steps of (s)", _fact(m.granularity_s) if m.metered else "-"),
+        ("note", m.note),
+        ("`stop` is called", v.stop or "no such verb"),
+        ("`terminate` is called", v.terminate or "no such verb"),
+        ("terminate needs a stop first", _fact(v.terminate_needs_stop)),
+        ("can be undone", ", ".join(v.reversible) or "-"),
+        ("on the verbs", v.note),
+    ]
+    return [*_table(("what", "value"), [row for row in rows if row[1]]), "", *_sources((m, v))]
+
+
+def _interruptions(p: Profile) -> list[str]:
+    s = p.spot
+    rows = [("sold as interruptible", _fact(s.offered))]
+    if s.offered or "signal" in s.model_fields_set:
+        rows += [("signal", _fact(s.signal)), ("grace (s)", _fact(s.grace_s)), ("then", _fact(s.then))]
+        rows += [("starts again by itself", _fact(s.auto_resume))]
+    return [*_table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])]), "", *_sources((s,))]
+
+
+def _surface(p: Profile) -> list[str]:
+    clocks = [(c.trigger, _fact(c.after), c.effect) for c in p.danger_clocks]
+    lines = (
+        [*_table(("danger clock", "after", "what happens"), clocks), "", *_sources(p.danger_clocks), ""]
+        if clocks
+        else []
+    )
+    return [*lines, *(f"- {line}" for line in p.conveniences)] or ["Nothing in particular."]
+
+
+BLOCKS: dict[str, Callable[[Profile], list[str]]] = {
+    "summary": _summary,
+    "storage": _storage,
+    "meter": _meter,
+    "interruptions": _interruptions,
+    "surface": _surface,
+}
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, Unfound):
+        return f"unknown ({value.unknown})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _fate(value: bool | Unfound) -> str:
+    return _fact(value) if isinstance(value, Unfound) else "kept" if value else "lost"
+
+
+def _sources(blocks: Iterable[Sourced]) -> list[str]:
+    found = dict.fromkeys(f"{block.source} ({block.verified})" for block in blocks)
+    return ["Source: " + "; ".join(found) + "."]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    cells = [head, tuple("---" for _ in head), *rows]
+    return ["| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in cells]

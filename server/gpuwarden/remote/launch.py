@@ -1,0 +1,236 @@
+"""What is sent to a machine to run a job, and what the runner's answers mean. It reads our runner file, no more."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.models import Artifact, Beat, Disclosure, JobSpec, Manifest, Observation, Place
+from gpuwarden.core.states import Job
+
+RUNNER_FILE: Final = Path(__file__).with_name("runner.py")
+DIED: Final = "died:"
+"""How `Observation.why` begins when a job ended without a final status: killed, or its machine restarted."""
+
+GRACE_S: Final = 10.0
+WARN_BEFORE_S: Final = 300
+HEARTBEAT_S: Final = 10.0
+LOG_MAX_BYTES: Final = 64 << 20
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
+
+
+@cache
+def runner_source() -> bytes:
+    """The runner's text."""
+    return RUNNER_FILE.read_bytes()
+
+
+def content_name(stem: str, content: bytes) -> str:
+    """A file name that holds the digest of its content, so that a live run's file is never overwritten."""
+    return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
+
+
+def run_name(token: str) -> str:
+    """The name of the run folder of a token; equal tokens, equal folders."""
+    if _PLAIN_TOKEN.fullmatch(token):
+        return f"gw-{token}"
+    return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A job made ready: the files to put into its run folder, and the spec that the runner's `start` takes."""
+
+    files: dict[str, bytes]
+    runner: str
+    spec: dict[str, Any]
+
+
+def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str]) -> Launch:
+    """Turn a job into files and a runner spec. `interpreter` goes before a script's path, e.g. `("python3",)`."""
+    runner = content_name("runner", runner_source())
+    files = {runner: runner_source()}
+    argv = list(spec.command)
+    if spec.script is not None:
+        content = spec.script.encode("utf-8", "surrogatepass")
+        script = content_name("script", content)
+        files[script] = content
+        argv = [*interpreter, f"{run_dir}/{script}", *spec.args]
+    timeout = spec.timeout_s
+    return Launch(
+        files,
+        runner,
+        {
+            "argv": argv,
+            "env": {"PYTHONUNBUFFERED": "1", **spec.env},
+            "outputs": list(spec.outputs),
+            "timeout_s": timeout,
+            "warn_before_s": min(WARN_BEFORE_S, timeout / 10) if timeout else None,
+            "grace_s": GRACE_S,
+            "max_restarts": spec.max_restarts,
+            "heartbeat_s": HEARTBEAT_S,
+            "log_max_bytes": LOG_MAX_BYTES,
+            "root": place.root,
+        },
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- the way back
+
+
+class _Lenient(BaseModel):
+    """A reply from a machine: unknown fields may come from a newer runner, known ones must fit."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class _Beat(_Lenient):
+    gpu_util: float | None = None
+    gpu_mem_used: int | None = None
+    mem_used: int | None = None
+    mem_limit: int | None = None
+    disk_free: int | None = None
+    disk_total: int | None = None
+    inodes_free: int | None = None
+    inodes_total: int | None = None
+
+
+class _Status(_Lenient):
+    state: str
+    now: float
+    attempt: int = 1
+    why: str = Field(default="", max_length=4096)
+    exit_code: int | None = None
+    signal: int | None = None
+    step: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=128)
+    started_at: float | None = None
+    ended_at: float | None = None
+    updated_at: float | None = None
+    last_alerts: tuple[str, ...] = Field(default=(), max_length=32)
+    log_bytes: int = 0
+    heartbeat_s: float = HEARTBEAT_S
+    beat: _Beat = _Beat()
+    alive: bool | None = None
+    child_alive: bool | None = None
+
+
+_STATES: Final = {
+    "succeeded": Job.SUCCEEDED,
+    "failed": Job.FAILED,
+    "timeout": Job.FAILED,
+    "canceled": Job.CANCELED,
+    "preempted": Job.PREEMPTED,
+}
+_NO_STATUS: Final = {
+    "missing": "there is no run folder on the machine",
+    "absent": "the run folder holds no status: the job was never launched there",
+}
+
+
+def observation(reply: Mapping[str, Any]) -> Observation:
+    """What one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
+    state = reply.get("state")
+    if state in _NO_STATUS:
+        return Observation(state=Job.UNKNOWN, why=_NO_STATUS[str(state)], at=_number(reply.get("now")))
+    try:
+        status = _Status.model_validate(dict(reply))
+    except ValidationError as error:
+        why = f"the runner's status makes no sense ({error.error_count()} of its fields)"
+        return Observation(state=Job.UNKNOWN, why=why, at=_number(reply.get("now")))
+    job, why, stale = _judge(status)
+    return Observation(
+        state=job,
+        why=why,
+        at=status.now,
+        exit_code=status.exit_code,
+        attempt=status.attempt,
+        step=status.step,
+        metrics=status.metrics,
+        started_at=status.started_at,
+        ended_at=status.ended_at,
+        last_beat_at=status.updated_at,
+        alerts=status.last_alerts,
+        log_bytes=status.log_bytes,
+        stale=stale,
+        beat=Beat(**status.beat.model_dump()),
+    )
+
+
+def _judge(status: _Status) -> tuple[Job, str, bool]:
+    if status.state in _STATES:
+        return _STATES[status.state], status.why, False
+    if status.state != "running":
+        return Job.UNKNOWN, status.why or f"the runner reports the state {status.state!r}", False
+    silent = status.now - (status.updated_at or 0.0)
+    stale = silent > 3 * status.heartbeat_s + 5
+    if status.alive is False and status.child_alive is False:
+        return Job.FAILED, f"{DIED} it ended without a final status (killed, or the machine restarted)", True
+    if status.alive is False:
+        return (
+            Job.RUNNING,
+            "its supervisor died, the job's own process runs on unwatched; cancel it or let it end",
+            True,
+        )
+    if status.alive is None:
+        return Job.RUNNING, "running by its last status; this machine can't tell whether the process lives", stale
+    return Job.RUNNING, f"its supervisor lives but wrote nothing for {silent:.0f} s" if stale else "alive", stale
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) and value == value else 0.0
+
+
+_ERRORS: Final[dict[str, type[WardenError]]] = {
+    "not_found": NotFound,
+    "conflict": Conflict,
+    "bad_request": BadRequest,
+    "bad_reply": BadReply,
+    "unreachable": Unreachable,
+    "not_supported": NotSupported,
+}
+
+
+def raise_for(reply: Mapping[str, Any]) -> None:
+    """Raise the error that a runner's refusal stands for; `ok` replies pass."""
+    if reply.get("ok") is True:
+        return
+    code, message = str(reply.get("code")), str(reply.get("error"))[:1000]
+    if code in {"disk_full", "io_error"}:
+        raise BadRequest(f"the machine refused: {message}", "Free space or fix the permissions there, then try again.")
+    raise _ERRORS.get(code, BadReply)(message, "Look at the job with check_job before trying again.")
+
+
+def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
+    """The runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
+    if not lines or lines[-1].get("ok") is None:
+        raise BadReply("the roster has no last line; it is cut and proves nothing", "Ask for it again.")
+    last = lines[-1]
+    raise_for(last)
+    try:
+        files = tuple(Artifact.model_validate(dict(row)) for row in lines[:-1] if "progress" not in row)
+        skipped = [f"{s['path']}: {s['why']}" for s in last["skipped"]]
+        if last["more_skipped"]:
+            skipped.append(f"and {last['more_skipped']} more")
+        return Manifest(taken_at=last["taken_at"], files=files, missing=last["missing"], skipped=tuple(skipped))
+    except (ValidationError, KeyError, TypeError) as error:
+        raise BadReply(f"the roster makes no sense: {error}", "Is another gpuwarden version's runner there?") from error
+
+
+def disclosure(reply: Mapping[str, Any]) -> Disclosure:
+    """The runner's `disclose` answer."""
+    raise_for(reply)
+    try:
+        return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])
+    except (ValidationError, KeyError) as error:
+        raise BadReply(
+            f"the disclosure makes no sense: {error}", "Is another gpuwarden version's runner there?"
+        ) from error

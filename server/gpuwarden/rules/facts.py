@@ -1,0 +1,127 @@
+"""What the rules read. A use case gathers these; they are frozen, and rules do no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuwarden.core.models import (
+    Answer,
+    Disclosure,
+    Instance,
+    JobSpec,
+    Manifest,
+    Quote,
+    Unknown,
+    Verb,
+    Verdict,
+    digest,
+)
+from gpuwarden.core.policy import Policy
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.script import ScriptFacts
+from gpuwarden.core.states import Job
+
+MARGIN = 1.3
+"""A timeout leaves 30 % of room above the estimate."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A place in a spec that holds a secret's value; the value itself is not kept."""
+
+    where: str
+    looks_like: str
+
+
+@dataclass(frozen=True)
+class SubmitFacts:
+    """All that is known before a job is accepted. `profile` is None for an unknown platform.
+
+    `quote` is None where nothing is metered. `unset_secrets` are declared secrets that have no value here.
+    """
+
+    spec: JobSpec
+    policy: Policy
+    profile: Profile | None
+    platforms: tuple[str, ...]
+    script: ScriptFacts | None = None
+    quote: Answer[Quote] | None = None
+    leaks: tuple[Leak, ...] = ()
+    unset_secrets: tuple[str, ...] = ()
+
+    @property
+    def metered(self) -> bool:
+        """Whether money runs; an unknown platform counts as metered."""
+        return self.profile is None or self.profile.meter.metered
+
+    @property
+    def price(self) -> float | None:
+        """US dollars per hour, None when unknown."""
+        if self.quote is None or isinstance(self.quote, Unknown):
+            return None
+        return self.quote.value.price_usd_per_hour
+
+    @property
+    def worst_cost(self) -> float | None:
+        """The most that this job may cost: the lesser of cap and price x timeout; None when neither is known."""
+        spec = self.spec
+        by_time = None if self.price is None or spec.timeout_s is None else self.price * spec.timeout_s / 3600
+        known = [c for c in (spec.max_cost_usd, by_time) if c is not None]
+        return min(known, default=None)
+
+    @property
+    def digest(self) -> str:
+        """Digest of exactly what was checked. A receipt is bound to it."""
+        return digest(
+            {
+                "spec": self.spec.model_dump(mode="json"),
+                "profile": self.profile.model_dump(mode="json") if self.profile else None,
+                "price": self.price,
+                "unset_secrets": list(self.unset_secrets),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One file that the job declared, as it is on the machine, and what is known of its copy."""
+
+    path: str
+    size: int
+    tier: str
+    dies: bool
+    copied: bool = False
+    in_manifest: bool = False
+
+
+@dataclass(frozen=True)
+class TeardownFacts:
+    """All that is known before a machine is stopped or terminated.
+
+    `machine` is what the provider says of the instance; `files` what lies on it now, Unknown when it can't be
+    reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed.
+    """
+
+    job_id: str
+    job_state: Job
+    verb: Verb
+    profile: Profile
+    machine: Answer[Instance | None]
+    files: Answer[tuple[OutputFile, ...]]
+    missing: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+    changed: tuple[str, ...] = ()
+    copy_verdict: Verdict | None = None
+    copy_problems: tuple[str, ...] = ()
+    other_jobs: tuple[str, ...] = ()
+    disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))
+
+    @property
+    def gone(self) -> bool:
+        """Whether the provider says that the instance no longer exists: nothing is left to lose or to stop."""
+        return not isinstance(self.machine, Unknown) and self.machine.value is None
+
+    @property
+    def dying(self) -> tuple[OutputFile, ...]:
+        """The declared files that this verb destroys."""
+        return () if isinstance(self.files, Unknown) else tuple(f for f in self.files.value if f.dies)

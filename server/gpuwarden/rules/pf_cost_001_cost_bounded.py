@@ -1,0 +1,17 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-COST-001", gate="submit", severity=Severity.ERROR, fix="Set max_cost_usd.")
+def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
+    """A metered job has a price or a cap.
+
+    Why: with neither, nobody can say what the job may cost, and nothing can stop it at a limit.
+    """
+    if not facts.metered or facts.price is not None or facts.spec.max_cost_usd is not None:
+        return
+    why = facts.quote.why if isinstance(facts.quote, Unknown) else "the platform names no price"
+    yield Found(f"the price is unknown ({why}) and max_cost_usd is missing")

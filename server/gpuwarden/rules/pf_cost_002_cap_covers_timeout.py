@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-COST-002", gate="submit", severity=Severity.WARNING, fix="Raise max_cost_usd, or lower timeout_s.")
+def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
+    """The cost cap reaches as far as the timeout.
+
+    Why: a job that meets its cap first is stopped there, perhaps just before its last save.
+    """
+    spec = facts.spec
+    if spec.max_cost_usd is None or spec.timeout_s is None or not facts.price:
+        return
+    full = facts.price * spec.timeout_s / 3600
+    if spec.max_cost_usd < full:
+        yield Found(
+            f"max_cost_usd is {spec.max_cost_usd:.2f}; {spec.timeout_s} s at {facts.price:.2f} USD/h cost {full:.2f}"
+        )

@@ -1,0 +1,21 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-OUT-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="List in outputs every file or folder the job must leave behind, relative to its working folder.",
+)
+def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
+    """The job declares what it will leave behind.
+
+    Why: only declared outputs can be pulled, verified and protected from a teardown.
+    """
+    if facts.spec.outputs:
+        return
+    severity = None if facts.metered else Severity.WARNING
+    yield Found("outputs is empty: nothing of this job would be kept", severity=severity)

@@ -1,0 +1,46 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.profile import Event, Profile
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-OUT-002", gate="submit", severity=Severity.ERROR, fix="Write to a path that outlives it, or pull before it.")
+def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
+    """Outputs lie where they outlive what will happen to the machine.
+
+    Why: each platform wipes other paths at other moments. A path that dies although the same machine has one that
+    lives is a mistake. Where every path dies with the teardown, pulling first is the only way, which the teardown
+    gate will insist on.
+    """
+    if facts.profile is None:
+        return
+    for output in facts.spec.outputs:
+        yield from _judge(facts, facts.profile, output)
+
+
+def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]:
+    spec, asked = facts.spec, facts.spec.durable_storage
+    path = output if output.startswith("/") else f"{profile.run_root}/{output}"
+    if not profile.survives(path, "job_end", requested=asked):
+        yield Found(f"{output} is deleted when the job ends, before anybody can pull it")
+    if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
+        yield Found(f"{output} is deleted when the platform takes the machine back")
+    if not facts.metered or profile.survives(path, spec.teardown, requested=asked):
+        return
+    better = _safe_paths(profile, spec.teardown, asked)
+    if better:
+        yield Found(
+            f"{output} is deleted by {spec.teardown}; {', '.join(better)} would outlive it",
+            fix=f"Write it below {better[0]}.",
+        )
+    else:
+        yield Found(
+            f"{output} is deleted by {spec.teardown}, as is every path of this machine",
+            fix="Nothing now: pull and verify it before teardown; the teardown gate waits for that.",
+            severity=Severity.WARNING,
+        )
+
+
+def _safe_paths(profile: Profile, event: Event, asked: bool) -> list[str]:
+    return sorted({t.path for t in profile.storage if profile.survives(t.path, event, requested=asked)})

@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-SRC-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Add a `# /// script` header with requires-python and dependencies (PEP 723).",
+)
+def script_self_contained(facts: SubmitFacts) -> Iterator[Found]:
+    """A script that imports third-party packages declares them in a PEP 723 header.
+
+    Why: a fresh machine has none of them, and what an image happens to hold changes from one day to the next.
+    """
+    script = facts.script
+    if script is None or script.error or not script.third_party:
+        return
+    if script.header is None:
+        yield Found(f"the script imports {', '.join(script.third_party)} and has no header that declares them")
+    elif not script.header.dependencies:
+        yield Found(f"the script imports {', '.join(script.third_party)}, but its header declares no dependencies")

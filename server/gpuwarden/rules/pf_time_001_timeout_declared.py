@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-TIME-001", gate="submit", severity=Severity.ERROR, fix="Set timeout_s to the estimate plus at least 30 %.")
+def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
+    """The job says how long it may run.
+
+    Why: a platform's default ends long jobs in the middle (30 minutes is common), and a job without any limit
+    bills until somebody looks.
+    """
+    if facts.spec.timeout_s is not None:
+        return
+    default = facts.profile.limits.default_timeout_s if facts.profile else None
+    if default is not None:
+        yield Found(f"timeout_s is missing; the platform would end the job after {default} s")
+    elif facts.metered:
+        yield Found("timeout_s is missing; nothing would end a job that hangs, and the meter would run on")
+    else:
+        yield Found("timeout_s is missing; nothing would end a job that hangs", severity=Severity.WARNING)

@@ -1,0 +1,25 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import TeardownFacts
+
+SHOWN = 5
+
+
+@rule("TD-COPY-001", gate="teardown", severity=Severity.ERROR, fix="Call pull_artifacts.")
+def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
+    """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
+
+    Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it.
+    """
+    if facts.gone:
+        return
+    bare = [f for f in facts.dying if not f.copied]
+    if bare:
+        names = ", ".join(f.path for f in bare[:SHOWN]) + (
+            f" and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
+        )
+        size = sum(f.size for f in bare)
+        yield Found(
+            f"{len(bare)} declared file(s), {size:,} bytes, exist only where {facts.verb} deletes them: {names}"
+        )

@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import TeardownFacts
+
+
+@rule("TD-ELSE-001", gate="teardown", severity=Severity.WARNING, fix="Make sure that nobody needs it.")
+def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
+    """Nothing else lives on the machine.
+
+    Why: a person's own shell, download or file there ends with it too. It is not ours to judge, so it is shown.
+    """
+    if facts.gone:
+        return
+    if isinstance(facts.disclosure, Unknown):
+        yield Found(f"what else lives on the machine could not be seen: {facts.disclosure.why}")
+        return
+    found = facts.disclosure.value
+    if found.processes:
+        yield Found(f"{len(found.processes)} process(es) that are no job of ours: {'; '.join(found.processes[:5])}")
+    if found.files:
+        names = ", ".join(f.path for f in found.files[:5])
+        yield Found(f"{len(found.files)} recent file(s) that no job declared: {names}")

@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.rules.facts import TeardownFacts
+
+
+@rule(
+    "TD-JOB-001",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Wait for the job with check_job, or end it with cancel_job.",
+)
+def job_ended(facts: TeardownFacts) -> Iterator[Found]:
+    """The job has ended.
+
+    Why: a running job may still be writing, and a preempted one may come back for its files.
+    """
+    if facts.job_state not in TERMINAL_JOBS and not facts.gone:
+        yield Found(f"job {facts.job_id} is {facts.job_state}")

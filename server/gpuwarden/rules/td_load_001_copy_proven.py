@@ -1,0 +1,23 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.models import Verdict
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.states import Job
+from gpuwarden.rules.facts import TeardownFacts
+
+
+@rule("TD-LOAD-001", gate="teardown", severity=Severity.ERROR, fix="Call verify_checkpoint; if it fails, pull again.")
+def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
+    """The copy was loaded and found whole since it last changed.
+
+    Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint.
+    """
+    if facts.gone or not facts.dying or any(not f.copied for f in facts.dying):
+        return  # TD-COPY-001 speaks first
+    if facts.copy_verdict is None:
+        yield Found("the copy was not verified since it last changed")
+    elif facts.copy_verdict is not Verdict.PROVEN:
+        said = "; ".join(facts.copy_problems[:3]) or "it could not be told"
+        # What a failed job left is often torn. The copy equals it, so nothing is lost that was there.
+        severity = None if facts.job_state is Job.SUCCEEDED else Severity.WARNING
+        yield Found(f"the copy is {facts.copy_verdict}: {said}", severity=severity)

@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import TeardownFacts
+
+
+@rule(
+    "TD-SEE-001",
+    gate="teardown",
+    severity=Severity.UNKNOWN,
+    fix="Call again in a minute; if it stays, look at the platform's console.",
+)
+def machine_seen(facts: TeardownFacts) -> Iterator[Found]:
+    """The machine and its files can be seen.
+
+    Why: what can't be seen can't be proven safe. Unknown never reads as empty.
+    """
+    if isinstance(facts.machine, Unknown):
+        yield Found(f"the provider gave no usable answer about the instance: {facts.machine.why}")
+    elif not facts.gone and isinstance(facts.files, Unknown):
+        yield Found(f"the files on the machine can't be listed: {facts.files.why}")

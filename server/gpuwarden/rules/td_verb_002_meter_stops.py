@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import TeardownFacts
+
+
+@rule("TD-VERB-002", gate="teardown", severity=Severity.WARNING, fix="Terminate instead, once everything is safe.")
+def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
+    """The verb stops everything that bills.
+
+    Why: on most platforms a stopped machine keeps billing for its disk, for as long as nobody looks.
+    """
+    meter = facts.profile.meter
+    if facts.verb not in meter.stops_on:
+        yield Found(f"{facts.verb} does not stop the meter on {facts.profile.title}", severity=Severity.ERROR)
+    elif facts.verb in meter.residue:
+        yield Found(
+            f"something keeps billing after {facts.verb} on {facts.profile.title}: {meter.note or 'see its profile'}"
+        )

@@ -1,0 +1,73 @@
+"""The policy: defaults spend nothing, the file and the environment are strict, every value knows its origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.config import Config, load_config
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.policy import Policy, hash_pin, pin_matches
+
+
+def load(tmp_path: Path, text: str | None = None, **env: str) -> Config:
+    home = {"GPUWARDEN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    if text is not None:
+        (tmp_path / "policy.toml").write_text(text)
+        home["GPUWARDEN_POLICY"] = str(tmp_path / "policy.toml")
+    return load_config(home | env)
+
+
+def test_defaults_allow_no_spending_without_a_question(tmp_path: Path) -> None:
+    policy = load(tmp_path, "").policy
+    assert policy == Policy()
+    assert policy.caps_for("runpod").per_job_usd == 0
+    assert policy.caps_for("rehearsal/runpod").per_job_usd > 0
+
+
+def test_file_then_environment_and_each_value_says_where_it_came_from(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        'platforms = ["local", "runpod"]\n[caps]\nper_job_usd = 5\nper_day_usd = 20\n',
+        GPUWARDEN_CAPS_PER_DAY_USD="8.5",
+        GPUWARDEN_APPROVAL_CHANNELS="terminal",
+    )
+    found = {s.path: (s.value, s.origin) for s in config.settings}
+    assert found["caps.per_job_usd"] == (5, "file")
+    assert found["caps.per_day_usd"] == (8.5, "GPUWARDEN_CAPS_PER_DAY_USD")
+    assert found["approval.channels"] == (("terminal",), "GPUWARDEN_APPROVAL_CHANNELS")
+    assert found["approval.ttl_s"] == (900, "default")
+    assert config.policy.allows("runpod") and not config.policy.allows("vastai")
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "says"),
+    [
+        ("caps = 3", {}, "caps"),
+        ("[caps]\nper_job = 3", {}, "no setting"),
+        ("[caps]\nper_job_usd = -1", {}, "caps.per_job_usd"),
+        ("[caps]\nper_job_usd = inf", {}, "caps.per_job_usd"),
+        ("[caps", {}, "no TOML"),
+        ("", {"GPUWARDEN_CAPS_PER_JOB_USD": "lots"}, "no number"),
+        ("", {"GPUWARDEN_CAPS_PER_JOB_USD": "nan"}, "GPUWARDEN_CAPS_PER_JOB_USD"),
+        ('[approval]\nchannels = ["telepathy"]', {}, "approval.channels"),
+        ('[approval]\npin_hash = "1234"', {}, "pin_hash"),
+        ("", {"GPUWARDEN_APPROVAL_TTL_S": "1"}, "GPUWARDEN_APPROVAL_TTL_S"),
+    ],
+)
+def test_every_mistake_is_named_with_its_place(tmp_path: Path, text: str, env: dict[str, str], says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as error:
+        load(tmp_path, text, **env)
+    assert error.value.hint
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="does not exist"):
+        load(tmp_path, GPUWARDEN_POLICY=str(tmp_path / "none.toml"))
+
+
+def test_a_pin_is_kept_as_a_salted_hash() -> None:
+    one, two = hash_pin("2468"), hash_pin("2468")
+    assert one != two and "2468" not in one
+    assert pin_matches("2468", one) and not pin_matches("2469", one) and not pin_matches("2468", "scrypt$00$00")

@@ -1,0 +1,69 @@
+"""Reading a script never runs it and never fails on what it holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.script import Header, read_header, read_script
+
+HEADER = """\
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "numpy>=1.26",
+#
+#   "torch",
+# ]
+# ///
+"""
+DEEP = {
+    "syntax": "def f(:\n",
+    "brackets": "(" * 10_000 + ")" * 10_000,
+    "minus": "x = " + "-" * 100_000 + "1",
+    "dots": "a.b" + ".c" * 50_000,
+    "nul": "\x00",
+    "blocks": "if 1:\n" * 3_000,
+}
+
+
+def test_the_header_of_pep_723() -> None:
+    assert read_header(HEADER + "import numpy\n") == Header(("numpy>=1.26", "torch"), ">=3.11")
+    assert read_header(HEADER.replace("\n", "\r\n")) == Header(("numpy>=1.26", "torch"), ">=3.11")
+    assert read_header("import numpy\n") is None
+    assert read_header("# /// other\n# a = 1\n# ///\n") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (HEADER + "import os\n" + HEADER, "more than one"),
+        ("# /// script\n# dependencies = [\n# ///\n", "no TOML"),
+        ('# /// script\n# dependencies = "torch"\n# ///\n', "no list"),
+        ("# /// script\n# requires-python = 3\n# ///\n", "no text"),
+        ("# /// script\n# dependencies = []\nimport torch\n", "not closed"),
+    ],
+)
+def test_a_broken_header_is_named(text: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        read_header(text)
+    assert says in (read_script(text).error or "")
+
+
+def test_third_party_imports_are_found_wherever_they_stand() -> None:
+    text = "import os, numpy.linalg\nfrom . import x\ndef f():\n    from torch.nn import Linear\n    import json\n"
+    assert read_script(text).third_party == ("numpy", "torch")
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_what_python_can_not_parse_is_one_clear_sentence(text: str) -> None:
+    facts = read_script(text)
+    assert facts.error is None or facts.error.startswith("the script")
+
+
+@given(st.text(max_size=400))
+def test_no_text_makes_the_reader_fail(text: str) -> None:
+    read_script(text)
+    read_script("# /// script\n# " + text + "\n# ///\n")

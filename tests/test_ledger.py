@@ -1,0 +1,148 @@
+"""The ledger keeps what it was told, refuses what must not happen twice, and says clearly when it can't work."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeClock
+from gpuwarden.core.errors import Conflict, LedgerError
+from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.ledger.store import VERSION, Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.db", FakeClock())
+
+
+def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
+    ledger.add("job/j1", "job.accepted", {"a": 1}, state=Job.ACCEPTED)
+    db = sqlite3.connect(ledger.path)
+    for statement in ("UPDATE events SET at = 0", "DELETE FROM events", "REPLACE INTO events SELECT * FROM events"):
+        with pytest.raises(sqlite3.DatabaseError):
+            db.execute(statement)
+    db.close()
+    assert [e.body for e in ledger.events()] == [{"a": 1}]
+
+
+def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger) -> None:
+    ledger.add("job/j1", "job.accepted", state=Job.ACCEPTED)
+    ledger.add("job/j1", "note")
+    ledger.add("job/j1", "job.submitting", state=Job.SUBMITTING)
+    assert ledger.state("job/j1") == Job.SUBMITTING
+    with pytest.raises(Conflict, match="legal from submitting"):
+        ledger.add("job/j1", "job.refused", state=Job.REFUSED)
+    assert ledger.count() == 3
+    assert ledger.subjects("job", Job.SUBMITTING) == ["job/j1"]
+    assert ledger.subjects("lease") == []
+
+
+def test_machines_start_where_they_must(ledger: Ledger) -> None:
+    with pytest.raises(Conflict):
+        ledger.add("lease/l1", "lease.stopped", state=Lease.STOPPED)
+    ledger.add("teardown/t1", "teardown.requested", state=Teardown.REQUESTED)
+    with pytest.raises(Conflict):
+        ledger.add("teardown/t1", "teardown.executing", state=Teardown.EXECUTING)
+
+
+def test_a_token_is_used_once_per_kind(ledger: Ledger) -> None:
+    ledger.add("job/j1", "submit.intent", token="j1-a1")
+    ledger.add("job/j1", "create.intent", token="j1-a1")
+    with pytest.raises(Conflict, match="only once"):
+        ledger.add("job/j2", "submit.intent", token="j1-a1")
+    used = ledger.used("submit.intent", "j1-a1")
+    assert used is not None and used.subject == "job/j1"
+
+
+def test_a_transaction_is_all_or_nothing(ledger: Ledger) -> None:
+    with pytest.raises(Conflict), ledger.transaction():
+        ledger.add("job/j1", "job.accepted", state=Job.ACCEPTED)
+        ledger.add("job/j1", "x", token="t")
+        ledger.add("job/j1", "x", token="t")
+    assert ledger.count() == 0
+
+
+def test_two_processes_can_not_make_the_same_move(ledger: Ledger) -> None:
+    other = Ledger(ledger.path, FakeClock())
+    ledger.add("job/j1", "job.accepted", state=Job.ACCEPTED)
+    other.add("job/j1", "job.canceled", state=Job.CANCELED)
+    with pytest.raises(Conflict):
+        ledger.add("job/j1", "job.provisioning", state=Job.PROVISIONING)
+
+
+RACER = """
+import sys
+from pathlib import Path
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Conflict
+from gpuwarden.ledger.store import Ledger
+ledger = Ledger(Path(sys.argv[1]), SystemClock())
+won = 0
+for n in range(50):
+    try:
+        ledger.add("job/j%d" % n, "submit.intent", token="t%d" % n)
+        won += 1
+    except Conflict:
+        pass
+print(won)
+"""
+
+
+def test_racing_processes_share_every_token_between_them(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ledger.db"
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert sum(int(r.communicate(timeout=60)[0]) for r in racers) == 50
+
+
+@pytest.mark.parametrize("junk", [b"not a database at all, only some words " * 40, os.urandom(8192)])
+def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(junk)
+    with pytest.raises(LedgerError, match=r"damaged|answered") as error:
+        Ledger(path, FakeClock())
+    assert path.read_bytes() == junk
+    assert error.value.hint
+
+
+def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
+    for n in range(200):
+        ledger.add(f"job/j{n}", "note", {"text": "x" * 300})
+    ledger.close()
+    with ledger.path.open("r+b") as f:
+        f.seek(4096)
+        f.write(os.urandom(40_000))
+    with pytest.raises(LedgerError):
+        Ledger(ledger.path, FakeClock()).events()
+
+
+def test_a_newer_ledger_is_left_alone(ledger: Ledger) -> None:
+    ledger.close()
+    db = sqlite3.connect(ledger.path)
+    db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    db.close()
+    with pytest.raises(LedgerError, match="version") as error:
+        Ledger(ledger.path, FakeClock())
+    assert "Update" in error.value.hint
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE t (x)")
+    db.close()
+    with pytest.raises(LedgerError, match="no gpuwarden ledger"):
+        Ledger(path, FakeClock())
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(LedgerError, match="can't be opened"):
+        Ledger(tmp_path / "file" / "ledger.db", FakeClock())
