@@ -285,6 +285,7 @@ class _Session:
                 return
             chunk = self._recv()
             self._buffer += chunk
+            self._over = not chunk
             if not chunk or len(self._buffer) > MAX_NOISE:
                 shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
                 raise BadReply(
