@@ -154,6 +154,12 @@ async def test_a_stream_says_how_it_ended(box: Ssh) -> None:
     assert failed.value.exit_code == 3
 
 
+async def test_a_stream_brings_every_byte(box: Ssh, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 20_000
+    (tmp_path / "data").write_bytes(data)
+    assert b"".join([chunk async for chunk in box.stream(["cat", str(tmp_path / "data")])]) == data
+
+
 async def test_feed_sends_pieces(box: Ssh) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(40):

@@ -276,17 +276,16 @@ class _Session:
     def _skip_noise(self) -> None:
         """Read up to the mark; keep what follows it."""
         token = f"\n{self.mark} ".encode()
-        while True:
+        while self.pid is None:
+            chunk = self._recv()
+            self._buffer += chunk
             at = self._buffer.find(token)
             end = self._buffer.find(b"\n", at + len(token)) if at >= 0 else -1
             if end >= 0:
                 self.pid = int(self._buffer[at + len(token) : end])
                 del self._buffer[: end + 1]
-                return
-            chunk = self._recv()
-            self._buffer += chunk
-            self._over = not chunk
-            if not chunk or len(self._buffer) > MAX_NOISE:
+            elif not chunk or len(self._buffer) > MAX_NOISE:
+                self._over = not chunk
                 shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
                 raise BadReply(
                     f"{self.machine.endpoint} did not start the command; its shell said: {shown or 'nothing'}",
