@@ -2,8 +2,8 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), poll, logs, stop, list, manifest, read, disclose. Python >= 3.8, standard
-library only. `DIR` is the run folder of one job:
+Verbs: start, supervise (used by start), poll, logs, stop, list, manifest, read, bundle, disclose. Python >= 3.8,
+standard library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
     lock               held by the living supervisor; the kernel releases it, so no claim outlives its owner
@@ -43,6 +43,7 @@ MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
 MAX_ALERTS = 500
 MAX_FRESH = 200
+MAX_MEMBER = 1 << 20
 Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
@@ -1383,18 +1384,35 @@ def roster(folder: str, request: Json, digests: bool) -> Json:
     }  # fmt: skip
 
 
+class Shelf:
+    """What may be read from outside: the working folder and the declared outputs."""
+
+    def __init__(self, folder: str, root: str) -> None:
+        self.folder, self.root = folder, root
+        status = read_status(folder) or {}
+        tops = [locate(folder, p, root)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
+        self.allowed = [os.path.realpath(p) for p in [folder + "/work", *tops]]
+
+    def open(self, path: str) -> int:
+        """Open one file of a roster."""
+        real = os.path.realpath(locate(self.folder, path, self.root)[0])
+        if not os.path.lexists(real):
+            raise Problem("not_found", f"there is no file {printable(path)}")
+        if not any(inside(real, bound) for bound in self.allowed):
+            raise Problem("bad_request", f"{printable(path)} lies outside the working folder and the declared outputs")
+        return open_exactly(real)
+
+
+def put_out(data: bytes) -> None:
+    """Write to stdout, all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
 def read(folder: str, request: Json) -> None:
     """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1."""
-    path, root = str(request["path"]), request.get("root") or ""
-    status = read_status(folder) or {}
-    tops = [locate(folder, p, root)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
-    allowed = [os.path.realpath(p) for p in [folder + "/work", *tops]]
-    real = os.path.realpath(locate(folder, path, root)[0])
-    if not os.path.lexists(real):
-        raise Problem("not_found", f"there is no file {printable(path)}")
-    if not any(inside(real, bound) for bound in allowed):
-        raise Problem("bad_request", f"{printable(path)} lies outside the working folder and the declared outputs")
-    fd = open_exactly(real)
+    fd = Shelf(folder, request.get("root") or "").open(str(request["path"]))
     try:
         offset = int(request.get("offset") or 0)
         if not 0 <= offset <= os.fstat(fd).st_size:
@@ -1404,11 +1422,39 @@ def read(folder: str, request: Json) -> None:
             block = os.read(fd, 1 << 18)
             if not block:
                 return
-            view = memoryview(block)
-            while view:
-                view = view[os.write(1, view) :]
+            put_out(block)
     finally:
         os.close(fd)
+
+
+def bundle(folder: str, request: Json) -> None:
+    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`; a file that
+    can't be read, or is larger than `max_size` now, is left out.
+    """
+    import tarfile
+
+    shelf, out = Shelf(folder, request.get("root") or ""), bytearray()
+    limit = min(int(request.get("max_size") or MAX_MEMBER), MAX_MEMBER)
+    for number, path in enumerate(request.get("paths") or []):
+        try:
+            fd = shelf.open(str(path))
+        except (OSError, Problem):
+            continue
+        try:
+            content = os.read(fd, limit + 1)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        if len(content) > limit:
+            continue
+        member = tarfile.TarInfo(str(number))
+        member.size = len(content)
+        out += member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+        if len(out) > MAX_MEMBER:
+            put_out(bytes(out))
+            out.clear()
+    put_out(bytes(out) + bytes(2 * tarfile.BLOCKSIZE))
 
 
 # -------------------------------------------------------------------------------------------------------- disclosure
@@ -1544,6 +1590,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "list": lambda folder, request: roster(folder, request, digests=False),
     "manifest": lambda folder, request: roster(folder, request, digests=True),
     "read": read,
+    "bundle": bundle,
     "disclose": disclose,
 }
 
@@ -1580,7 +1627,7 @@ def main(argv: list[str]) -> NoReturn:
 def fail(argv: list[str], code: str, error: str) -> NoReturn:
     """Say what is wrong, where the caller looks for it."""
     line = {"ok": False, "code": code, "error": error}
-    if argv[:1] == ["read"]:
+    if argv[:1] in (["read"], ["bundle"]):
         sys.stderr.write(json.dumps(line) + "\n")
     else:
         reply(line)
