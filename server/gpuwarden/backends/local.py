@@ -42,11 +42,11 @@ MAX_REPLY = 256 << 20
 MARKER = "GPUWARDEN_INSTANCE"  # a rehearsal sets it for every process of an instance
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.
-_PASSED = frozenset(
-    ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "USER", "LOGNAME", "SHELL")
-    + ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "SSL_CERT_DIR")
-    + ("HF_HOME", "XDG_CACHE_HOME", "UV_CACHE_DIR")
+_NEEDED = (
+    "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR TZ USER LOGNAME SHELL LD_LIBRARY_PATH CUDA_HOME CUDA_VISIBLE_DEVICES "
+    "SSL_CERT_FILE SSL_CERT_DIR HF_HOME XDG_CACHE_HOME UV_CACHE_DIR"
 )
+_PASSED = frozenset(_NEEDED.split())
 
 
 def create(clock: Clock) -> LocalBackend:

@@ -39,6 +39,7 @@ RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to 
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.25
 MAX_INPUT = 16 << 20
+PAD = 16_384  # room for a status to grow into blocks that it owns already
 MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
 MAX_ALERTS = 500
@@ -205,9 +206,8 @@ def write_all(fd: int, data: bytes) -> int:
         try:
             done += os.write(fd, data[done:])
         except OSError as error:
-            if error.errno in (errno.EINTR, errno.EAGAIN):
-                continue
-            break
+            if error.errno != errno.EINTR:
+                break
     return done
 
 
@@ -235,7 +235,7 @@ def write_status(folder: str, status: Json) -> bool:
     """Write status.json; on a full disk into the blocks that it has already. False: it could not be written."""
     path = folder + "/status.json"
     data = json.dumps(status, allow_nan=False).encode("ascii")
-    data += b" " * (-len(data) % 4096 - 1) + b"\n" if len(data) % 4096 else b""
+    data = data.ljust(-(-len(data) // PAD) * PAD)
     try:
         write_atomic(path, data)
         return True
@@ -247,8 +247,8 @@ def write_status(folder: str, status: Json) -> bool:
     except OSError:
         return False
     try:
-        data = data.ljust(os.fstat(fd).st_size)
-        return write_all(fd, data) == len(data)
+        size = os.fstat(fd).st_size
+        return len(data) <= size and write_all(fd, data.ljust(size)) == size
     finally:
         os.close(fd)
 
@@ -386,7 +386,8 @@ class Log:
         while data:
             if self.size >= self.half:
                 self._open(self.base + self.size)
-            part, data = data[: max(self.half - self.size, 1)], data[self.half - self.size :]
+            room = self.half - self.size if self.size < self.half else len(data)  # full: rotation failed
+            part, data = data[:room], data[room:]
             done = write_all(self.fd, part) if self.fd >= 0 else 0
             self.size += done
             self.dropped += len(part) - done
@@ -399,6 +400,9 @@ class Log:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(self.folder + "/" + name, flags, 0o600)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise OSError(errno.EINVAL, "not a regular file", name)
         except OSError:
             if self.fd < 0:
                 self.base, self.size = base, 0
@@ -431,9 +435,12 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
         start = first
     data = b""
     for base, path in known:
-        at = start + len(data) - base
-        if at >= 0 and len(data) < limit:
-            data += read_at(path, at, limit - len(data))
+        if start + len(data) < base:  # somebody cut the part before
+            if data:
+                break
+            start, truncated = base, True
+        if len(data) < limit:
+            data += read_at(path, start + len(data) - base, limit - len(data))
     if cursor < 0:
         lead = next((i for i, b in enumerate(data[:4]) if b & 0xC0 != 0x80), 0)
         start, data = start + lead, data[lead:]
@@ -465,7 +472,7 @@ def whole_characters(data: bytes) -> bytes:
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
-            need = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            need = 4 if 0xF0 <= byte < 0xF8 else 3 if 0xE0 <= byte < 0xF0 else 2 if 0xC0 <= byte < 0xE0 else 1
             return data[:-back] if back < need and back < len(data) else data
     return data
 
@@ -566,6 +573,14 @@ class Tail:
 
     def __init__(self, path: str) -> None:
         self.path, self.offset, self.inode, self.part = path, 0, 0, b""
+
+    def skip(self) -> None:
+        """Pass over what is there now."""
+        try:
+            info = os.lstat(self.path)
+        except OSError:
+            return
+        self.offset, self.inode = info.st_size, info.st_ino
 
     def read(self) -> list[Json]:
         """The objects that were completed since the last call; anything else in the file is passed over."""
@@ -691,6 +706,9 @@ class Supervisor:
         self.inode = os.stat(folder).st_ino
         self.log = Log(folder, int(spec.get("log_max_bytes") or 64 << 20))
         self.metrics = Tail(folder + "/metrics.jsonl")
+        self.metrics.skip()  # what an earlier attempt wrote is no news
+        if os.path.lexists(folder + "/stop.json"):
+            os.unlink(folder + "/stop.json")
         self.gpu = Gpu()
         self.post = Post(spec["post_url"], self.post_token, order["token"]) if spec.get("post_url") else None
         self.intent = ""  # why the job is being ended: canceled, preempted or timeout
@@ -740,7 +758,7 @@ class Supervisor:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, lambda *_: None)  # not SIG_IGN, which the command would inherit
         signal.signal(signal.SIGUSR1, lambda *_: self.intend("canceled", override=True))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.intend("preempted"))
@@ -815,7 +833,7 @@ class Supervisor:
 
     def exited(self) -> bool:
         """Whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
-        if hasattr(os, "waitid"):
+        if has_proc() and hasattr(os, "waitid"):
             return os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return self.child.poll() is not None
 
@@ -1014,7 +1032,7 @@ class Supervisor:
     def event(self, kind: str, body: Json) -> None:
         """Queue something for the URL, where there is one."""
         if self.post:
-            self.post.put({"kind": kind, "at": time.time(), "attempt": self.status["attempt"], **body})
+            self.post.put({"at": time.time(), "attempt": self.status["attempt"], **body, "event": kind})
 
     def write(self) -> bool:
         """Write the status now."""
@@ -1096,16 +1114,17 @@ def supervise(folder: str, order: Json) -> Json | None:
     """Take the lock, launch, watch to the end. Answers `start` with one line and then lets go of its pipes."""
     check_order(order)
     lock = -1
-    end = time.monotonic() + 5
+    begun = time.monotonic()
     while lock < 0:
         lock = take_lock(folder)
         known = adopted(folder, order)
         if known:
             return known
-        if lock < 0 and time.monotonic() > end:
+        earlier = read_status(folder)
+        patience = 1 if earlier and earlier["state"] == "running" else 10  # one that has ended is about to leave
+        if lock < 0 and time.monotonic() - begun > patience:
             raise Problem("conflict", f"an earlier attempt still runs in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)
-    earlier = read_status(folder)
     if earlier and child_alive(earlier) is not False:
         raise Problem("conflict", f"the process of an earlier attempt still runs in {folder}; stop it first")
     os.chdir("/")
@@ -1256,7 +1275,7 @@ def locate(folder: str, path: str, root: str) -> tuple[str, str]:
     """Where a declared path lies on this machine, and the real folder that it must not leave."""
     if path.startswith("/"):
         return os.path.join(root or "/", path.lstrip("/")), os.path.realpath(root or "/")
-    return os.path.join(folder, "work", path), os.path.realpath(os.path.join(folder, "work"))
+    return os.path.join(folder, "work", path), folder + "/work"
 
 
 class Roster:
@@ -1391,7 +1410,7 @@ class Shelf:
         self.folder, self.root = folder, root
         status = read_status(folder) or {}
         tops = [locate(folder, p, root)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
-        self.allowed = [os.path.realpath(p) for p in [folder + "/work", *tops]]
+        self.allowed = [folder + "/work", *map(os.path.realpath, tops)]
 
     def open(self, path: str) -> int:
         """Open one file of a roster."""

@@ -1,0 +1,168 @@
+"""What every backend must do, whatever it runs jobs with. A backend's test inherits this and supplies two fixtures.
+
+`backend` is the backend under test; `place` is a fresh place where it can run a POSIX shell and Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from gpuwarden.backends.base import Backend
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Observation, Place, StopResult
+from gpuwarden.core.states import Job
+
+DEADLINE_S = 20.0
+
+
+def shell(text: str, **fields: object) -> JobSpec:
+    """A job that runs a shell line."""
+    return JobSpec.model_validate({"platform": "local", "command": ["sh", "-c", text], "timeout_s": 60, **fields})
+
+
+async def until(
+    backend: Backend, handle: Handle, good: Callable[[Observation], bool], seconds: float = DEADLINE_S
+) -> Observation:
+    """Poll until the observation is good; fail with the last one after a bounded time."""
+    seen = None
+    with anyio.move_on_after(seconds):
+        while True:
+            seen = (await backend.poll([handle]))[handle.token]
+            if good(seen):
+                return seen
+            await anyio.sleep(0.05)
+    pytest.fail(f"not within {seconds} s; last seen: {seen}")
+
+
+async def ended(backend: Backend, handle: Handle) -> Observation:
+    """The observation once the job has ended."""
+    return await until(backend, handle, lambda o: o.state not in {Job.RUNNING, Job.QUEUED})
+
+
+class BackendContract:
+    """The promises of `gpuwarden.backends.base.Backend`."""
+
+    async def test_a_job_runs_to_success_and_its_log_can_be_read(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(shell("echo hello; echo oops >&2"), place, "t-ok", secrets={})
+        seen = await ended(backend, handle)
+        assert (seen.state, seen.exit_code, seen.attempt) == (Job.SUCCEEDED, 0, 1)
+        assert seen.started_at is not None and seen.ended_at is not None and seen.ended_at >= seen.started_at
+        chunk = await backend.logs(handle)
+        assert chunk.text == "hello\noops\n"
+        assert chunk.next == chunk.size == seen.log_bytes == 11
+        assert (await backend.logs(handle, chunk.next)).text == ""
+        assert (await backend.logs(handle, -5)).text == "oops\n"
+
+    async def test_a_failed_job_says_its_exit_code(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(shell("exit 7"), place, "t-fail", secrets={})
+        seen = await ended(backend, handle)
+        assert (seen.state, seen.exit_code) == (Job.FAILED, 7)
+
+    async def test_a_script_gets_its_arguments_as_they_are(self, backend: Backend, place: Place) -> None:
+        words = ("a b", "$HOME", "'\"", "", "ü", "-x", "*", "line\nline")
+        spec = JobSpec(platform="local", script="import sys\nprint(ascii(sys.argv[1:]))\n", args=words)
+        handle = await backend.submit(spec, place, "t-args", secrets={})
+        assert (await ended(backend, handle)).state is Job.SUCCEEDED
+        assert (await backend.logs(handle)).text == f"{list(words)!a}\n"
+
+    async def test_the_same_submit_twice_launches_once(self, backend: Backend, place: Place) -> None:
+        spec = shell("echo run >> ../count; sleep 0.3; cat ../count")
+        handles: list[Handle] = []
+
+        async def go() -> None:
+            handles.append(await backend.submit(spec, place, "t-once", secrets={}))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(go)
+        assert len({h.run_dir for h in handles}) == 1
+        await ended(backend, handles[0])
+        await backend.submit(spec, place, "t-once", secrets={})
+        assert (await backend.logs(handles[0])).text == "run\n"
+
+    async def test_a_later_attempt_runs_in_the_same_folder(self, backend: Backend, place: Place) -> None:
+        spec = shell("echo attempt $GPUWARDEN_ATTEMPT; ls; touch saved")
+        handle = await backend.submit(spec, place, "t-again", secrets={})
+        await ended(backend, handle)
+        await backend.submit(spec, place, "t-again", secrets={}, attempt=2)
+        seen = await until(backend, handle, lambda o: o.attempt == 2 and o.state is Job.SUCCEEDED)
+        assert seen.state is Job.SUCCEEDED
+        await backend.submit(spec, place, "t-again", secrets={}, attempt=1)  # a late repetition launches nothing
+        assert (await backend.logs(handle)).text == "attempt 1\nattempt 2\nsaved\n"
+
+    async def test_find_tells_launched_from_never_launched(self, backend: Backend, place: Place) -> None:
+        assert await backend.find(place, "t-find") == Known(None)
+        handle = await backend.submit(shell("true"), place, "t-find", secrets={})
+        assert await backend.find(place, "t-find") == Known(handle)
+        await ended(backend, handle)
+        assert await backend.find(place, "t-find") == Known(handle)
+
+    async def test_one_poll_answers_for_many(self, backend: Backend, place: Place) -> None:
+        first = await backend.submit(shell("exit 0"), place, "t-a", secrets={})
+        second = await backend.submit(shell("exit 1"), place, "t-b", secrets={})
+        for handle in (first, second):
+            await ended(backend, handle)
+        seen = await backend.poll([first, second])
+        assert {k: o.state for k, o in seen.items()} == {"t-a": Job.SUCCEEDED, "t-b": Job.FAILED}
+
+    async def test_a_job_that_is_not_there_is_unknown(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(shell("true"), place, "t-real", secrets={})
+        ghost = handle.model_copy(update={"token": "t-ghost", "run_dir": handle.run_dir + "-ghost"})
+        assert (await backend.poll([ghost]))["t-ghost"].state is Job.UNKNOWN
+        assert await backend.stop(ghost) is StopResult.GONE
+
+    async def test_stop_ends_the_whole_group_and_is_gone_the_second_time(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(shell("sleep 60 & sleep 60 & wait"), place, "t-stop", secrets={})
+        assert await backend.stop(handle, grace_s=2) is StopResult.STOPPED
+        assert (await ended(backend, handle)).state is Job.CANCELED
+        assert await backend.stop(handle, grace_s=2) is StopResult.GONE
+
+    async def test_a_job_deaf_to_sigterm_is_killed_after_the_grace(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(shell("trap '' TERM; echo ready; sleep 60"), place, "t-deaf", secrets={})
+        await until(backend, handle, lambda o: o.log_bytes > 0)
+        assert await backend.stop(handle, grace_s=0.3) is StopResult.STOPPED
+        assert (await ended(backend, handle)).state is Job.CANCELED
+
+    async def test_a_secret_reaches_the_job_and_not_the_log(self, backend: Backend, place: Place) -> None:
+        spec = shell('echo "token=$TOKEN"; test "$TOKEN" = s3cret-value', secrets=["TOKEN"])
+        handle = await backend.submit(spec, place, "t-secret", secrets={"TOKEN": "s3cret-value"})
+        assert (await ended(backend, handle)).state is Job.SUCCEEDED
+        assert (await backend.logs(handle)).text == "token=***\n"
+
+    async def test_the_roster_names_files_gaps_and_leavings(self, backend: Backend, place: Place) -> None:
+        text = "mkdir -p out/deep; printf abc > out/deep/a; ln -s /etc/passwd out/link; mkfifo out/pipe; printf x > one"
+        handle = await backend.submit(shell(text), place, "t-files", secrets={})
+        await ended(backend, handle)
+        roster = await backend.manifest(handle, ["out", "one", "none"])
+        assert [(f.path, f.size) for f in roster.files] == [("out/deep/a", 3), ("one", 1)]
+        assert roster.files[0].sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        assert roster.missing == ("none",)
+        assert [s.partition(":")[0] for s in roster.skipped] == ["out/link", "out/pipe"]
+        listed = await backend.list_files(handle, ["out"])
+        assert [(f.path, f.sha256) for f in listed.files] == [("out/deep/a", None)]
+
+    async def test_a_file_streams_from_any_offset(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(
+            shell("head -c 700000 /dev/zero > z; printf end >> z"), place, "t-read", secrets={}
+        )
+        await ended(backend, handle)
+        artifact = Artifact(path="z", size=700_003)
+        for offset in (0, 699_999, 700_003):
+            data = b"".join([part async for part in backend.read(handle, artifact, offset)])
+            assert data == (b"\0" * 700_000 + b"end")[offset:]
+
+    @pytest.mark.parametrize("path", ["../status.json", "/etc/passwd", "link", "none", "pipe"])
+    async def test_nothing_outside_is_ever_read(self, backend: Backend, place: Place, path: str) -> None:
+        handle = await backend.submit(shell("ln -s /etc/passwd link; mkfifo pipe"), place, "t-out", secrets={})
+        await ended(backend, handle)
+        with pytest.raises(WardenError):
+            async for _ in backend.read(handle, Artifact(path=path, size=1)):
+                pytest.fail("a byte came")
+
+    async def test_undeclared_fresh_files_are_disclosed(self, backend: Backend, place: Place) -> None:
+        handle = await backend.submit(shell("touch mine; touch other", outputs=["mine"]), place, "t-dis", secrets={})
+        await ended(backend, handle)
+        assert [f.path for f in (await backend.disclose(handle)).files] == ["other"]

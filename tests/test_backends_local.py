@@ -1,0 +1,161 @@
+"""The local backend: the contract, and what only it promises."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from contract_backend import BackendContract, ended, shell, until
+from gpuwarden.backends.base import Backend, load_backend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import BadRequest, Unreachable, WardenError
+from gpuwarden.core.models import JobSpec, Place, Unknown
+from gpuwarden.core.states import Job
+from gpuwarden.remote import interpreter, launch
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return load_backend("local", SystemClock())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(platform="local", root=str(tmp_path), run_root="/runs", env={"GPUWARDEN_INSTANCE": tmp_path.name})
+
+
+class TestLocal(BackendContract):
+    pass
+
+
+async def test_the_servers_own_keys_do_not_reach_the_job(
+    backend: Backend, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "RUNPOD_API_KEY"):
+        monkeypatch.setenv(name, "hunter2-hunter2")
+    handle = await backend.submit(shell("env; cat /proc/$PPID/environ | tr '\\0' '\\n'"), place, "t-env", secrets={})
+    await ended(backend, handle)
+    log = (await backend.logs(handle)).text
+    assert "GPUWARDEN_JOB=t-env" in log and f"GPUWARDEN_INSTANCE={place.env['GPUWARDEN_INSTANCE']}" in log
+    assert "hunter2" not in log and "HF_TOKEN" not in log
+
+
+async def test_a_vanished_instance_is_not_made_anew(backend: Backend, place: Place) -> None:
+    handle = await backend.submit(shell("sleep 60"), place, "t-gone", secrets={})
+    shutil.rmtree(place.root)
+    with pytest.raises(Unreachable):
+        await backend.submit(shell("true"), place, "t-new", secrets={})
+    assert not Path(place.root).exists()
+    assert isinstance(await backend.find(place, "t-gone"), Unknown)
+    assert (await backend.poll([handle]))["t-gone"].state is Job.UNKNOWN
+
+
+async def test_a_folder_that_cannot_be_written_is_said(backend: Backend, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    place = Place(platform="local", root=str(tmp_path), run_root="/runs")
+    with pytest.raises(BadRequest, match="can't be written"):
+        await backend.submit(shell("true"), place, "t", secrets={})
+    assert [f.blocks for f in await backend.check(place)] == [True]
+
+
+async def test_home_is_expanded_and_hostile_tokens_stay_inside(backend: Backend, tmp_path: Path) -> None:
+    place = Place(platform="local", run_root="~/runs", env={"HOME": str(tmp_path)})
+    handle = await backend.submit(shell("true"), place, "../../evil", secrets={})
+    assert Path(handle.run_dir).parent == tmp_path / "runs"
+    await ended(backend, handle)
+
+
+async def test_a_stranger_with_the_instances_mark_is_disclosed(backend: Backend, place: Place) -> None:
+    handle = await backend.submit(shell("sleep 60"), place, "t-job", secrets={})
+    async with await anyio.open_process(["sleep", "61"], env=place.env) as stranger:
+        try:
+            seen = await backend.disclose(handle)
+        finally:
+            stranger.kill()
+    assert [p.partition(":")[0] for p in seen.processes] == [f"pid {stranger.pid}"]
+    await backend.stop(handle, grace_s=1)
+
+
+async def test_metrics_reach_the_observation(backend: Backend, place: Place) -> None:
+    lines = r'{"step": 3, "loss": 0.5}\n{"step": 4, "loss": NaN, "lr": 1e-3}\n'
+    handle = await backend.submit(shell(f"printf '{lines}' >> $GPUWARDEN_METRICS; sleep 60"), place, "t-m", secrets={})
+    seen = await until(backend, handle, lambda o: o.step == 4)
+    assert seen.metrics == {"lr": 0.001}
+    assert seen.alerts == ("nonfinite: loss is not finite at step 4",)
+    assert seen.beat is not None and seen.beat.disk_free
+    await backend.stop(handle, grace_s=1)
+
+
+def header(*lines: str) -> str:
+    return "\n".join(["# /// script", *(f"# {line}" for line in lines), "# ///", "print(1)", ""])
+
+
+def test_our_own_interpreter_runs_what_it_satisfies() -> None:
+    for text in ("print(1)", header('dependencies = ["pydantic>=2"]'), header('requires-python = ">=3.8"')):
+        assert interpreter.interpreter_for(text) == (sys.executable,)
+    skipped = header("dependencies = [\"no-such-thing; python_version < '3'\"]")
+    assert interpreter.interpreter_for(skipped) == (sys.executable,)
+
+
+@pytest.mark.parametrize("line", ['dependencies = ["no-such-thing>=1"]', 'requires-python = "<3"'])
+def test_what_we_lack_goes_to_uv_or_is_named(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv")
+    assert interpreter.interpreter_for(header(line)) == ("/bin/uv", "run", "--quiet", "--script")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(BadRequest, match=r"no-such-thing>=1|Python <3"):
+        interpreter.interpreter_for(header(line))
+
+
+def test_an_unreadable_requirement_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest):
+        interpreter.interpreter_for(header('dependencies = ["a b c"]'))
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "why"),
+    [
+        ({"state": "missing"}, Job.UNKNOWN, "no run folder"),
+        ({"state": "absent"}, Job.UNKNOWN, "never launched"),
+        ({"state": "unreadable", "why": "torn"}, Job.UNKNOWN, "torn"),
+        ({"state": "running", "alive": True, "updated_at": 99}, Job.RUNNING, "alive"),
+        ({"state": "running", "alive": None, "updated_at": 99}, Job.RUNNING, "can't tell"),
+        ({"state": "running", "alive": False, "child_alive": True}, Job.RUNNING, "unwatched"),
+        ({"state": "running", "alive": False, "child_alive": False}, Job.FAILED, launch.DIED),
+        ({"state": "timeout", "why": "the time limit"}, Job.FAILED, "time limit"),
+        ({"state": "preempted"}, Job.PREEMPTED, ""),
+        ({"state": "canceled"}, Job.CANCELED, ""),
+        ({"state": "succeeded", "step": "many"}, Job.UNKNOWN, "no sense"),
+        ({"state": "succeeded", "metrics": {"loss": float("nan")}}, Job.UNKNOWN, "no sense"),
+        ({"state": "weird"}, Job.UNKNOWN, "weird"),
+        ({}, Job.UNKNOWN, "no sense"),
+    ],
+)
+def test_what_a_status_means(status: dict[str, object], state: Job, why: str) -> None:
+    seen = launch.observation({"now": 100.0, **status})
+    assert (seen.state, why in seen.why) == (state, True)
+
+
+def test_a_silent_supervisor_is_stale() -> None:
+    status = {"state": "running", "alive": True, "updated_at": 0.0, "now": 1000.0}
+    assert launch.observation(status).stale
+
+
+def test_a_cut_roster_proves_nothing() -> None:
+    with pytest.raises(WardenError, match="cut"):
+        launch.manifest([{"path": "a", "size": 1}])
+
+
+def test_a_script_is_stored_under_its_digest(tmp_path: Path) -> None:
+    place = Place(platform="local", run_root="/runs")
+    names = set()
+    for text in ("print(1)", "print(2)", "print(1)"):
+        ready = launch.prepare(JobSpec(platform="local", script=text), place, "/runs/x", ("python3",))
+        names.add(Path(ready.spec["argv"][1]).name)
+        assert Path(ready.spec["argv"][1]).name in ready.files
+    assert len(names) == 2
