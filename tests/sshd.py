@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,8 +36,13 @@ UseDNS no
 MaxStartups 100:30:200
 LogLevel ERROR
 Subsystem sftp internal-sftp
+SetEnv SHLVL=5 PATH={path}
 {more}
 """
+# SHLVL keeps bash from reading this user's own ~/.bashrc, which may be slow and is not under test.
+
+
+PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def free_port() -> int:
@@ -94,7 +100,9 @@ class Sshd:
         self.prepare()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        (self.folder / "sshd_config").write_text(CONFIG.format(port=self.port, folder=self.folder, more=self.more))
+        (self.folder / "sshd_config").write_text(
+            CONFIG.format(port=self.port, folder=self.folder, more=self.more, path=PATH)
+        )
         argv = [find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
         with (self.folder / "sshd.log").open("ab") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

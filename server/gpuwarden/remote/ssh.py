@@ -119,6 +119,11 @@ class Ssh:
             with _deadline(self.endpoint, 2 * stall_s):
                 return await to_thread.run_sync(session.drain, limit, abandon_on_cancel=True)
 
+    async def repin(self, pin: str) -> None:
+        """Accept only this key from now on."""
+        await self.aclose()
+        self.pin = pin
+
     async def aclose(self) -> None:
         """Close the transport; the next call opens a new one."""
         opened, self._opened = self._opened, None

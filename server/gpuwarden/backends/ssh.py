@@ -1,0 +1,238 @@
+"""Runs jobs on a machine behind SSH, through the runner that is shipped there.
+
+The runner lies below the run root under a name made of its content, so a live run's runner is never touched. All
+jobs of an instance are polled with one exec on one reused connection. The host key of first contact is put into
+every handle; from then on no other key is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+
+from gpuwarden.backends._runner import RunnerBackend, parse
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
+from gpuwarden.core.script import read_header
+from gpuwarden.remote import launch
+from gpuwarden.remote.hello import Hello, say_hello
+from gpuwarden.remote.ssh import CommandFailed, Ssh
+from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.transfer import put
+
+MAX_REPLY = 256 << 20
+TOOLS = ".gpuwarden"
+_NO_RUNNER = 2  # Python's exit code when it can't open the file it is given
+
+
+def create(clock: Clock) -> SshBackend:
+    """The backend."""
+    return SshBackend(clock)
+
+
+@dataclass
+class _Machine:
+    """A machine and what it said about itself."""
+
+    ssh: Ssh
+    hello: Hello | None = None
+
+
+class SshBackend(RunnerBackend):
+    """Jobs as processes of a machine that we have a key for."""
+
+    name = "ssh"
+
+    def __init__(self, clock: Clock, config: Path | None = None) -> None:
+        self._clock = clock
+        self._config = config
+        self._machines: dict[tuple[str, int | None, str | None], _Machine] = {}
+
+    async def aclose(self) -> None:
+        """Close all connections; the next call opens what it needs."""
+        machines, self._machines = list(self._machines.values()), {}
+        for machine in machines:
+            await machine.ssh.aclose()
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+    ) -> Handle:
+        """Start the job, or adopt it when this token and attempt were started before. The handle holds the host key."""
+        handle = await self.handle_of(place, token)
+        hello = await self._hello(place)
+        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, hello))
+        machine = await self._at(place)
+        for name, content in ready.files.items():
+            await put(machine.ssh, f"{handle.run_dir}/{name}", content)
+        env = {"PATH": hello.path, **place.env, **ready.spec["env"]}
+        order = {
+            "spec": {**ready.spec, "env": env},
+            "secrets": dict(secrets),
+            "token": token,
+            "attempt": attempt,
+        }
+        await self.ask(handle.place, "start", handle.run_dir, order)
+        return handle
+
+    async def handle_of(self, place: Place, token: str) -> Handle:
+        """The handle of a token, with the host key pinned."""
+        key = await (await self._at(place)).ssh.open()
+        hello = await self._hello(place)
+        run_dir = f"{_run_root(place, hello)}/{launch.run_name(token)}"
+        return Handle(
+            backend=self.name, token=token, run_dir=run_dir, place=place.model_copy(update={"host_key": key.line})
+        )
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file's bytes from `offset`."""
+        request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
+        async for chunk in self._stream(handle, "read", request):
+            yield chunk
+
+    async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """Stream many small files as one tar; members are named by their number in `artifacts`."""
+        request = {"paths": [a.path for a in artifacts], "root": handle.place.root}
+        async for chunk in self._stream(handle, "bundle", request):
+            yield chunk
+
+    async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """A verb's raw output; the runner is shipped again where it is missing."""
+        for last in (False, True):
+            machine, argv = await self._verb(handle.place, verb, handle.run_dir)
+            try:
+                async for chunk in machine.ssh.stream(argv, stdin=json.dumps(request).encode()):
+                    yield chunk
+                return
+            except CommandFailed as failed:
+                if _runner_missing(failed) and not last:
+                    await self._ship(handle.place, handle.run_dir)
+                    continue
+                _raise_for(failed)
+
+    # ---------------------------------------------------------------------------------------------------- the runner
+
+    async def ask_lines(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
+    ) -> list[dict[str, Any]]:
+        """Run one verb there and return its lines."""
+        near = run_dir or next(iter(request.get("dirs") or []), None)
+        for last in (False, True):
+            machine, argv = await self._verb(place, verb, run_dir, near)
+            out = bytearray()
+            stream = machine.ssh.stream(argv, stdin=json.dumps(request).encode())
+            try:
+                await _gather(stream, out, silence_s)
+            except CommandFailed as failed:
+                if _runner_missing(failed) and not last:
+                    await self._ship(place, near)
+                    continue
+                if not out.strip():
+                    _raise_for(failed)
+            return [parse(line) for line in bytes(out).splitlines() if line.strip()]
+        raise AssertionError("unreachable")
+
+    async def _verb(
+        self, place: Place, verb: str, run_dir: str | None, near: str | None = None
+    ) -> tuple[_Machine, list[str]]:
+        """The machine, and the words that run a verb of the shared runner."""
+        hello = await self._hello(place)
+        runner = self._runner_path(place, near or run_dir, hello)
+        words = [hello.runner_python, "-I", "-S", runner, verb, *([run_dir] if run_dir else [])]
+        return await self._at(place), words
+
+    def _runner_path(self, place: Place, run_dir: str | None, hello: Hello) -> str:
+        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, hello)
+        return f"{root}/{TOOLS}/{launch.content_name('runner', launch.runner_source())}"
+
+    async def _ship(self, place: Place, run_dir: str | None) -> None:
+        path = self._runner_path(place, run_dir, await self._hello(place))
+        await put((await self._at(place)).ssh, path, launch.runner_source())
+
+    # --------------------------------------------------------------------------------------------------- connections
+
+    async def _at(self, place: Place) -> _Machine:
+        """The machine of a place: one connection for all of its jobs, held to the key of the place."""
+        if not place.host:
+            raise BadRequest(f"the place on {place.platform} has no host to connect to", "Is the instance booted?")
+        key = (place.host, place.port, place.user)
+        machine = self._machines.get(key)
+        if machine is None:
+            endpoint = await anyio.to_thread.run_sync(
+                lambda: resolve(place.host or "", port=place.port, user=place.user, config=self._config)
+            )
+            machine = self._machines.setdefault(key, _Machine(Ssh(endpoint, config=self._config)))
+        if place.host_key and machine.ssh.pin != place.host_key:
+            await machine.ssh.repin(place.host_key)
+            machine.hello = None
+        return machine
+
+    async def _hello(self, place: Place) -> Hello:
+        machine = await self._at(place)
+        if machine.hello is None:
+            machine.hello = await say_hello(machine.ssh)
+        return machine.hello
+
+
+def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
+    """The words before a script's path: uv where a header asks for packages and uv is there, else Python."""
+    if spec.script is None:
+        return ()
+    header = read_header(spec.script)
+    if header and (header.dependencies or header.requires_python) and "uv" in hello.tools:
+        return (hello.tools["uv"], "run", "--quiet", "--script")
+    return (hello.job_python,)
+
+
+def _run_root(place: Place, hello: Hello) -> str:
+    """The real path of the folder that run folders go into."""
+    rest = place.run_root
+    if rest == "~" or rest.startswith("~/"):
+        home = place.env.get("HOME") or ("/root" if place.root else hello.home)
+        rest = home + rest[1:]
+    if place.root and not PurePosixPath(rest).is_relative_to(place.root):
+        rest = place.root + "/" + rest.lstrip("/")
+    return posixpath.normpath(rest)
+
+
+async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float) -> None:
+    try:
+        while True:
+            with anyio.fail_after(silence_s):
+                chunk = await anext(stream, b"")
+            if not chunk:
+                return
+            out += chunk
+            if len(out) > MAX_REPLY:
+                raise BadReply(f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
+    except TimeoutError as error:
+        raise Unreachable(f"the runner said nothing for {silence_s:.0f} s", "Try again; it may have acted.") from error
+    finally:
+        with anyio.CancelScope(shield=True):
+            await stream.aclose()  # type: ignore[attr-defined]
+
+
+def _runner_missing(failed: CommandFailed) -> bool:
+    return failed.exit_code == _NO_RUNNER and b"can't open file" in failed.err
+
+
+def _raise_for(failed: CommandFailed) -> None:
+    """The runner's own words on stderr, where they are the last line; else what the machine said."""
+    last = failed.err.strip().rpartition(b"\n")[2]
+    if last.startswith(b"{"):
+        launch.raise_for(parse(last))
+    if failed.exit_code in {126, 127}:
+        raise NotFound(
+            "the machine's Python is not there any more", "Was the image or its environment changed?"
+        ) from failed
+    raise failed
