@@ -122,8 +122,8 @@ class Sshd:
             self.process = None
 
 
-@pytest.fixture(scope="session")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+@pytest.fixture(scope="session", name="sshd")
+def sshd_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """One server for the whole session."""
     server = Sshd(tmp_path_factory.mktemp("sshd")).start()
     yield server

@@ -20,7 +20,7 @@ from gpuwarden.remote.connect import HostKeyChanged, fingerprint
 from gpuwarden.remote.quote import command_line, quote
 from gpuwarden.remote.ssh import CommandFailed, Ssh
 from gpuwarden.remote.ssh_config import resolve
-from sshd import Sshd, free_port, keygen, sshd  # noqa: F401
+from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ def machine(server: Sshd, *, pin: str | None = None, host: str = "box") -> Ssh:
 
 
 @pytest.fixture
-async def box(sshd: Sshd) -> AsyncIterator[Ssh]:  # noqa: F811
+async def box(sshd: Sshd) -> AsyncIterator[Ssh]:
     ssh = machine(sshd)
     yield ssh
     await ssh.aclose()
@@ -250,7 +250,7 @@ def test_a_hostile_host_name_is_refused(host: str) -> None:
         resolve(host)
 
 
-async def test_a_shell_that_prints_before_the_command(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_shell_that_prints_before_the_command(sshd: Sshd, tmp_path: Path) -> None:
     noisy = Sshd(
         tmp_path / "noisy", more='ForceCommand printf "Welcome!\\n{\\"ok\\":true}\\n"; sh -c "$SSH_ORIGINAL_COMMAND"'
     )
@@ -278,7 +278,7 @@ async def test_a_forced_command_is_no_answer(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ host keys
 
 
-async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_path: Path) -> None:
     ssh = machine(sshd)
     key = await ssh.open()
     await ssh.aclose()
@@ -293,7 +293,7 @@ async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_
     await pinned.aclose()
 
 
-async def test_a_changed_key_is_refused(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_changed_key_is_refused(sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     ssh = machine(sshd, pin=other)
@@ -322,7 +322,7 @@ async def test_a_key_that_changes_between_two_calls_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-async def test_the_users_known_hosts_count(sshd: Sshd, hashed: bool) -> None:  # noqa: F811
+async def test_the_users_known_hosts_count(sshd: Sshd, hashed: bool) -> None:
     known = sshd.folder / "known_hosts"
     keygen(sshd.folder / f"wrong{hashed}")
     wrong = " ".join((sshd.folder / f"wrong{hashed}.pub").read_text().split()[:2])
@@ -346,7 +346,7 @@ async def test_the_users_known_hosts_count(sshd: Sshd, hashed: bool) -> None:  #
 # ---------------------------------------------------------------------------------------------------- no way in
 
 
-async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "stranger")
     config = tmp_path / "config"
     config.write_text(sshd.config.read_text().replace(f"{sshd.folder}/clientkey", str(tmp_path / "stranger")))
@@ -374,7 +374,7 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_a_closed_port(sshd: Sshd) -> None:  # noqa: F811
+async def test_a_closed_port(sshd: Sshd) -> None:
     with pytest.raises(Unreachable, match="can't be reached"):
         await Ssh(resolve("127.0.0.1", port=free_port(), config=sshd.config)).open()
 
@@ -407,14 +407,14 @@ def listener() -> Iterator[Callable[[bytes | None], int]]:
         sock.close()
 
 
-async def test_a_port_that_answers_something_else(sshd: Sshd, listener: Callable[[bytes | None], int]) -> None:  # noqa: F811
+async def test_a_port_that_answers_something_else(sshd: Sshd, listener: Callable[[bytes | None], int]) -> None:
     port = listener(b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n" + b"<html>\r\n" * 200)
     with pytest.raises((BadReply, Unreachable), match="SSH"):
         await Ssh(resolve("127.0.0.1", port=port, config=sshd.config)).open()
 
 
 async def test_a_banner_that_never_comes(
-    sshd: Sshd,  # noqa: F811
+    sshd: Sshd,
     listener: Callable[[bytes | None], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -426,7 +426,7 @@ async def test_a_banner_that_never_comes(
 # ----------------------------------------------------------------------------------------------------- ways around
 
 
-async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
         f"Host far\n  HostName 127.0.0.1\n  Port {sshd.port}\n  ProxyJump box\n" + sshd.config.read_text()
@@ -437,7 +437,7 @@ async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:  # noqa:
     await ssh.aclose()
 
 
-async def test_through_a_proxy_command(sshd: Sshd, tmp_path: Path) -> None:  # noqa: F811
+async def test_through_a_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
     config = tmp_path / "config"
     command = f"ssh -F {sshd.config} -o StrictHostKeyChecking=no -W %h:%p box"
     config.write_text(

@@ -11,6 +11,8 @@ import json
 import posixpath
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,17 +20,24 @@ import anyio
 
 from gpuwarden.backends._runner import RunnerBackend, parse
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, Unreachable, WardenError
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
+from gpuwarden.core.profile import Profile, Tier
+from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.script import read_header
+from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
+from gpuwarden.remote.connect import HostKey, HostKeyChanged
 from gpuwarden.remote.hello import Hello, say_hello
+from gpuwarden.remote.judge import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.ssh import CommandFailed, Ssh
 from gpuwarden.remote.ssh_config import resolve
 from gpuwarden.remote.transfer import put
 
 MAX_REPLY = 256 << 20
+CHECK_S = 55.0
 TOOLS = ".gpuwarden"
+DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 2  # Python's exit code when it can't open the file it is given
 
 
@@ -60,6 +69,37 @@ class SshBackend(RunnerBackend):
         machines, self._machines = list(self._machines.values()), {}
         for machine in machines:
             await machine.ssh.aclose()
+
+    # ------------------------------------------------------------------------------------------------------- probe
+
+    async def check(self, place: Place) -> list[Finding]:
+        """First contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a minute."""
+        try:
+            with anyio.fail_after(CHECK_S):
+                key = await (await self._at(place)).ssh.open()
+                return [_key_finding(place, key), *await self._probe(place)]
+        except TimeoutError:
+            return [_host(Severity.ERROR, f"the machine did not answer within {CHECK_S:.0f} s", RENT_ANOTHER)]
+        except HostKeyChanged as changed:
+            return [_host(Severity.ERROR, changed.message, changed.hint)]
+        except AuthFailed as refused:
+            return [_host(Severity.ERROR, refused.message, refused.hint)]
+        except WardenError as error:
+            return [_host(Severity.UNKNOWN, error.message, error.hint)]
+
+    async def _probe(self, place: Place) -> list[Finding]:
+        hello = await self._hello(place)
+        run_root = _run_root(place, hello)
+        profile = _profile_of(place)
+        durable = [t.path for t in profile.storage if _outlives(t)] if profile and not place.root else []
+        hub = place.env.get("HF_ENDPOINT") or DEFAULT_HUB
+        request = json.dumps({"paths": [run_root, *durable], "urls": [hub]})
+        machine = await self._at(place)
+        sent = self._clock.now()
+        ran = await machine.ssh.run([hello.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
+        metered = bool(profile and profile.meter.metered)
+        asked = Asked(run_root, durable, metered=metered, sent=sent, heard=self._clock.now())
+        return judge(parse(ran.out.strip().rpartition(b"\n")[2] or ran.err[:200]), asked)
 
     # ------------------------------------------------------------------------------------------------------ launch
 
@@ -182,6 +222,36 @@ class SshBackend(RunnerBackend):
         if machine.hello is None:
             machine.hello = await say_hello(machine.ssh)
         return machine.hello
+
+
+def _host(severity: Severity, message: str, fix: str) -> Finding:
+    return Finding(rule="PF-HOST-001", severity=severity, message=message, fix=fix)
+
+
+def _key_finding(place: Place, key: HostKey) -> Finding:
+    if place.host_key or not key.first_contact:
+        return _host(Severity.INFO, f"{place.host} shows the host key we know, {key.fingerprint}", "")
+    message = f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
+    return _host(Severity.INFO, message, "Compare it with the provider's console if you can see it there.")
+
+
+def _profile_of(place: Place) -> Profile | None:
+    """The platform's profile; a machine of the user's own may have none."""
+    try:
+        return load_profile(place.platform)
+    except WardenError:
+        return None
+
+
+def _outlives(tier: Tier) -> bool:
+    """Whether a tier is always there, is no part of the machine's own disk, and outlives a stop or the end."""
+    fates = (tier.survives.stop, tier.survives.terminate)
+    return tier.present == "always" and tier.path != "/" and True in fates
+
+
+@cache
+def _probe_source() -> bytes:
+    return files("gpuwarden.remote").joinpath("probe.py").read_bytes()
 
 
 def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:

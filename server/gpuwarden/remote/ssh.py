@@ -154,18 +154,27 @@ class Ssh:
             return self._opened
 
     def channel(self) -> Any:
-        """A fresh channel. Nothing has run yet, so a dead transport is opened again, once."""
+        """A fresh channel. Nothing has run yet, so a dead transport is opened again, once.
+
+        A session that just ended still counts on the far side for a moment, so a refused one is asked for again.
+        """
         import paramiko
 
-        for last in (False, True):
+        end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
+        while True:
             opened = self._transport()
             try:
                 return opened.transport.open_session(timeout=OPEN_S)
+            except paramiko.ChannelException as refused:
+                if time.monotonic() + wait > end:
+                    raise Unreachable(f"{self.endpoint} opens no session: {refused}", "Try again.") from refused
+                time.sleep(wait)
+                wait = min(2 * wait, 1.0)
             except (paramiko.SSHException, EOFError, OSError) as lost:
-                if last or isinstance(lost, paramiko.ChannelException):
-                    raise Unreachable(f"{self.endpoint} opens no session: {lost}", "Try again.") from lost
                 opened.close()
-        raise AssertionError("unreachable")
+                if reopened:
+                    raise Unreachable(f"{self.endpoint} opens no session: {lost}", "Try again.") from lost
+                reopened = True
 
 
 @contextmanager
