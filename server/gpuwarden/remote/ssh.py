@@ -34,8 +34,8 @@ MAX_OUTPUT = 4 << 20
 MAX_STDERR = 64 << 10
 MAX_NOISE = 256 << 10
 READ_BYTES = 1 << 20
-# sshd allows ten sessions on one connection; one stays free for ending the others.
-SESSIONS = 8
+# sshd allows ten sessions on one connection by default, and counts those that just ended for a moment longer.
+SESSIONS = 6
 
 # TERM to the group, two seconds, KILL. A shell without a group of its own is signalled alone.
 _END = """
@@ -165,16 +165,13 @@ class Ssh:
             opened = self._transport()
             try:
                 return opened.transport.open_session(timeout=OPEN_S)
-            except paramiko.ChannelException as refused:
-                if time.monotonic() + wait > end:
-                    raise Unreachable(f"{self.endpoint} opens no session: {refused}", "Try again.") from refused
+            except (paramiko.SSHException, EOFError, OSError) as problem:
+                # The class tells nothing: of two refusals at once, paramiko reports one as a plain SSHException.
+                if time.monotonic() + wait > end or (reopened and not opened.alive):
+                    raise Unreachable(f"{self.endpoint} opens no session: {problem}", "Try again.") from problem
+                reopened = reopened or not opened.alive
                 time.sleep(wait)
                 wait = min(2 * wait, 1.0)
-            except (paramiko.SSHException, EOFError, OSError) as lost:
-                opened.close()
-                if reopened:
-                    raise Unreachable(f"{self.endpoint} opens no session: {lost}", "Try again.") from lost
-                reopened = True
 
 
 @contextmanager
@@ -317,6 +314,8 @@ class _Session:
                     continue
                 while data and len(data) < READ_BYTES // 2 and self.channel.recv_ready():
                     data += self.channel.recv(READ_BYTES)
+                if not data and not self.channel.eof_received and not self.channel.transport.is_active():
+                    raise self._lost(self.channel.transport.get_exception() or "it ended in the middle of the output")
                 return bytes(data)
         return b""
 
