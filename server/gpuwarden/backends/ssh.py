@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -137,22 +138,25 @@ class SshBackend(RunnerBackend):
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
         request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
-        async for chunk in self._stream(handle, "read", request):
-            yield chunk
+        async with aclosing(self._stream(handle, "read", request)) as stream:
+            async for chunk in stream:
+                yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
         request = {"paths": [a.path for a in artifacts], "root": handle.place.root}
-        async for chunk in self._stream(handle, "bundle", request):
-            yield chunk
+        async with aclosing(self._stream(handle, "bundle", request)) as stream:
+            async for chunk in stream:
+                yield chunk
 
-    async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """A verb's raw output; the runner is shipped again where it is missing."""
         for last in (False, True):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
             try:
-                async for chunk in machine.ssh.stream(argv, stdin=json.dumps(request).encode()):
-                    yield chunk
+                async with aclosing(machine.ssh.stream(argv, stdin=json.dumps(request).encode())) as stream:
+                    async for chunk in stream:
+                        yield chunk
                 return
             except CommandFailed as failed:
                 if _runner_missing(failed) and not last:
@@ -170,9 +174,9 @@ class SshBackend(RunnerBackend):
         for last in (False, True):
             machine, argv = await self._verb(place, verb, run_dir, near)
             out = bytearray()
-            stream = machine.ssh.stream(argv, stdin=json.dumps(request).encode())
             try:
-                await _gather(stream, out, silence_s)
+                async with aclosing(machine.ssh.stream(argv, stdin=json.dumps(request).encode())) as stream:
+                    await _gather(stream, out, silence_s)
             except CommandFailed as failed:
                 if _runner_missing(failed) and not last:
                     await self._ship(place, near)
@@ -287,9 +291,6 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
                 raise BadReply(f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
     except TimeoutError as error:
         raise Unreachable(f"the runner said nothing for {silence_s:.0f} s", "Try again; it may have acted.") from error
-    finally:
-        with anyio.CancelScope(shield=True):
-            await stream.aclose()  # type: ignore[attr-defined]
 
 
 def _runner_missing(failed: CommandFailed) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,7 @@ class Ssh:
             with _deadline(self.endpoint, timeout_s):
                 return await to_thread.run_sync(session.exchange, stdin, limit, abandon_on_cancel=True)
 
-    async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncIterator[bytes]:
+    async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
         """The command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
 
         Leaving the iteration early ends the command. The caller bounds the wait for each piece.
@@ -368,13 +368,12 @@ class _Session:
         if self.pid is None or channel.exit_status_ready() or not channel.transport.is_active():
             return
         killer = _Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
-        try:
+        with suppress(Exception):  # a lost line is what the caller will hear of anyway
             killer.channel = channel.transport.open_session(timeout=OPEN_S)
             killer.channel.settimeout(0.2)
             killer.channel.exec_command(killer.line)
             killer.drain(MAX_NOISE)
-        finally:
-            killer.close()
+        killer.close()
 
     def close(self) -> None:
         """Close the channel and free its place."""
