@@ -102,10 +102,10 @@ async def test_a_poll_of_many_jobs_is_one_exec(
 async def test_a_runner_that_was_removed_is_shipped_again(backend: SshBackend, place: Place) -> None:
     handle = await backend.submit(shell("echo hi > out"), place, "t-again", secrets={})
     await ended(backend, handle)
-    for file in (Path(place.run_root) / ".gpuwarden").iterdir():
+    for file in (Path(place.run_root) / ".gpuwarden").glob("*.py"):
         file.unlink()
     assert (await backend.poll([handle]))["t-again"].state is Job.SUCCEEDED
-    for file in (Path(place.run_root) / ".gpuwarden").iterdir():
+    for file in (Path(place.run_root) / ".gpuwarden").glob("*.py"):
         file.unlink()
     assert b"".join([c async for c in backend.read(handle, Artifact(path="out", size=3))]) == b"hi\n"
 

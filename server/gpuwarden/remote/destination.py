@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
@@ -71,11 +72,12 @@ class Destination:
 
     def check_room(self, entries: Sequence[Entry]) -> None:
         """Raise `BadRequest` unless bytes and inodes suffice for what is not here yet."""
-        need = files = 0
-        for artifact, name in entries:
-            if size_of(self.path / name) != artifact.size:
-                need += artifact.size - min(artifact.size, size_of(self.part(artifact)) or 0)
-                files += 1
+        need, files = sum(a.size for a, _ in entries), len(entries)
+        if [*islice(self.path.iterdir(), 2)] != [self.staging] or any(self.staging.glob("*.part")):
+            here = [size_of(self.path / name) == artifact.size for artifact, name in entries]
+            lacking = [a for (a, _), there in zip(entries, here, strict=True) if not there]
+            need = sum(a.size - min(a.size, size_of(self.part(a)) or 0) for a in lacking)
+            files = len(lacking)
         free = shutil.disk_usage(self.path).free
         if need and free < need + SPARE_BYTES:
             raise BadRequest(

@@ -28,7 +28,7 @@ from gpuwarden.remote.destination import Destination, Entry, bare
 from gpuwarden.remote.names import UnsafeName
 from gpuwarden.remote.part import Part
 
-PARALLEL = 4
+PARALLEL = 3
 STALL_S = 30.0
 TRIES = 6
 _FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -35,7 +35,7 @@ MAX_STDERR = 64 << 10
 MAX_NOISE = 256 << 10
 READ_BYTES = 1 << 20
 # sshd allows ten sessions on one connection by default, and counts those that just ended for a moment longer.
-SESSIONS = 6
+SESSIONS = 5
 
 # TERM to the group, two seconds, KILL. A shell without a group of its own is signalled alone.
 _END = """
@@ -333,11 +333,18 @@ class _Session:
         code = self.channel.exit_status
         if code >= 0:
             self._over = True
+            self._await_close()
             return int(code)
         if self.channel.transport.is_active() and self.channel.closed:
             self._over = True
             return None
         raise self._lost("the connection ended before the command did")
+
+    def _await_close(self) -> None:
+        """Let the far side close first, as it is about to: until then the session counts against its limit."""
+        end = time.monotonic() + 0.5
+        while not self.channel.closed and time.monotonic() < end:
+            time.sleep(0.0005)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
