@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +83,7 @@ async def test_the_handle_carries_the_pin(backend: SshBackend, place: Place, ssh
     assert Handle.model_validate_json(handle.model_dump_json()) == handle
 
 
-async def test_a_poll_of_many_jobs_is_one_exec(
+async def test_a_poll_of_many_jobs_is_one_question_to_a_running_runner(
     backend: SshBackend, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handles = [await backend.submit(shell(f"exit {n}"), place, f"t-{n}", secrets={}) for n in range(5)]
@@ -95,8 +97,34 @@ async def test_a_poll_of_many_jobs_is_one_exec(
         plain(self, stdin)
 
     monkeypatch.setattr(_Session, "start", counted)
+    for _ in range(3):
+        assert len(await backend.poll(handles)) == 5
+    assert not started
+    await backend.aclose()
     assert len(await backend.poll(handles)) == 5
-    assert len(started) == 1
+    assert [a for a in started if "serve" in a] and not [a for a in started if "poll" in a]
+
+
+async def test_a_poll_that_was_canceled_leaves_no_answer_for_the_next(backend: SshBackend, place: Place) -> None:
+    one = await backend.submit(shell("exit 1"), place, "t-one", secrets={})
+    two = await backend.submit(shell("exit 2"), place, "t-two", secrets={})
+    for handle in (one, two):
+        await ended(backend, handle)
+    for n in range(6):
+        with anyio.move_on_after(0.0004 * n):
+            await backend.poll([one])
+        assert (await backend.poll([two]))["t-two"].exit_code == 2
+
+
+async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBackend, place: Place) -> None:
+    handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
+    await ended(backend, handle)
+    subprocess.run(["pkill", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], check=True, timeout=9)
+    assert (await backend.poll([handle]))["t-kill"].exit_code == 3
+    await backend.aclose()
+    end = time.monotonic() + 5
+    while subprocess.run(["pgrep", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], timeout=9).returncode == 0:
+        assert time.monotonic() < end, "it outlived its connection"
 
 
 async def test_a_runner_that_was_removed_is_shipped_again(backend: SshBackend, place: Place) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
@@ -28,10 +28,11 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.script import read_header
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
+from gpuwarden.remote.bulk import BULK_BYTES, Unusable, available, bulk_stream
 from gpuwarden.remote.connect import HostKey, HostKeyChanged
 from gpuwarden.remote.hello import Hello, say_hello
 from gpuwarden.remote.judge import RENT_ANOTHER, Asked, judge
-from gpuwarden.remote.ssh import CommandFailed, Ssh
+from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ssh
 from gpuwarden.remote.ssh_config import resolve
 from gpuwarden.remote.transfer import put
 
@@ -62,6 +63,8 @@ class _Machine:
 
     ssh: Ssh
     hello: Hello | None = None
+    bulk: bool = field(default_factory=available)
+    polls: Dialogue | None = None
 
 
 class SshBackend(RunnerBackend):
@@ -78,6 +81,8 @@ class SshBackend(RunnerBackend):
         """Close all connections; the next call opens what it needs."""
         machines, self._machines = list(self._machines.values()), {}
         for machine in machines:
+            if machine.polls is not None:
+                machine.polls.close()
             await machine.ssh.aclose()
 
     # ------------------------------------------------------------------------------------------------------- probe
@@ -147,7 +152,8 @@ class SshBackend(RunnerBackend):
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
         request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
-        async with aclosing(self._stream(handle, "read", request)) as stream:
+        bulky = artifact.size - offset >= BULK_BYTES
+        async with aclosing(self._stream(handle, "read", request, bulky=bulky)) as stream:
             async for chunk in stream:
                 yield chunk
 
@@ -158,20 +164,25 @@ class SshBackend(RunnerBackend):
             async for chunk in stream:
                 yield chunk
 
-    async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-        """A verb's raw output; the runner is shipped again where it is missing."""
-        for last in (False, True):
+    async def _stream(
+        self, handle: Handle, verb: str, request: Mapping[str, Any], *, bulky: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """A verb's raw output, much of it through the system's client; a missing runner is shipped again."""
+        for _ in range(3):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
+            through = bulk_stream if bulky and machine.bulk else _plain_stream
             try:
-                async with aclosing(machine.ssh.stream(argv, stdin=json.dumps(request).encode())) as stream:
+                async with aclosing(through(machine.ssh, argv, stdin=json.dumps(request).encode())) as stream:
                     async for chunk in stream:
                         yield chunk
                 return
+            except Unusable:
+                machine.bulk = False
             except CommandFailed as failed:
-                if failed.exit_code == _NO_RUNNER and not last:
-                    await self._ship(handle.place, handle.run_dir)
-                    continue
-                _raise_for(failed)
+                if failed.exit_code != _NO_RUNNER:
+                    _raise_for(failed)
+                await self._ship(handle.place, handle.run_dir)
+        raise BadReply("the runner is not there right after it was shipped", "Does something clean the run root?")
 
     # ---------------------------------------------------------------------------------------------------- the runner
 
@@ -179,6 +190,9 @@ class SshBackend(RunnerBackend):
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
         """Run one verb there and return its lines."""
+        if verb == "poll":
+            with suppress(Unreachable, BadReply):  # asked for in the plain way below
+                return [parse(await self._ask_server(place, request, silence_s))]
         near = run_dir or next(iter(request.get("dirs") or []), None)
         for last in (False, True):
             machine, argv = await self._verb(place, verb, run_dir, near)
@@ -194,6 +208,16 @@ class SshBackend(RunnerBackend):
                     _raise_for(failed)
             return [parse(line) for line in bytes(out).splitlines() if line.strip()]
         raise AssertionError("unreachable")
+
+    async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
+        """A poll by the runner that is kept running for polls; started when it is first needed."""
+        near = next(iter(request.get("dirs") or []), None)
+        machine, argv = await self._verb(place, "serve", None, near)
+        if machine.polls is None or machine.polls.argv != tuple(argv):
+            if machine.polls is not None:
+                machine.polls.close()
+            machine.polls = Dialogue(machine.ssh, argv)
+        return await machine.polls.ask(json.dumps(request).encode(), timeout_s=timeout_s)
 
     async def _verb(
         self, place: Place, verb: str, run_dir: str | None, near: str | None = None
@@ -286,6 +310,10 @@ def _run_root(place: Place, hello: Hello) -> str:
     if place.root and not PurePosixPath(rest).is_relative_to(place.root):
         rest = place.root + "/" + rest.lstrip("/")
     return posixpath.normpath(rest)
+
+
+def _plain_stream(machine: Ssh, argv: Sequence[str], *, stdin: bytes) -> AsyncGenerator[bytes, None]:
+    return machine.stream(argv, stdin=stdin)
 
 
 async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float) -> None:

@@ -2,8 +2,8 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), poll, logs, stop, list, manifest, read, bundle, disclose. Python >= 3.8,
-standard library only. `DIR` is the run folder of one job:
+Verbs: start, supervise (used by start), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose.
+Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
     lock               held by the living supervisor; the kernel releases it, so no claim outlives its owner
@@ -1477,7 +1477,7 @@ def read(folder: str, request: Json) -> None:
             raise Problem("bad_request", f"the file has no byte {offset}")
         os.lseek(fd, offset, os.SEEK_SET)
         while True:
-            block = os.read(fd, 1 << 18)
+            block = os.read(fd, 1 << 20)
             if not block:
                 return
             put_out(block)
@@ -1632,6 +1632,15 @@ def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
 # ------------------------------------------------------------------------------------------------------------- main
 
 
+def serve() -> None:
+    """Answer polls, one line for each line of stdin, until it closes: a poll without the price of starting Python."""
+    for line in sys.stdin:
+        try:
+            reply(poll("", json.loads(line)))
+        except (ValueError, RecursionError, AttributeError, TypeError, OSError) as error:
+            reply({"ok": False, "code": "bad_request", "error": f"{type(error).__name__}: {error}"})
+
+
 def reply(answer: Json, now: bool = True) -> None:
     """One JSON line, at once or with the next ones. A listener that went away changes nothing."""
     try:
@@ -1658,6 +1667,9 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
 
 def answer(argv: list[str]) -> Json | None:
     """Carry out one verb."""
+    if argv == ["serve"]:
+        serve()
+        return None
     verb = VERBS.get(argv[0]) if argv else None
     if verb is None or (argv[0] != "poll" and len(argv) != 2):
         raise Problem("bad_request", "usage: runner.py {} [DIR]".format("|".join(VERBS)))

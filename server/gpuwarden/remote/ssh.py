@@ -174,6 +174,51 @@ class Ssh:
                 wait = min(2 * wait, 1.0)
 
 
+class Dialogue:
+    """A command that answers one line for every line it is given, kept running between questions.
+
+    After a failure it is gone; the next question starts it anew. One question at a time.
+    """
+
+    def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
+        self.machine, self.argv = machine, tuple(argv)
+        self._session: _Session | None = None
+        self._turn = threading.Lock()
+
+    async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
+        """Send one line and return the line that answers it. Raises `Unreachable`, or `CommandFailed` when it ended."""
+        try:
+            with _deadline(self.machine.endpoint, timeout_s):
+                return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
+        except BaseException:
+            self.close()  # an answer that comes late must not be taken for the next one
+            raise
+
+    def _ask(self, line: bytes) -> bytes:
+        with self._turn:
+            session = self._session
+            if session is None or session.channel is None or session.channel.closed:
+                session = self._session = _Session(self.machine, self.argv)
+                session.start(None)
+            session.send(line + b"\n")
+            answer = bytearray()
+            while not answer.endswith(b"\n"):
+                chunk = session.read()
+                answer += chunk
+                if not chunk:
+                    session.finish()
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} ended without an answer", "Try again.")
+                if len(answer) > MAX_OUTPUT:
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} gave an endless line", "Try again.")
+            return bytes(answer)
+
+    def close(self) -> None:
+        """Close its stdin and its channel, on which it ends."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
 @contextmanager
 def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
     """`anyio.fail_after`, in our words."""
