@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types docs prove bench clean
+.PHONY: help demo test check format lint types prove clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 ifeq ($(UV),)
@@ -37,9 +37,6 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
-
-docs: $(READY)
-	$(BIN)/python -m pytest -q -m docs
 
 check: lint types test  ## everything a change must pass
 

@@ -27,7 +27,9 @@ def backend() -> Backend:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(platform="local", root=str(tmp_path), run_root="/runs", env={"GPUWARDEN_INSTANCE": tmp_path.name})
+    return Place(
+        platform="local", root=str(tmp_path), run_root="/runs", env={"GPUWARDEN_REHEARSAL_INSTANCE": tmp_path.name}
+    )
 
 
 class TestLocal(BackendContract):
@@ -42,7 +44,10 @@ async def test_the_servers_own_keys_do_not_reach_the_job(
     handle = await backend.submit(shell("env; cat /proc/$PPID/environ | tr '\\0' '\\n'"), place, "t-env", secrets={})
     await ended(backend, handle)
     log = (await backend.logs(handle)).text
-    assert "GPUWARDEN_JOB=t-env" in log and f"GPUWARDEN_INSTANCE={place.env['GPUWARDEN_INSTANCE']}" in log
+    assert (
+        "GPUWARDEN_JOB=t-env" in log
+        and f"GPUWARDEN_REHEARSAL_INSTANCE={place.env['GPUWARDEN_REHEARSAL_INSTANCE']}" in log
+    )
     assert "hunter2" not in log and "HF_TOKEN" not in log
 
 

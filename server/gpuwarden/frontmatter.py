@@ -22,7 +22,9 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_CHARS = 1 << 20
 MAX_SHOWN = 3
+MAX_WORDS = 200  # characters of one fault's description
 FENCE = "---"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FrontMatter(NamedTuple):
@@ -110,11 +112,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
-            raise yaml.MarkedYAMLError(
-                problem="anchors, aliases and tags are not used here", problem_mark=event.start_mark
-            )
+            problem = "anchors, aliases and tags are not used here"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
 
@@ -140,6 +141,8 @@ def _plain(node: yaml.Node, loc: tuple[str | int, ...], lines: dict[tuple[str | 
         return [_plain(item, (*loc, i), lines) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
         return {key: _plain(item, (*loc, key), lines) for key, item in _distinct(node)}
+    if _SURROGATE.search(node.value):
+        raise yaml.MarkedYAMLError(problem="half of a character pair", problem_mark=node.start_mark)
     return _SCALARS[node.tag.rpartition(":")[2]](node.value)
 
 
@@ -156,8 +159,12 @@ def _distinct(node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
 
 def _sentence(parsed: Parsed, error: dict[str, Any], name: str) -> str:
     where = ".".join(str(step) for step in error["loc"])
-    return f"{name}:{parsed.line_of(error['loc'])}: {where + ': ' if where else ''}{error['msg']}"
+    return f"{name}:{parsed.line_of(error['loc'])}: {_short(where) + ': ' if where else ''}{_short(error['msg'])}"
 
 
 def _wrong(name: str, line: int, what: str) -> BadRequest:
-    return BadRequest(f"{name}:{line}: {what}", f"Correct {name}.")
+    return BadRequest(f"{name}:{line}: {_short(what)}", f"Correct {name}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_WORDS else text[:MAX_WORDS] + "..."

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from gpuwarden.core.errors import BadRequest, NotFound
@@ -37,11 +38,12 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
         raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
-        if file.is_file():
+        if file.is_symlink() or file.exists():  # also one that can't be read: that is said, not passed over
             return _named(load_text(_read(file), str(file)), id, file)
     raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
 
 
+@lru_cache(maxsize=64)  # reading YAML takes tens of milliseconds, and every use case asks for profiles many times
 def load_text(text: str, name: str) -> Profile:
     """Read one profile; `name` stands in errors. Raises BadRequest with `name` and the line."""
     return load_front_matter(Profile, text, name=name)[0]
@@ -59,6 +61,18 @@ def render_blocks(text: str, name: str) -> str:
         return f"<!-- generated:{match[1]} -->\n{lines}\n<!-- /generated -->"
 
     return text.removesuffix(body) + _BLOCK.sub(block, body)
+
+
+def rewrite_blocks() -> int:
+    """Write the generated blocks of our own profiles anew; returns how many files changed."""
+    changed = 0
+    for file in sorted(data_dir("profiles").glob("*.md")):
+        text = _read(file)
+        new = render_blocks(text, file.name)
+        if new != text:
+            file.write_text(new, "utf-8")
+            changed += 1
+    return changed
 
 
 def _folders(own: Path | None) -> list[Path]:

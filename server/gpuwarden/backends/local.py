@@ -5,9 +5,11 @@ A job gets a minimal environment: the server's own tokens and keys never reach i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +41,7 @@ from gpuwarden.remote.interpreter import interpreter_for
 CALL_S = 60.0  # a verb that answers at once
 SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
 MAX_REPLY = 256 << 20
-MARKER = "GPUWARDEN_INSTANCE"  # a rehearsal sets it for every process of an instance
+MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.
 _NEEDED = (
@@ -275,9 +277,13 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """End a verb that is not waited for any more. Never for one that ended well: signaling it would reap it here."""
+    """End a verb that is not waited for any more.
+
+    By pid: `Process.kill` would reap one that has just ended under the eyes of asyncio's watcher, which then warns.
+    """
     if process.returncode is None:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 async def _ask_lines(

@@ -12,7 +12,9 @@ WardenError              code, message, hint, retry
 ├── Unreachable          no answer, so nothing is known
 ├── NotSupported         this platform or build can't do that
 ├── BadReply             an answer came, of a shape we don't know; nothing is concluded from it
-└── LedgerError          the ledger can't be read or written
+├── LedgerError          the ledger can't be read or written
+├── DiskError            another file of ours can't be read or written
+└── Internal             a mistake of ours; what was done so far is in the ledger
 ```
 
 A message says what happened and what we know; the hint says what to do next.
@@ -124,3 +126,27 @@ class LedgerError(WardenError):
     """The ledger can't be read or written. Nothing was launched or lost by this call."""
 
     code = "ledger_error"
+
+
+class DiskError(WardenError):
+    """A file of ours can't be read or written: a full or read-only disk, or missing permissions."""
+
+    code = "disk_error"
+
+    @classmethod
+    def of(cls, error: OSError) -> DiskError:
+        """The same, in our words."""
+        what = f"{error.filename} can't be used" if error.filename else "a file can't be used"
+        return cls(f"{what}: {error.strerror or error}", "Free some space or mend the permissions, then call again.")
+
+
+class Internal(WardenError):
+    """Something that must not happen did. What was done so far is in the ledger."""
+
+    code = "internal"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "something went wrong inside gpuwarden; what was done before is in the ledger",
+            "Look with check_job or list_instances, then call again. GPUWARDEN_DEBUG=1 shows the traceback.",
+        )

@@ -302,6 +302,7 @@ class Artifact(Frozen):
     size: int = Field(ge=0)
     mtime_ns: int = 0
     sha256: str | None = None
+    xxh3_128: str | None = None  # five times faster than sha256; finds damage, not malice
 
 
 class Manifest(Frozen):
@@ -356,7 +357,11 @@ class Level(StrEnum):
 
 
 class FileEvidence(Frozen):
-    """What was found in one file. `proved` and `unproved` name facts in words a person understands."""
+    """What was found in one file. `proved` and `unproved` name facts in words a person understands.
+
+    `problems` refute it, `doubts` leave it unknown, `warnings` change nothing. `sealed`: its bytes equal a digest
+    that was recorded earlier.
+    """
 
     path: str
     format: str
@@ -364,17 +369,54 @@ class FileEvidence(Frozen):
     size: int = 0
     proved: tuple[str, ...] = ()
     unproved: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    sealed: bool = False
+
+
+class CheckpointEvidence(Frozen):
+    """What was found in one checkpoint folder. `resume` lists what stands in the way of resuming from it.
+
+    `path` is relative to the verified path, "." for that path itself.
+    """
+
+    path: str
+    layout: str
+    verdict: Verdict
+    step: int | None = None
+    proved: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
 
 
 class Report(Frozen):
-    """The answer of a verification: a verdict, the evidence per file, and what was not checked."""
+    """The answer of a verification: a verdict, the evidence per file, and what was not checked.
+
+    `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
+    whole checkpoint, None and "" where there is none.
+    """
 
     path: str
     level: Level
     verdict: Verdict
     files: tuple[FileEvidence, ...]
+    checkpoints: tuple[CheckpointEvidence, ...] = ()
+    proved: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
     step: int | None = None
+    newest: str = ""
     bytes: int = 0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not proven, whoever it is said of: the whole, a checkpoint or a file."""
+        parts = [("", self.problems + self.doubts)]
+        parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
+        parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]
+        return tuple(dict.fromkeys(at + why for at, whys in parts for why in whys))

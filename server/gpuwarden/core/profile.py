@@ -199,11 +199,21 @@ class Profile(Frozen):
         longest = max((t.path for t in inside), key=len, default=None)
         return next((t for t in self.tiers(requested=requested) if t.path == longest), None)
 
+    def place_of(self, output: str) -> str:
+        """The absolute path of a declared output. A home folder (`~`) lies on the disk mounted at the root."""
+        path = output if output.startswith("/") else f"{self.run_root}/{output}"
+        return "/" + path.removeprefix("~").lstrip("/")
+
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
         """The tiers that are there for a job that did or did not ask for durable storage, one for each path."""
-        always = {t.path: t for t in self.storage if t.present == "always"}
-        asked = {t.path: t for t in self.storage if t.present == "on_request" and requested}
-        return tuple({**always, **asked}.values())
+        there = [t for t in self.storage if self.has(t, requested=requested)]
+        there.sort(key=lambda t: t.present == "on_request")  # stable; of two at one path the requested one stays
+        return tuple({t.path: t for t in there}.values())
+
+    @staticmethod
+    def has(tier: Tier, *, requested: bool) -> bool:
+        """Whether a tier can be had by a job that did or did not ask for durable storage."""
+        return tier.present == "always" or (tier.present == "on_request" and requested)
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
         """Whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""

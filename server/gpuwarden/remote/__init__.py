@@ -1,1 +1,1 @@
-"""What reaches a machine: the runner that is shipped there, and what is needed to launch it and to read its answers."""
+"""What reaches a machine: the runner that is shipped there, how it is launched, and how files come back."""

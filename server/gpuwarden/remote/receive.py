@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path, PurePosixPath
@@ -23,6 +23,7 @@ from anyio import to_thread
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Frozen, Manifest
+from gpuwarden.core.tasks import first_error
 from gpuwarden.remote.bundle import SMALL_BYTES, Unpacker, batches
 from gpuwarden.remote.destination import Destination, Entry, bare
 from gpuwarden.remote.names import UnsafeName
@@ -335,18 +336,6 @@ def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:
             f"the disk under {dest} is full", "Free some space and pull again: it continues where it stopped."
         )
     return BadRequest(f"{dest} can't be written: {problem.strerror or problem}", "Choose another destination.")
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Raise the first error of a task group instead of a group of one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
 
 def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]:
     spec, asked = facts.spec, facts.spec.durable_storage
-    path = output if output.startswith("/") else f"{profile.run_root}/{output}"
+    path = profile.place_of(output)
     if not profile.survives(path, "job_end", requested=asked):
         yield Found(f"{output} is deleted when the job ends, before anybody can pull it")
     if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
@@ -43,4 +43,4 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
 
 
 def _safe_paths(profile: Profile, event: Event, asked: bool) -> list[str]:
-    return sorted({t.path for t in profile.storage if profile.survives(t.path, event, requested=asked)})
+    return sorted(t.path for t in profile.tiers(requested=asked) if profile.survives(t.path, event, requested=asked))

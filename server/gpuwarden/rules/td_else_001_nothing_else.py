@@ -17,6 +17,8 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
         yield Found(f"what else lives on the machine could not be seen: {facts.disclosure.why}")
         return
     found = facts.disclosure.value
+    if not found.complete:
+        yield Found("not everything that lives on the machine could be looked at")
     if found.processes:
         yield Found(f"{len(found.processes)} process(es) that are no job of ours: {'; '.join(found.processes[:5])}")
     if found.files:

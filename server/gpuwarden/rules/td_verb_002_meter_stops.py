@@ -13,7 +13,7 @@ def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
     meter = facts.profile.meter
     if facts.verb not in meter.stops_on:
         yield Found(f"{facts.verb} does not stop the meter on {facts.profile.title}", severity=Severity.ERROR)
-    elif facts.verb in meter.residue:
+    elif facts.profile.residue(facts.verb, requested=facts.durable_storage):
         yield Found(
             f"something keeps billing after {facts.verb} on {facts.profile.title}: {meter.note or 'see its profile'}"
         )

@@ -1,0 +1,139 @@
+"""What a reader finds out about a file: tensors, checksummed spans, facts, problems. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Broken(Exception):
+    """The file is certainly damaged or hostile; the message says how."""
+
+
+class Doubtful(Exception):
+    """Nothing certain can be said about the file, and why. Never reads as whole."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps that keep a hostile file from costing time or memory. Sizes in bytes."""
+
+    header: int = 100 << 20  # safetensors' own cap
+    json: int = 64 << 20
+    pickle: int = 64 << 20
+    opcodes: int = 8_000_000
+    tensors: int = 2_000_000
+    members: int = 1_000_000
+    files: int = 200_000
+    depth: int = 32
+    inflate_ratio: int = 1100  # deflate can't do more than 1032:1
+    inflated: int = 1 << 40
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type: bits per element, and the bit patterns from which it is not finite.
+
+    `top` is the smallest positive pattern that is Inf or NaN, with the sign bit clear; None for types without one.
+    `nan` is the single NaN pattern of the types that have just one.
+    """
+
+    bits: int
+    kind: str
+    top: int | None = None
+    nan: int | None = None
+
+
+# safetensors' names serve as the one vocabulary; other formats translate into it.
+DTYPES: dict[str, DType] = {
+    "F64": DType(64, "f", top=0x7FF0_0000_0000_0000),
+    "F32": DType(32, "f", top=0x7F80_0000),
+    "F16": DType(16, "f", top=0x7C00),
+    "BF16": DType(16, "f", top=0x7F80),
+    "F8_E5M2": DType(8, "f", top=0x7C),
+    "F8_E4M3": DType(8, "f", top=0x7F),
+    "F8_E4M3FNUZ": DType(8, "f", nan=0x80),
+    "F8_E5M2FNUZ": DType(8, "f", nan=0x80),
+    "F8_E8M0": DType(8, "f", nan=0xFF),
+    "F6_E2M3": DType(6, "f"),
+    "F6_E3M2": DType(6, "f"),
+    "F4": DType(4, "f"),
+    # A complex number is a pair of floats, and is scanned as one.
+    "C64": DType(64, "c"),
+    "C128": DType(128, "c"),
+    "I64": DType(64, "i"),
+    "I32": DType(32, "i"),
+    "I16": DType(16, "i"),
+    "I8": DType(8, "i"),
+    "U64": DType(64, "u"),
+    "U32": DType(32, "u"),
+    "U16": DType(16, "u"),
+    "U8": DType(8, "u"),
+    "BOOL": DType(8, "b"),
+}
+PARTS = {"C64": "F32", "C128": "F64"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor: `start` is the byte offset of its first element in the file, `extent` the bytes it reaches over.
+
+    `stride` counts elements; None means row-major without gaps. `start` is -1 where the bytes are compressed.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    extent: int
+    stride: tuple[int, ...] | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, end) of the file that the format itself protects with a CRC-32."""
+
+    label: str
+    start: int
+    end: int
+    crc: int
+
+
+@dataclass
+class Anatomy:
+    """Everything a reader found in one file. `scan` lists tensors whose bytes can be scanned in place."""
+
+    format: str
+    tensors: list[Tensor] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    proved: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    # What the layouts may want to look at: parsed JSON, the inert tree of a pickle, safetensors' metadata.
+    content: Any = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    big_endian: bool = False
+
+
+def short(text: object, limit: int = 120) -> str:
+    """Foreign text made safe for one line: printable, bounded."""
+    line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def some(names: Any, limit: int = 3) -> str:
+    """The first few of a list of names, and how many more there are."""
+    listed = list(names)
+    head = ", ".join(short(n, 80) for n in listed[:limit])
+    more = len(listed) - limit
+    return f"{head} and {more:,} more" if more > 0 else head

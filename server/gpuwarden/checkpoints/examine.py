@@ -1,0 +1,230 @@
+"""Structure and content of a file or a folder, as plain data. Standard library only: this part can be shipped.
+
+`examine` is what `verify.verify` builds on, and what `ship.py` runs on the machine where the bytes are.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpuwarden.checkpoints import formats, layouts, manifest, scan
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short, some
+from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
+from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.walk import Tree, walk
+from gpuwarden.core import registry
+
+NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
+_LFS = b"version https://git-lfs.github.com/spec/"
+
+
+def examine(path: Path, ask: Ask) -> Findings:
+    """Look at a file or at everything below a folder. Never raises for bad content."""
+    if path.is_dir():
+        return _folder(path, ask)
+    if ask.only is None and not ask.expected:
+        beside = manifest.beside(path)
+        if beside.is_file():
+            ask = replace(ask, expected=manifest.read(beside, ask.limits))
+    entry = look(path, path.name, ask)
+    return Findings(path, {path.name: entry}, None, [])
+
+
+def _folder(path: Path, ask: Ask) -> Findings:
+    tree = walk(path, ask.limits)
+    found = Findings(tree.root, {}, tree, [], list(tree.doubts))
+    if ask.only is None:
+        ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
+    names = [n for n in tree.files if ask.only is None or n in ask.only]
+    with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
+        found.entries.update((e.path, e) for e in pool.map(lambda n: look(tree.root / n, n, ask), names))
+    for folder in tree.folders:
+        for name, why in folder.odd.items():
+            rel = folder.join(name)
+            if ask.only is None or rel in ask.only:
+                found.entries[rel] = Entry(rel, doubts=[why])
+    judge(found)
+    return found
+
+
+def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
+    """What the manifests inside the tree, written at save time, say of its files."""
+    expected: dict[str, Expected] = {}
+    for folder in sorted(tree.folders, key=lambda f: f.rel):
+        for name in sorted(n for n in folder.files if n.endswith(manifest.FILE) and not temporary(n)):
+            said = Judgement("manifest", folder.rel)
+            found.judgements.append(said)
+            try:
+                roster = manifest.read(folder.path / name, ask.limits)
+            except (Broken, Doubtful) as why:
+                said.problems.append(str(why))
+                continue
+            gone = [n for n in roster if n not in tree.files and folder.join(n) not in tree.files]
+            if gone:
+                said.problems.append(f"the manifest lists files that are gone: {some(gone)}")
+            else:
+                said.proved.append(f"all {len(roster):,} files of the manifest are there")
+            expected.update((folder.join(n), e) for n, e in roster.items())
+    return expected
+
+
+def judge(found: Findings) -> None:
+    """Let every layout that claims a folder judge it."""
+    if found.tree is None:
+        return
+    plugins = _plugins(layouts, "layout")
+    for folder in sorted(found.tree.folders, key=lambda f: f.rel):
+        for plugin in plugins:
+            if plugin.claims(folder):
+                found.judgements.append(plugin.judge(folder, found))
+
+
+def look(path: Path, name: str, ask: Ask) -> Entry:
+    """Look at one file. Whatever goes wrong inside a reader ends as a line of evidence, never as an exception."""
+    entry = Entry(name, temporary=temporary(name))
+    try:
+        with Source(path, name) as source:
+            entry.size = source.size
+            _look(source, entry, ask)
+            if source.changed():
+                entry.doubts.append("was written to while it was read")
+    except Broken as why:
+        entry.problems.append(str(why))
+    except Doubtful as why:
+        entry.doubts.append(str(why))
+    except (MemoryError, RecursionError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as why:
+        entry.doubts.append(f"the reader gave up: {type(why).__name__}: {short(why, 80)}")
+    return entry
+
+
+def _look(source: Source, entry: Entry, ask: Ask) -> None:
+    expected = ask.expected.get(entry.path)
+    head = source.head()
+    if expected and expected.size != source.size:
+        raise Broken(f"has {source.size:,} bytes; the manifest says {expected.size:,}")
+    try:
+        anatomy = _read(source, entry, head, ask.limits)
+    except Broken as why:
+        anatomy = Anatomy(entry.format, problems=[str(why)])
+    except Doubtful as why:
+        anatomy = Anatomy(entry.format, doubts=[str(why)])
+    _take(entry, anatomy)
+    # A file that can't be read may still be shown to equal what was recorded of it.
+    if ask.content and (expected or not (entry.problems or entry.doubts)):
+        _content(source, entry, anatomy, expected, ask)
+    if entry.temporary:
+        _unfinished(entry)
+
+
+def _unfinished(entry: Entry) -> None:
+    if entry.sealed:
+        entry.unproved.append("what it holds: it is the leftover of an unfinished save, and part of no checkpoint")
+    else:
+        entry.doubts.append("the leftover of an unfinished save; delete it, or find out who still writes it")
+
+
+def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
+    if entry.temporary:
+        entry.format = "temporary"
+        return Anatomy("temporary")
+    if not source.size:
+        return _empty(entry)
+    if head.startswith(_LFS):
+        raise Broken("is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or from the Hub")
+    plugin = reader(entry.path.rsplit("/", 1)[-1], head)
+    if plugin is None:
+        raise Doubtful("of no format that is known here")
+    entry.format, entry.load = plugin.NAME, plugin.LOAD
+    anatomy: Anatomy = plugin.read(source, limits)
+    entry.format = anatomy.format
+    holes = source.holes()
+    if holes >= 4096:
+        anatomy.warnings.append(f"{holes:,} bytes were never written (holes that read as zeros)")
+    return anatomy
+
+
+def _empty(entry: Entry) -> Anatomy:
+    """Logs may be empty; everything else that is empty is a save that never happened."""
+    name = entry.path.rsplit("/", 1)[-1]
+    plugin = reader(name, b"")
+    if plugin:
+        entry.format, entry.load = plugin.NAME, plugin.LOAD
+    if entry.format in ("text", "jsonl") or name in ("__init__.py", ".gitkeep"):
+        return Anatomy(entry.format, proved=["empty"])
+    raise Broken("is empty")
+
+
+def _take(entry: Entry, anatomy: Anatomy) -> None:
+    entry.anatomy = anatomy
+    entry.proved += anatomy.proved
+    entry.unproved += anatomy.unproved
+    entry.warnings += anatomy.warnings
+    entry.problems += anatomy.problems
+    entry.doubts += anatomy.doubts
+
+
+def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
+    wanted = tuple(expected.digests) if expected else ()
+    seen = scan.sweep(source, anatomy, wanted, ask.progress)
+    if seen.bad_spans:
+        entry.problems.append(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
+    elif seen.spans:
+        entry.proved.append(f"the CRC of {seen.spans:,} members fits")
+    _digests(entry, expected, seen)
+    if seen.scanned:
+        _values(source, entry, anatomy, seen)
+
+
+def _digests(entry: Entry, expected: Expected | None, seen: scan.Seen) -> None:
+    if expected is None:
+        if not seen.spans:
+            entry.unproved.append(NO_SEAL)
+        return
+    compared = [n for n in expected.digests if n in seen.digests]
+    wrong = [n for n in compared if seen.digests[n] != expected.digests[n]]
+    if wrong:
+        entry.problems.append(f"its {wrong[0]} differs from the manifest's: these are not the bytes that were saved")
+    elif compared:
+        entry.sealed = True
+        entry.proved.append(f"{compared[0]} equals the manifest's")
+    else:
+        entry.doubts.append("the manifest holds no digest of it that can be computed here")
+
+
+def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> None:
+    bad: list[str] = []
+    for tensor in seen.strange[:200]:
+        odd = scan.oddity(source, tensor, anatomy.big_endian)
+        if odd is None:
+            bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
+        elif odd.masklike:
+            entry.warnings.append(f"{short(tensor.name, 80)} holds {odd}: a mask or counter, it seems")
+        elif odd.nan or odd.inf:
+            bad.append(f"{short(tensor.name, 80)} ({odd})")
+    if bad:
+        entry.problems.append(f"not finite: {some(bad)}")
+    elif len(seen.strange) > 200:
+        entry.doubts.append(f"{len(seen.strange):,} tensors may hold NaN or infinity; 200 were looked at")
+    else:
+        entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite")
+    large = [t for t in seen.zero if t.numel >= 1024 and len(t.shape) > 1]
+    if large:
+        entry.warnings.append(f"all zero: {some(short(t.name, 80) for t in large)}")
+
+
+def reader(name: str, head: bytes) -> ModuleType | None:
+    """The format that claims a file by its name and first bytes."""
+    return next((p for p in _plugins(formats, "format") if p.claims(name, head)), None)
+
+
+_loaded: dict[str, list[ModuleType]] = {}
+
+
+def _plugins(package: ModuleType, what: str) -> list[Any]:
+    if package.__name__ not in _loaded:
+        _loaded[package.__name__] = [registry.load(package, n, what=what) for n in registry.names(package)]
+    return _loaded[package.__name__]

@@ -1,0 +1,102 @@
+"""What an examination comes to, as plain data. Standard library only; `verify.py` turns it into a `Report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Limits, Tensor
+from gpuwarden.checkpoints.walk import Tree
+
+_TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".swp", "~", ".downloading")
+
+
+def temporary(path: str) -> bool:
+    """Whether a path is named like the leftover of an unfinished save."""
+    return any(
+        p.endswith(_TEMPORARY) or p.startswith(("tmp-", ".tmp", "tmp_")) or ".tmp-" in p or ".tmp." in p
+        for p in path.split("/")
+    )
+
+
+@dataclass
+class Entry:
+    """What is known about one file. `verdict` is proven, refuted or unknown, as in `core.models.Verdict`."""
+
+    path: str
+    format: str = "unknown"
+    size: int = 0
+    anatomy: Anatomy | None = None
+    temporary: bool = False
+    load: str = ""
+    proved: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    sealed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The worst of what was found."""
+        return "refuted" if self.problems else "unknown" if self.doubts else "proven"
+
+
+@dataclass
+class Expected:
+    """What a manifest says about one file."""
+
+    size: int
+    digests: dict[str, str]
+
+
+@dataclass
+class Judgement:
+    """What a layout says about one folder."""
+
+    layout: str
+    path: str
+    step: int | None = None
+    proved: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    checkpoint: bool = False
+    # What stands in the way of a resume, though the folder is whole for other uses.
+    resume: list[str] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Findings:
+    """All that was found below one path."""
+
+    root: Path
+    entries: dict[str, Entry]
+    tree: Tree | None
+    judgements: list[Judgement]
+    doubts: list[str] = field(default_factory=list)
+
+    def __getitem__(self, path: str) -> Entry | None:
+        return self.entries.get(path)
+
+    def within(self, folder: str) -> list[Entry]:
+        """The files of a folder and everything below it."""
+        return [e for p, e in self.entries.items() if not folder or p.startswith(folder + "/")]
+
+    def tensors(self, paths: Iterable[str]) -> dict[str, Tensor]:
+        """All tensors of some files, by name."""
+        return {t.name: t for p in paths if (e := self[p]) and e.anatomy for t in e.anatomy.tensors}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How deep to look. `only` restricts the look to these relative paths."""
+
+    content: bool = True
+    threads: int = 2
+    limits: Limits = field(default_factory=Limits)
+    expected: Mapping[str, Expected] = field(default_factory=dict)
+    only: frozenset[str] | None = None
+    progress: Callable[[int], None] | None = None

@@ -1,0 +1,46 @@
+"""JSON: configs, tokenizers, indexes, trainer states, roster files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short
+from gpuwarden.checkpoints.source import Source
+
+NAME = "json"
+LOAD = "parsed"
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name."""
+    return name.endswith((".json", ".ipynb"))
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Parse it, bounded in size and depth; the value is kept for the layouts."""
+    if source.size > limits.json:
+        raise Doubtful(f"has {source.size:,} bytes; JSON above {limits.json:,} is not parsed")
+    found = Anatomy(NAME)
+    found.content = parse(source.at(0, source.size), found)
+    found.proved.append("parses as JSON")
+    return found
+
+
+def parse(data: bytes, found: Anatomy) -> Any:
+    """The value. Raises Broken; notes NaN and infinity, which JSON does not have but Python writes."""
+    odd: list[str] = []
+
+    def constant(name: str) -> float:
+        odd.append(name)
+        return float(name)
+
+    try:
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=constant)
+    except RecursionError as why:
+        raise Broken("is nested too deeply to be honest JSON") from why
+    except ValueError as why:
+        raise Broken(f"is no JSON: {short(why, 80)}") from why
+    if odd:
+        found.warnings.append(f"holds {len(odd):,} times {' or '.join(sorted(set(odd)))}, which is no JSON")
+    return value

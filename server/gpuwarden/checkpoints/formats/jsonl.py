@@ -1,0 +1,49 @@
+"""JSON lines: metrics and logs, one object per line, appended while a job runs."""
+
+from __future__ import annotations
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.formats.json import parse
+from gpuwarden.checkpoints.source import Source
+
+NAME = "jsonl"
+LOAD = "parsed"
+_LINE = 16 << 20
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name."""
+    return name.endswith((".jsonl", ".ndjson"))
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Parse every line. A torn last line is what a killed writer leaves and only a warning; any other is not."""
+    found = Anatomy(NAME)
+    lines, at, rest = 0, 0, b""
+    while at < source.size:
+        piece = source.at(at, min(1 << 20, source.size - at))
+        at += len(piece)
+        *whole, rest = (rest + piece).split(b"\n")
+        if len(rest) > _LINE:
+            raise Doubtful(f"line {lines + len(whole) + 1:,} is longer than {_LINE:,} bytes")
+        for line in whole:
+            lines += 1
+            _check(line, lines, found)
+    if rest.strip():
+        try:
+            _check(rest, lines + 1, found)
+            lines += 1
+        except Broken:
+            found.warnings.append("its last line is torn, as a killed writer leaves it")
+    found.warnings = list(dict.fromkeys(found.warnings))[:3]
+    found.proved.append(f"{lines:,} lines parse as JSON")
+    return found
+
+
+def _check(line: bytes, number: int, found: Anatomy) -> None:
+    if not line.strip():
+        return
+    try:
+        parse(line, found)
+    except Broken as why:
+        raise Broken(f"line {number:,} {why}") from why

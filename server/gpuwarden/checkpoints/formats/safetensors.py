@@ -1,0 +1,92 @@
+"""safetensors: an 8-byte length, a JSON header, then the tensors, without a checksum of any kind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Limits, Tensor, short
+from gpuwarden.checkpoints.source import Source
+
+NAME = "safetensors"
+LOAD = "tensors"
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name: every file that calls itself one must be one."""
+    return name.endswith(".safetensors")
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Header, every tensor's dtype, shape and place; the tensors must cover the file without gap or overlap."""
+    header, start = _header(source, limits)
+    found = Anatomy(NAME)
+    meta = header.pop("__metadata__", {})
+    if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
+        raise Broken("its __metadata__ is no map of strings")
+    found.meta = meta
+    if len(header) > limits.tensors:
+        raise Doubtful(f"lists {len(header):,} tensors; more than {limits.tensors:,} are not looked at")
+    found.tensors = sorted((_tensor(n, entry, start) for n, entry in header.items()), key=lambda t: (t.start, t.extent))
+    _covers(found.tensors, start, source.size)
+    found.proved.append(f"{len(found.tensors):,} tensors cover the file exactly")
+    return found
+
+
+def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
+    if source.size < 8:
+        raise Broken(f"has {source.size} bytes; not even the header's length fits")
+    length = int.from_bytes(source.at(0, 8), "little")
+    if length > limits.header:
+        raise Broken(f"claims a header of {length:,} bytes; the format allows {limits.header:,}")
+    if 8 + length > source.size:
+        raise Broken(f"claims a header of {length:,} bytes, but has only {source.size:,} bytes in all")
+    try:
+        header = json.loads(source.at(8, length).decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as why:
+        raise Broken(f"its header is no JSON: {short(why, 80)}") from why
+    if not isinstance(header, dict):
+        raise Broken("its header is no JSON object")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return made
+
+
+def _tensor(name: str, entry: Any, start: int) -> Tensor:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
+        raise Broken(f"the entry of tensor {short(name, 60)} lacks dtype, shape or data_offsets")
+    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Doubtful(f"tensor {short(name, 60)} has the unknown dtype {short(dtype, 20)}")
+    if not _naturals(shape) or not _naturals(place) or len(place) != 2 or len(shape) > 64:
+        raise Broken(f"tensor {short(name, 60)} has a shape or an offset that is no list of natural numbers")
+    bits = DTYPES[dtype].bits
+    for d in shape:
+        bits *= d
+        if bits > 1 << 66:
+            raise Broken(f"tensor {short(name, 60)} claims an impossible shape")
+    begin, end = place
+    if bits % 8 or end - begin != bits // 8:
+        raise Broken(f"tensor {short(name, 60)} needs {bits // 8:,} bytes, but its offsets span {end - begin:,}")
+    return Tensor(name, dtype, tuple(shape), start + begin, end - begin)
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 63 for v in value)
+
+
+def _covers(tensors: list[Tensor], start: int, size: int) -> None:
+    at = start
+    for t in tensors:
+        if t.start != at:
+            what = "overlaps the tensor before it" if t.start < at else "leaves a gap before it"
+            raise Broken(f"tensor {short(t.name, 60)} {what}")
+        at += t.extent
+    if at != size:
+        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes follow that belong to none"
+        raise Broken(f"its tensors end at byte {at:,}, the file at {size:,}: {what}")

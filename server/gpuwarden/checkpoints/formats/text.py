@@ -1,0 +1,42 @@
+"""Plain text: logs, notes, tables, configs. All that can be shown is that it reads as UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.source import Source
+
+NAME = "text"
+LOAD = "parsed"
+_ENDINGS = (
+    ".txt", ".log", ".md", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".jinja", ".jinja2",
+    ".out", ".err", ".py", ".sh", ".html", ".svg", ".model_card", ".gitattributes", ".gitignore",
+)  # fmt: skip
+_NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_checkpointed_iteration.txt")
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name only: bytes that happen to be ASCII prove nothing about an unknown format."""
+    return name.lower().endswith(_ENDINGS) or name in _NAMES
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Decode it from end to end; a character cut off at the very end is a warning, for logs are."""
+    found = Anatomy(NAME)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    lines = at = 0
+    while at < source.size:
+        piece = source.at(at, min(1 << 20, source.size - at))
+        if b"\0" in piece:
+            raise Broken(f"holds a NUL byte at {at + piece.index(0):,}; text does not (a hole left by a crash does)")
+        try:
+            decoder.decode(piece)
+        except UnicodeDecodeError as why:
+            raise Broken(f"is not UTF-8 near byte {at + why.start:,}") from why
+        lines += piece.count(b"\n")
+        at += len(piece)
+    if decoder.getstate()[0]:
+        found.warnings.append("its last character is cut off")
+    found.proved.append(f"reads as UTF-8 text, {lines:,} lines")
+    return found

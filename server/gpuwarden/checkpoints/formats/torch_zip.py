@@ -1,0 +1,65 @@
+"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read, never run."""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.checkpoints import pickles, torch_pickle, zips
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, short, some
+from gpuwarden.checkpoints.source import Source
+
+NAME = "torch zip"
+ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".model", ".optim", ".states")
+LOAD = "tensors"
+_PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name and by the zip signature; the older format has the same names and another signature."""
+    return name.endswith(ENDINGS) and head[:2] == b"PK"
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """The archive's members, the pickle's tensors, and each tensor inside its storage."""
+    members = zips.members(source, limits)
+    root = _root(members)
+    inside = {n[len(root) + 1 :]: m for n, m in members.items()}
+    found = Anatomy(NAME)
+    foreign = [n for n in inside if n != "data.pkl" and not _PLAIN.fullmatch(n)]
+    if any(n.endswith(".pkl") for n in foreign):
+        raise Broken(f"holds a second pickle: {some(n for n in foreign if n.endswith('.pkl'))}")
+    if foreign:
+        found.doubts.append(f"holds members that torch does not write: {some(foreign)}")
+    for m in members.values():
+        if m.stored:
+            found.spans.append(zips.span(m))
+        else:
+            zips.check_deflated(source, m, limits)
+            found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
+    found.big_endian = _order(source, inside)
+    tree = pickles.Machine(zips.read(source, inside["data.pkl"], limits.pickle), limits).run()
+    if tree.end != inside["data.pkl"].size:
+        found.problems.append("bytes follow the end of its pickle")
+    stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
+    torch_pickle.fill(found, tree, stored, source.name)
+    return found
+
+
+def _root(members: dict[str, zips.Member]) -> str:
+    """The one folder that holds everything."""
+    roots = {n.split("/", 1)[0] for n in members if "/" in n}
+    if len(roots) != 1 or not all("/" in n for n in members):
+        raise Broken("is a zip archive, but none of torch's: its members do not share one folder")
+    root = roots.pop()
+    if f"{root}/data.pkl" not in members:
+        raise Broken("is a zip archive without data.pkl: none of torch's, or its end was lost")
+    return root
+
+
+def _order(source: Source, inside: dict[str, zips.Member]) -> bool:
+    if "byteorder" not in inside:
+        return False
+    order = zips.read(source, inside["byteorder"], 16)
+    if order not in (b"little", b"big"):
+        raise Broken(f"states the unknown byte order {short(order, 20)}")
+    return order == b"big"

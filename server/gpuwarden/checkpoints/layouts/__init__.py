@@ -1,0 +1,1 @@
+"""One folder layout per module: `NAME`, `claims(folder)` and `judge(folder, found)`."""

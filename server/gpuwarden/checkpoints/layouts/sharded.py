@@ -1,0 +1,116 @@
+"""A model in shards: the index says which tensor lies in which file, and loaders trust it blindly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import DTYPES, Tensor, short, some
+from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.walk import Folder
+
+NAME = "sharded model"
+_INDEX = ".index.json"
+
+
+def claims(folder: Folder) -> bool:
+    """Every folder with an index, or with shards that an index should list."""
+    return any(n.endswith(_INDEX) for n in folder.files) or bool(_numbered(folder))
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """Compare each index with what the shards hold, both ways."""
+    said = Judgement(NAME, folder.rel)
+    listed: set[str] = set()
+    for name in sorted(n for n in folder.files if n.endswith(_INDEX)):
+        listed |= _index(folder, name, found, said)
+    for stem, (total, present) in sorted(_numbered(folder).items()):
+        _complete(stem, total, present, listed, said)
+    return said
+
+
+def _index(folder: Folder, name: str, found: Findings, said: Judgement) -> set[str]:
+    entry = found[folder.join(name)]
+    content = entry.anatomy.content if entry and entry.anatomy else None
+    table = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+        if entry and not entry.problems:
+            said.problems.append(f"{short(name)} holds no weight_map of names to files")
+        return set()
+    shards = sorted(set(table.values()))
+    missing = [s for s in shards if s not in folder.files and folder.join(s) not in _aliases(found)]
+    if missing:
+        said.problems.append(f"{short(name)} lists {len(missing)} shards that are not there: {some(missing)}")
+    present = [s for s in shards if s in folder.files]
+    if not missing:
+        _both_ways(folder, name, table, present, found, said)
+        _total(folder, name, content, present, found, said)
+    return set(shards)
+
+
+def _aliases(found: Findings) -> dict[str, str]:
+    return found.tree.aliases if found.tree else {}
+
+
+def _both_ways(
+    folder: Folder, name: str, table: dict[str, str], shards: list[str], found: Findings, said: Judgement
+) -> None:
+    held: dict[str, str] = {}
+    twice: list[str] = []
+    for shard in shards:
+        entry = found[folder.join(shard)]
+        if entry is None or entry.anatomy is None or not entry.anatomy.tensors:
+            return  # the shard's own evidence says what is wrong with it
+        for t in entry.anatomy.tensors:
+            if t.name in held:
+                twice.append(t.name)
+            held[t.name] = shard
+    for what, names in (
+        ("lists tensors that no shard has", [t for t in table if t not in held]),
+        ("does not list tensors that the shards have", [t for t in held if t not in table]),
+        ("puts tensors into the wrong shard", [t for t, s in table.items() if held.get(t, s) != s]),
+        ("has shards that hold the same tensor twice", twice),
+    ):
+        if names:
+            said.problems.append(f"{short(name)} {what}: {some(names)}")
+    if not said.problems:
+        said.proved.append(f"{short(name)} and {len(shards)} shards agree on {len(table):,} tensors")
+
+
+def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
+    meta = content.get("metadata")
+    total = meta.get("total_size") if isinstance(meta, dict) else None
+    if not isinstance(total, (int, float)) or isinstance(total, bool):
+        return
+    held = sum(_bytes(t) for t in found.tensors(folder.join(s) for s in shards).values())
+    if held and held != total:
+        said.problems.append(f"{short(name)} says the model has {total:,} bytes; the shards hold {held:,}")
+
+
+def _bytes(t: Tensor) -> int:
+    return t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent
+
+
+def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
+    """Stem -> (how many shards there should be, which are there), from names like model-00001-of-00004.safetensors."""
+    found: dict[str, tuple[int, set[int]]] = {}
+    for name in folder.files:
+        base, dot, ending = name.rpartition(".")
+        parts = base.split("-")
+        if not dot or len(parts) < 4 or parts[-2] != "of" or not parts[-1].isdecimal() or not parts[-3].isdecimal():
+            continue
+        if len(parts[-1]) > 9 or len(parts[-3]) > 9:
+            continue
+        stem = "-".join(parts[:-3]) + "." + ending
+        total, present = found.get(stem, (int(parts[-1]), set()))
+        found[stem] = (max(total, int(parts[-1])), present | {int(parts[-3])})
+    return found
+
+
+def _complete(stem: str, total: int, present: set[int], listed: set[str], said: Judgement) -> None:
+    first = 0 if 0 in present else 1
+    gone = total - len(present)
+    if gone > 0:
+        lowest = next(i for i in range(first, first + total) if i not in present)
+        said.problems.append(f"{gone} of {total} shards of {short(stem)} are missing, the first is number {lowest}")
+    if not listed and stem.endswith((".safetensors", ".bin")):
+        said.problems.append(f"{short(stem)} is in {total} shards, but no index says what lies where")

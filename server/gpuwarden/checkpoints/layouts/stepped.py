@@ -1,0 +1,75 @@
+"""A checkpoint folder that carries its step in its name: the name, the trainer's state and the roster must agree."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpuwarden.checkpoints import trainer
+from gpuwarden.checkpoints.anatomy import short
+from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
+from gpuwarden.checkpoints.walk import Folder
+
+NAME = "checkpoint"
+_STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
+_STATE = "trainer_state.json"
+_HELPER = "checkpoint.json"  # written by savelib.py
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
+
+
+def step_of(name: str) -> int | None:
+    """The step that a folder's or file's name states: checkpoint-10, step_500, ckpt-000007."""
+    match = _STEP.fullmatch(name.lower())
+    return int(match.group(1)) if match else None
+
+
+def claims(folder: Folder) -> bool:
+    """By the folder's name, or by a state inside that names a step."""
+    named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files
+    return named and not temporary(folder.rel)
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """The step is what the name says; there are weights; what a resume would miss is named."""
+    said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
+    inside = found.within(folder.rel)
+    if not inside:
+        said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
+        return said
+    if not any(e.path.endswith(WEIGHTS) and not e.temporary for e in inside):
+        said.problems.append("holds no weights")
+    if _STATE in folder.files:
+        _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
+        trainer.resumable(folder, found, said)
+    elif _HELPER in folder.files:
+        state = content(found, folder.join(_HELPER))
+        _agree(folder, state, _HELPER, "step", said)
+        parts = state.get("parts") if isinstance(state, dict) else None
+        if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
+            said.resume.append(f"{_HELPER} names no optimizer among its parts")
+    elif not any("optim" in e.path.lower() or _has_optimizer(e) for e in inside):
+        said.resume.append("no optimizer state was found in it")
+    return said
+
+
+def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> None:
+    if not isinstance(state, dict) or type(state.get(key)) is not int:
+        said.problems.append(f"{file} has no {key}")
+        return
+    step: int = state[key]
+    if said.step is not None and said.step != step:
+        said.problems.append(f"the folder is called {short(folder.path.name, 60)}, but {file} stands at step {step}")
+    else:
+        said.proved.append(f"{file} stands at step {step}")
+    said.step = step
+
+
+def _has_optimizer(entry: Entry) -> bool:
+    root = entry.anatomy.content if entry.anatomy else None
+    return isinstance(root, dict) and any("optim" in str(k).lower() for k in root)
+
+
+def content(found: Findings, path: str) -> Any:
+    """The parsed value of a JSON file, None where there is none."""
+    entry = found[path]
+    return entry.anatomy.content if entry and entry.anatomy else None

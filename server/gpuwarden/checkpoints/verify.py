@@ -1,0 +1,209 @@
+"""The front door: one call that proves a checkpoint, or says what is wrong or unknown.
+
+What a level proves, and what it does not:
+
+- `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing.
+  It reads headers, so it takes milliseconds. It can't see a changed byte inside a tensor.
+- `content`: besides, every CRC and every recorded digest fits, and all values are finite. Where neither the format
+  nor a manifest holds a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
+- `load`: besides, the tensors really load, in a process of their own.
+- `resume`: besides, everything that a resume needs is there and fits together.
+
+With a manifest, its roster is what is verified: all of its files, with equal digests, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuwarden.checkpoints import manifest as manifests
+from gpuwarden.checkpoints.anatomy import Limits, short, some
+from gpuwarden.checkpoints.examine import examine
+from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
+from gpuwarden.checkpoints.load import LoadLimits, load
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
+from gpuwarden.remote.names import LOG_NAME, STAGING
+
+_RANK = {Verdict.PROVEN: 0, Verdict.UNKNOWN: 1, Verdict.REFUTED: 2}
+
+
+def verify(
+    path: Path,
+    level: Level = Level.CONTENT,
+    *,
+    manifest: Manifest | None = None,
+    under: str = "",
+    threads: int = 2,
+    limits: Limits | None = None,
+    load_limits: LoadLimits | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
+
+    `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
+    that was written beside the checkpoint at save time is used. `progress` is called with numbers of bytes read.
+    Bad content never raises; raises NotFound and BadRequest for a path that is none.
+    """
+    path = _usable(path)
+    ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress)
+    found, extra = _examine(path, level, manifest, under, ask)
+    if level in (Level.LOAD, Level.RESUME):
+        good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
+        load(found.root if found.tree else path.parent, good, load_limits)
+    return _report(path, level, found, extra)
+
+
+def _usable(path: Path) -> Path:
+    path = Path(path)
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as why:
+        raise BadRequest(f"{short(path)!r} is no usable path: {why}", "Give the path of a file or a folder.") from why
+    if not there:
+        raise NotFound(f"there is nothing at {short(path)}", "Give the path of a checkpoint file or folder.")
+    return path
+
+
+class _Extra:
+    """What the report says besides the findings."""
+
+    def __init__(self) -> None:
+        self.proved: list[str] = []
+        self.problems: list[str] = []
+        self.doubts: list[str] = []
+        self.not_checked: list[str] = []
+
+
+def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
+    extra = _Extra()
+    if manifest is not None:
+        roster = manifests.expected((f.model_dump() for f in manifest.files), under)
+        found = examine(path, _restricted(ask, roster))
+        _against_roster(found, roster, extra, level)
+        _missing(manifest, under, extra)
+        return found, extra
+    return examine(path, ask), extra
+
+
+def _restricted(ask: Ask, roster: dict[str, Expected]) -> Ask:
+    return Ask(ask.content, ask.threads, ask.limits, roster, frozenset(roster), ask.progress)
+
+
+def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra, level: Level) -> None:
+    gone = sorted(n for n in roster if n not in found.entries)
+    if gone:
+        extra.problems.append(f"{len(gone):,} files of the manifest are not here: {some(gone)}")
+    if level is not Level.STRUCTURE:
+        for entry in found.entries.values():
+            if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
+                entry.doubts.append("the manifest holds no digest of it, so the copy can't be shown to be equal")
+    if found.tree is not None:
+        others = [n for n in found.tree.files if n not in roster and not _ours(n)]
+        if others:
+            extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
+    if not roster:
+        extra.doubts.append("the manifest lists no file here")
+
+
+def _ours(name: str) -> bool:
+    """What a pull puts beside the artifacts, and is none of them."""
+    return name == LOG_NAME or name.startswith(f"{STAGING}/")
+
+
+def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
+    base = under.strip("/")
+    gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
+    if gone:
+        extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
+
+
+def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
+    files = tuple(_file(e) for e in found.entries.values())
+    checkpoints = tuple(_checkpoint(j, found) for j in found.judgements if j.checkpoint)
+    plain = [j for j in found.judgements if not j.checkpoint]
+    problems = extra.problems + [_at(j, p) for j in plain for p in j.problems]
+    doubts = found.doubts + extra.doubts + [_at(j, d) for j in plain for d in j.doubts]
+    if not files and not problems:
+        doubts.append("holds no files, so there is nothing to prove")
+    whole = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
+    newest = max(whole, key=lambda c: c.step or 0, default=None)
+    if level is Level.RESUME:
+        if newest is None:
+            doubts.append("no whole checkpoint with a step was found, so there is nothing to resume from")
+        else:
+            problems += [f"{newest.path}: {line}" for line in newest.resume]
+    verdicts = [f.verdict for f in files] + [c.verdict for c in checkpoints]
+    verdicts += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
+    return Report(
+        path=str(path),
+        level=level,
+        verdict=max(verdicts, key=_RANK.__getitem__, default=Verdict.UNKNOWN),
+        files=files,
+        checkpoints=checkpoints,
+        proved=tuple(_at(j, p) for j in plain for p in j.proved),
+        warnings=tuple(_at(j, w) for j in plain for w in j.warnings),
+        doubts=tuple(doubts),
+        problems=tuple(problems),
+        not_checked=tuple(extra.not_checked + _not_checked(level, found)),
+        step=newest.step if newest else None,
+        newest=newest.path if newest else "",
+        bytes=sum(f.size for f in files),
+    )
+
+
+def _at(judgement: Judgement, line: str) -> str:
+    return f"{short(judgement.path)}: {line}" if judgement.path else line
+
+
+def _file(entry: Entry) -> FileEvidence:
+    return FileEvidence(
+        path=entry.path,
+        format=entry.format,
+        verdict=Verdict(entry.verdict),
+        size=entry.size,
+        proved=tuple(entry.proved),
+        unproved=tuple(entry.unproved),
+        warnings=tuple(entry.warnings),
+        doubts=tuple(entry.doubts),
+        problems=tuple(entry.problems),
+        sealed=entry.sealed,
+    )
+
+
+def _checkpoint(judgement: Judgement, found: Findings) -> CheckpointEvidence:
+    """A checkpoint is as good as the worst of its folder's judgements and files."""
+    same = [j for j in found.judgements if j.path == judgement.path]
+    problems = [p for j in same for p in j.problems]
+    doubts = [d for j in same for d in j.doubts]
+    worst = [Verdict(e.verdict) for e in found.within(judgement.path)]
+    worst += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
+    return CheckpointEvidence(
+        path=judgement.path or ".",
+        layout=judgement.layout,
+        verdict=max(worst, key=_RANK.__getitem__, default=Verdict.UNKNOWN),
+        step=judgement.step,
+        proved=tuple(p for j in same for p in j.proved),
+        warnings=tuple(w for j in same for w in j.warnings),
+        doubts=tuple(doubts),
+        problems=tuple(problems),
+        resume=tuple(judgement.resume),
+    )
+
+
+def _not_checked(level: Level, found: Findings) -> list[str]:
+    lines = []
+    unsealed = sum(not e.sealed for e in found.entries.values())
+    if level is Level.STRUCTURE:
+        lines.append("the bytes inside the tensors; ask for level content")
+    elif unsealed:
+        lines.append(
+            f"whether {unsealed:,} files are bit for bit what was saved; "
+            "write a manifest at save time, or verify against the machine's"
+        )
+    if level in (Level.STRUCTURE, Level.CONTENT):
+        lines.append("whether the tensors load; ask for level load")
+    if level is not Level.RESUME:
+        lines.append("whether training can go on from here; ask for level resume")
+    return lines

@@ -1,0 +1,107 @@
+"""A folder's files, listed without following links out of it. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuwarden.checkpoints.anatomy import Limits, short
+from gpuwarden.checkpoints.source import kind
+
+
+@dataclass
+class Folder:
+    """One folder of the tree: names of its files with their sizes, and of its folders."""
+
+    path: Path
+    rel: str
+    files: dict[str, int] = field(default_factory=dict)
+    folders: dict[str, Folder] = field(default_factory=dict)
+    odd: dict[str, str] = field(default_factory=dict)
+
+    def join(self, name: str) -> str:
+        """The path of an entry, relative to the root of the walk."""
+        return f"{self.rel}/{name}" if self.rel else name
+
+
+@dataclass
+class Tree:
+    """All that was found below one path. `doubts` say what could not be listed."""
+
+    root: Path
+    top: Folder
+    folders: list[Folder]
+    doubts: list[str]
+    aliases: dict[str, str]
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Relative path -> size, sorted by path."""
+        return dict(sorted((f.join(n), size) for f in self.folders for n, size in f.files.items()))
+
+
+def walk(root: Path, limits: Limits) -> Tree:
+    """List the tree below `root`. Links that stay inside are noted as aliases; others are doubts."""
+    real = Path(os.path.realpath(root))
+    top = Folder(real, "")
+    tree = Tree(real, top, [top], [], {})
+    stack = [(top, 0)]
+    count = 0
+    while stack:
+        folder, depth = stack.pop()
+        for entry in _entries(folder, tree):
+            count += 1
+            if count > limits.files:
+                tree.doubts.append(f"more than {limits.files:,} entries; the rest was not looked at")
+                return tree
+            child = _place(entry, folder, tree)
+            if child is None:
+                continue
+            if depth >= limits.depth:
+                tree.doubts.append(f"{short(child.rel)}: nested deeper than {limits.depth} folders; not looked at")
+                continue
+            tree.folders.append(child)
+            stack.append((child, depth + 1))
+    return tree
+
+
+def _entries(folder: Folder, tree: Tree) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder.path) as entries:
+            return sorted(entries, key=lambda e: e.name)
+    except OSError as why:
+        tree.doubts.append(f"{short(folder.rel) or 'the folder'}: can't be listed: {why.strerror}")
+        return []
+
+
+def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None:
+    rel = folder.join(entry.name)
+    try:
+        info = entry.stat(follow_symlinks=False)
+    except OSError as why:
+        folder.odd[entry.name] = f"can't be looked at: {why.strerror}"
+        return None
+    if stat.S_ISREG(info.st_mode):
+        folder.files[entry.name] = info.st_size
+    elif stat.S_ISLNK(info.st_mode):
+        _link(entry, rel, folder, tree)
+    elif stat.S_ISDIR(info.st_mode):
+        child = Folder(Path(entry.path), rel)
+        folder.folders[entry.name] = child
+        return child
+    else:
+        folder.odd[entry.name] = f"not a regular file but {kind(info.st_mode)}; not opened"
+    return None
+
+
+def _link(entry: os.DirEntry[str], rel: str, folder: Folder, tree: Tree) -> None:
+    target = os.path.realpath(entry.path)
+    root = str(tree.root).rstrip(os.sep) + os.sep
+    if not os.path.exists(target):  # noqa: PTH110
+        folder.odd[entry.name] = "a link to nothing"
+    elif (target + os.sep).startswith(root):
+        tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
+    else:
+        folder.odd[entry.name] = "a link that leads out of the folder; not followed"

@@ -1,0 +1,238 @@
+"""A strict reader of zip archives: one way to read every byte, or no reading at all. Standard library only.
+
+`zipfile` forgives what an archive of weights never has: bytes before, after and between members, two members of
+one name, local headers that disagree with the directory. Each of these lets two readers see two different files.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zlib
+from dataclasses import dataclass
+
+from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits, Span, short
+from gpuwarden.checkpoints.source import Source
+
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_FULL = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file in the archive. `start` is where its (maybe compressed) bytes begin."""
+
+    name: str
+    stored: bool
+    crc: int
+    packed: int
+    size: int
+    start: int
+
+
+def members(source: Source, limits: Limits) -> dict[str, Member]:
+    """The archive's members by name. Raises Broken for any irregularity that a writer of weights never makes."""
+    count, size, offset, end = _directory(source)
+    if count > limits.members:
+        raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not looked at")
+    if offset + size > end:
+        raise Broken("its directory lies outside the archive")
+    found: dict[str, Member] = {}
+    table = source.at(offset, size)
+    at = 0
+    for _ in range(count):
+        member, at = _entry(source, table, at, offset)
+        if member.name in found:
+            raise Broken(f"has two members called {short(member.name, 60)}")
+        found[member.name] = member
+    if at != size:
+        raise Broken("its directory is longer than its entries")
+    _no_gaps(found, offset)
+    return found
+
+
+def span(member: Member) -> Span:
+    """The bytes that the member's CRC protects, for a stored member."""
+    return Span(member.name, member.start, member.start + member.packed, member.crc)
+
+
+def read(source: Source, member: Member, cap: int) -> bytes:
+    """A small member's bytes, checked against its CRC. Raises Doubtful above `cap` bytes."""
+    if member.size > cap:
+        raise Doubtful(f"member {short(member.name, 60)} has {member.size:,} bytes; above {cap:,} it is not read")
+    data = source.at(member.start, member.packed)
+    if not member.stored:
+        data = _inflate(data, member)
+    if len(data) != member.size:
+        raise Broken(f"member {short(member.name, 60)} has another size than the directory says")
+    if zlib.crc32(data) != member.crc:
+        raise Broken(f"member {short(member.name, 60)} fails its CRC")
+    return data
+
+
+def _inflate(data: bytes, member: Member) -> bytes:
+    machine = zlib.decompressobj(-15)
+    try:
+        out = machine.decompress(data, member.size + 1)
+    except zlib.error as why:
+        raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
+    return out
+
+
+def check_deflated(source: Source, member: Member, limits: Limits) -> None:
+    """Decompress a member in pieces and compare size and CRC; memory stays flat, a bomb is refused."""
+    if member.size > limits.inflated or member.size > limits.inflate_ratio * max(member.packed, 1):
+        raise Broken(f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}: a zip bomb")
+    machine, crc, size, at = zlib.decompressobj(-15), 0, 0, 0
+    pending = b""
+    while at < member.packed or pending:
+        if not pending:
+            pending = source.at(member.start + at, min(1 << 18, member.packed - at))
+            at += len(pending)
+        try:
+            out = machine.decompress(pending, 1 << 20)
+        except zlib.error as why:
+            raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
+        pending = machine.unconsumed_tail
+        crc, size = zlib.crc32(out, crc), size + len(out)
+        if size > member.size or (machine.eof and machine.unused_data):
+            raise Broken(f"member {short(member.name, 60)} is longer than the directory says")
+    if not machine.eof or size != member.size or crc != member.crc:
+        raise Broken(f"member {short(member.name, 60)} fails its size or CRC")
+
+
+def _directory(source: Source) -> tuple[int, int, int, int]:
+    """(number of entries, size, offset, end) of the central directory."""
+    if source.size < _END.size:
+        raise Broken(f"has {source.size} bytes; no zip archive is that small")
+    tail_at = max(0, source.size - _END.size - 65_535)
+    tail = source.at(tail_at, source.size - tail_at)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0:
+        raise Broken("has no zip directory at its end: it is cut off or was never finished")
+    if len(tail) - at < _END.size:
+        raise Broken("its last zip record is cut off")
+    _, disk, first, here, count, size, offset, comment = _END.unpack_from(tail, at)
+    after = len(tail) - at - _END.size
+    if after:
+        what = "a comment" if after == comment else "bytes that belong to nothing"
+        raise Broken(f"{after:,} bytes follow its zip directory: {what}")
+    end = tail_at + at
+    if disk or first or here != count:
+        raise Broken("claims to be part of a set of disks")
+    narrow = (count, size, offset)
+    # torch writes the 64-bit record always, needed or not
+    if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
+        wide = _directory64(source, end)
+        if any(n not in (w, full) for n, w, full in zip(narrow, wide, (0xFFFF, _FULL, _FULL))):  # noqa: B905
+            raise Broken("its two directory records tell different stories")
+        return wide
+    if _FULL in (size, offset) or count == 0xFFFF:
+        raise Broken("lacks the 64-bit zip record that it announces")
+    return _exact(*narrow, end)
+
+
+def _directory64(source: Source, end: int) -> tuple[int, int, int, int]:
+    sign, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
+    if sign != b"PK\6\7" or disk or disks > 1 or where + _END64.size != end - 20:
+        raise Broken("its 64-bit zip record is not where it should be")
+    sign, _, _, _, disk, first, here, count, size, offset = _END64.unpack(source.at(where, _END64.size))
+    if sign != b"PK\6\6" or disk or first or here != count:
+        raise Broken("its 64-bit zip record makes no sense")
+    return _exact(count, size, offset, where)
+
+
+def _exact(count: int, size: int, offset: int, end: int) -> tuple[int, int, int, int]:
+    if offset + size != end:
+        raise Broken("bytes lie between its zip directory and the end record, or the directory is cut off")
+    if size < count * _ENTRY.size:
+        raise Broken(f"a directory of {size:,} bytes can't hold {count:,} entries")
+    return count, size, offset, end
+
+
+def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, int]:
+    if at + _ENTRY.size > len(table):
+        raise Broken("its directory ends inside an entry")
+    sign, made, _, flags, method, _, _, crc, packed, size, n, x, c, disk, _, attr, offset = _ENTRY.unpack_from(
+        table, at
+    )
+    if sign != b"PK\1\2":
+        raise Broken("its directory holds something that is no entry")
+    stop = at + _ENTRY.size + n + x + c
+    if stop > len(table):
+        raise Broken("its directory ends inside an entry")
+    raw = table[at + _ENTRY.size : at + _ENTRY.size + n]
+    name = _name(raw)
+    if _FULL in (packed, size, offset):
+        packed, size, offset = _wide(table[at + _ENTRY.size + n : stop - c], packed, size, offset)
+    if flags & 1 or disk:
+        raise Broken(f"member {short(name, 60)} is encrypted or on another disk")
+    if made >> 8 == 3 and stat.S_ISLNK(attr >> 16):
+        raise Broken(f"member {short(name, 60)} is a symbolic link")
+    if method not in (0, 8):
+        raise Doubtful(f"member {short(name, 60)} is compressed by method {method}, which is not read")
+    start = _local(source, raw, name, offset, method)
+    if start + packed > limit:
+        raise Broken(f"member {short(name, 60)} reaches beyond the archive's data")
+    if method == 0 and packed != size:
+        raise Broken(f"member {short(name, 60)} is stored, but its two sizes differ")
+    return Member(name, method == 0, crc, packed, size, start), stop
+
+
+def _name(raw: bytes) -> str:
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError as why:
+        raise Broken("has a member whose name is not UTF-8") from why
+    parts = name.replace("\\", "/").split("/")
+    if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
+        raise Broken(f"has a member called {short(name, 60)!r}, which would leave the folder")
+    return name
+
+
+def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        body = extra[at + 4 : at + 4 + length]
+        at += 4 + length
+        if kind != 1:
+            continue
+        values = [int.from_bytes(body[i : i + 8], "little") for i in range(0, len(body) // 8 * 8, 8)]
+        wide = []
+        for narrow in (size, packed, offset):
+            if narrow == _FULL and not values:
+                raise Broken("a member lacks the 64-bit size that it announces")
+            wide.append(values.pop(0) if narrow == _FULL else narrow)
+        return wide[1], wide[0], wide[2]
+    raise Broken("a member lacks the 64-bit size that it announces")
+
+
+def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> int:
+    """Where the member's bytes begin; the local header must tell the same story as the directory."""
+    n: int
+    x: int
+    sign, _, _, m, _, _, _, _, _, n, x = _LOCAL.unpack(source.at(offset, _LOCAL.size))
+    if sign != b"PK\3\4":
+        raise Broken(f"member {short(name, 60)} does not begin where the directory says")
+    if m != method or n != len(raw) or source.at(offset + _LOCAL.size, n) != raw:
+        raise Broken(f"member {short(name, 60)} has another name or method in its own header")
+    return offset + _LOCAL.size + n + x
+
+
+def _no_gaps(found: dict[str, Member], end: int) -> None:
+    """Headers apart, members lie back to back: no overlap, nothing hidden between them."""
+    at = 0
+    for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
+        head = m.start - at
+        if head < _LOCAL.size + len(m.name.encode()):
+            raise Broken(f"member {short(m.name, 60)} overlaps the one before it")
+        # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
+        if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
+            raise Broken(f"{head:,} bytes that belong to nothing lie before member {short(m.name, 60)}")
+        at = m.start + m.packed
+    if end - at > 24:
+        raise Broken(f"{end - at:,} bytes that belong to nothing lie before the zip directory")

@@ -1,0 +1,35 @@
+"""Turning loose arguments into models, with one clear sentence for what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.fence import line
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def build(model: type[M], values: Mapping[str, Any]) -> M:
+    """The model from loose values. Raises BadRequest that names every field at fault, without repeating its value."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise bad_arguments(error) from error
+
+
+def bad_arguments(error: ValidationError) -> BadRequest:
+    """A validation error as one sentence; values are not repeated, since they may be secrets."""
+    parts = []
+    for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
+        name = ".".join(str(p) for p in found["loc"]) or "the arguments"
+        told = (
+            "there is no such field"
+            if found["type"] == "extra_forbidden"
+            else found["msg"].removeprefix("Value error, ")
+        )
+        parts.append(f"{line(name, 80)}: {line(told)}")
+    return BadRequest("; ".join(parts), "Correct what is named and call again; nothing was done.")

@@ -1,0 +1,82 @@
+"""Look at a job: move it on, observe it, read its log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.core.errors import Conflict, WardenError
+from gpuwarden.core.models import LogChunk, Observation
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.lifecycle.advance import advance, observe, tend
+from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
+from gpuwarden.lifecycle.warden import Warden
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job, its meter and a piece of its log. `note` says what could not be seen."""
+
+    job: JobRecord
+    observation: Observation | None
+    lease: LeaseRecord | None
+    log: LogChunk | None
+    note: str = ""
+
+
+async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
+    """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
+    note = ""
+    try:
+        job = await advance(w, job_id)
+        if job.lease is not None and job.state in TERMINAL_JOBS:
+            async with w.lock(job_id):
+                await tend(w, job.lease)
+    except Conflict as busy:
+        note = busy.message
+    except WardenError as waiting:
+        note = f"{waiting.message} {waiting.hint}".strip()
+    job = read_job(w.ledger, job_id)
+    lease = lease_now(w, job.lease) if job.lease else None
+    observation, log = None, None
+    # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
+    kept = w.profile(job.spec.platform).kind == "serverless"
+    if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
+        observation = await observe(w, job)
+        log, trouble = await _log(w, job, cursor, limit)
+        note = note or trouble
+    return Checked(job, observation, lease, log, note)
+
+
+async def _log(w: Warden, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:
+    assert job.handle is not None
+    try:
+        start = -limit if cursor is None else cursor
+        return await w.backend(job.handle.backend).logs(job.handle, start, limit), ""
+    except WardenError as error:
+        return None, f"the log can't be read: {error.message}"
+
+
+async def cancel(w: Warden, job_id: str) -> JobRecord:
+    """End a job's process, with a signal first so that it can save. The machine and its meter stay.
+
+    Canceling a job that has ended changes nothing.
+    """
+    job = read_job(w.ledger, job_id)
+    if job.state in TERMINAL_JOBS:
+        return job
+    if not job.cancel_requested:
+        w.ledger.add(job.subject, "cancel.requested", {"from": job.state})
+    return await advance(w, job_id)
+
+
+def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
+    """What an agent or a person does next."""
+    billing = lease is not None and lease.state in LIVE_LEASES
+    if job.state not in TERMINAL_JOBS:
+        return "Check again later; nothing has to wait here."
+    if not billing:
+        return "The job has ended and nothing of it is billing."
+    if job.state is Job.SUCCEEDED:
+        return "The meter is still running: pull_artifacts, verify_checkpoint, then teardown_request."
+    return "The meter is still running: read the log, pull_artifacts for what exists, then teardown_request."

@@ -1,0 +1,105 @@
+"""What is known of the copies of a job's artifacts that were pulled here.
+
+A pull writes one record: where each file went, and the machine's manifest. A *seal* is a digest of what the file
+system says of those files (size, times, inode), so that a later look can tell in milliseconds whether the copy is
+still the one that was verified. Changing a byte changes the seal; the clock of a file's last status change is not
+for ordinary programs to set back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from gpuwarden.core.models import Frozen, Manifest, Report, Verdict, digest
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.warden import Warden
+
+
+class Pulled(Frozen):
+    """One pull. `places` says where each path of the manifest lies here, below `dest`."""
+
+    job: str
+    dest: str
+    manifest: Manifest
+    places: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was pulled and where to."""
+        return digest([self.dest, self.manifest.digest, sorted(self.places.items())])
+
+
+def save_pull(w: Warden, pulled: Pulled, **body: object) -> None:
+    """Keep a pull: the roster in a file of its own, its digest in the ledger."""
+    name = f"{pulled.job}-{pulled.digest[7:23]}.json"
+    folder = w.home / "pulls"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_whole(folder / name, pulled.model_dump_json())
+    w.ledger.add(
+        f"job/{pulled.job}",
+        "artifacts.pulled",
+        {"record": name, "digest": pulled.digest, "dest": pulled.dest, "files": len(pulled.places), **body},
+    )
+
+
+def last_pull(w: Warden, job_id: str) -> Pulled | None:
+    """The latest pull of a job, None when there was none or its record was changed or lost."""
+    event = w.ledger.last(f"job/{job_id}", "artifacts.pulled")
+    if event is None:
+        return None
+    try:
+        pulled = Pulled.model_validate_json((w.home / "pulls" / event.body["record"]).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return pulled if pulled.digest == event.body["digest"] else None
+
+
+def seal(pulled: Pulled) -> str | None:
+    """Digest of what the file system says of every copied file, None when one is missing or is no plain file."""
+    rows = []
+    for path in pulled.places.values():
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        rows.append([path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino])
+    return digest(sorted(rows))
+
+
+def save_verified(w: Warden, job: JobRecord, pulled: Pulled, before: str | None, report: Report) -> None:
+    """Record a verification, unless the files changed while they were read."""
+    sealed = before if before == seal(pulled) else None
+    body = {
+        "verdict": report.verdict,
+        "level": report.level,
+        "pull": pulled.digest,
+        "seal": sealed,
+        "problems": list(report.reasons[:20]),
+        "files": len(report.files),
+        "bytes": report.bytes,
+    }
+    w.ledger.add(job.subject, "artifacts.verified", body)
+
+
+def verified_now(w: Warden, job_id: str, pulled: Pulled) -> tuple[Verdict | None, tuple[str, ...]]:
+    """The verdict on the copy as it lies here now; None when it was not verified since it last changed."""
+    event: Event | None = w.ledger.last(f"job/{job_id}", "artifacts.verified")
+    if event is None or event.body["pull"] != pulled.digest or event.body["seal"] is None:
+        return None, ()
+    if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
+        return None, ()
+    return Verdict(event.body["verdict"]), tuple(event.body["problems"])
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,183 @@
+"""Every machine of every platform in use: ours and not ours, what it costs, and what could not be seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Instance, InstanceState, Unknown
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
+from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
+from gpuwarden.lifecycle.meter import believed, lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.teardown import proceed
+from gpuwarden.lifecycle.warden import Warden
+
+
+@dataclass(frozen=True)
+class Row:
+    """One machine. `lease` is None for one that is not ours; `billing` None means nobody knows, which counts as yes."""
+
+    platform: str
+    instance_id: str | None
+    state: str
+    billing: bool | None
+    price_usd_per_hour: float | None
+    cost_usd: float | None
+    lease: LeaseRecord | None
+    job: JobRecord | None
+    since: float | None
+    note: str = ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether gpuwarden rented it."""
+        return self.lease is not None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All rows, the unmetered jobs that run, and the platforms whose list could not be read."""
+
+    rows: tuple[Row, ...]
+    jobs: tuple[JobRecord, ...]
+    unknown: dict[str, str]
+
+
+async def reconcile(w: Warden) -> dict[str, str]:
+    """Move every job, lease and teardown on as far as it goes. Returns what could not be moved, and why."""
+    trouble: dict[str, str] = {}
+    for job_id in _unsettled(w):
+        try:
+            async with w.lock(job_id, patience_s=1.0):
+                job = await advance_locked(w, job_id)
+                for lease_id in _leases_of(w, job):
+                    await tend(w, lease_id)
+        except WardenError as error:
+            trouble[job_id] = error.message
+    for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
+        record = read_teardown(w.ledger, subject.removeprefix("teardown/"))
+        if record.state in {"approved", "executing", "needs_human"}:
+            try:
+                await proceed(w, record.id)
+            except WardenError as error:
+                trouble[record.id] = error.message
+    return trouble
+
+
+def _unsettled(w: Warden) -> list[str]:
+    live = {read_lease(w.ledger, lease).job_id for lease in lease_ids(w.ledger, *LIVE_LEASES)}
+    return [j for j in job_ids(w.ledger) if j in live or read_job(w.ledger, j).state not in TERMINAL_JOBS]
+
+
+def _leases_of(w: Warden, job: JobRecord) -> list[str]:
+    return [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
+
+
+async def list_instances(w: Warden) -> Inventory:
+    """Reconcile, then list every machine of every platform that has ever been used from here."""
+    trouble = await reconcile(w)
+    leases = [read_lease(w.ledger, lease) for lease in lease_ids(w.ledger)]
+    platforms = sorted({lease.platform for lease in leases})
+    rows: list[Row] = []
+    for platform in platforms:
+        try:
+            answer = await w.provider(platform).list()
+        except WardenError as error:
+            answer = Unknown(error.message)
+        mine = [lease for lease in leases if lease.platform == platform]
+        if isinstance(answer, Unknown):
+            trouble[platform] = answer.why
+            listed: tuple[Instance, ...] = ()
+        else:
+            listed = answer.value
+            trouble |= await _reopen(w, mine, listed)
+        mine = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
+        rows += _rows(w, platform, [lease for lease in mine if lease.platform == platform], listed)
+    running = [read_job(w.ledger, j) for j in job_ids(w.ledger)]
+    unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
+    return Inventory(tuple(rows), unmetered, trouble)
+
+
+async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> dict[str, str]:
+    """Take machines of ours back into sight that are listed although they were believed gone or never rented."""
+    by_id = {lease.instance_id: lease for lease in mine if lease.instance_id}
+    by_token = {lease.id: lease for lease in mine}
+    trouble = {}
+    for instance in listed:
+        lease = by_id.get(instance.id) or by_token.get(instance.token)
+        if lease is None or instance.state is InstanceState.GONE:
+            continue
+        try:
+            async with w.lock(lease.job_id, patience_s=1.0):
+                await _take_back(w, read_lease(w.ledger, lease.id), instance)
+        except WardenError as error:
+            trouble[instance.id] = error.message
+    return trouble
+
+
+async def _take_back(w: Warden, lease: LeaseRecord, listed: Instance) -> None:
+    body = {"instance": listed.model_dump(mode="json"), "why": "it is listed although it was believed gone"}
+    if lease.instance_id == listed.id:
+        if lease.state is Lease.STOPPED:
+            await tend(w, lease.id)
+    elif lease.instance_id is not None:
+        record_extra(w, lease, listed)
+    elif lease.state is Lease.NONE:
+        with w.ledger.transaction():
+            w.ledger.add(lease.subject, "lease.unverified", body, state=Lease.UNVERIFIED)
+            w.ledger.add(lease.subject, "lease.adopted", body, state=Lease.METERING)
+    else:
+        await tend(w, lease.id)
+
+
+def _rows(w: Warden, platform: str, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
+    # A stopped machine is no forgotten one: its disk may bill for as long as it exists.
+    there = [lease for lease in mine if lease.state in LIVE_LEASES or believed(w, lease.id) == "stopped"]
+    shown = {lease.instance_id for lease in there}
+    ended = {lease.instance_id: lease for lease in mine}
+    return [_ours(w, lease) for lease in there] + [
+        _listed(w, platform, i, ended.get(i.id)) for i in listed if i.id not in shown
+    ]
+
+
+def _listed(w: Warden, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:
+    """A machine that only the platform's list speaks of: not ours, or ours and believed gone."""
+    return Row(
+        platform=platform,
+        instance_id=seen.id,
+        state=seen.state,
+        billing=seen.meter,
+        price_usd_per_hour=seen.price_usd_per_hour,
+        cost_usd=seen.cost_usd,
+        lease=lease,
+        job=read_job(w.ledger, lease.job_id) if lease else None,
+        since=seen.created_at,
+        note="listed although it was seen gone" if lease else "not rented by gpuwarden",
+    )
+
+
+def _ours(w: Warden, lease: LeaseRecord) -> Row:
+    job = read_job(w.ledger, lease.job_id)
+    lease = lease_now(w, lease.id)
+    seen = lease.instance
+    doubt = lease.state is Lease.UNVERIFIED or seen is None
+    notes = []
+    if doubt:
+        notes.append("unverified: counts as billing")
+    if job.state in TERMINAL_JOBS:
+        notes.append(f"the job is {job.state}")
+    if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
+        notes.append(f"{seen.state}; its disk may bill")
+    return Row(
+        platform=lease.platform,
+        instance_id=lease.instance_id,
+        state=seen.state if seen else "unknown",
+        billing=None if doubt else seen.meter if seen else None,
+        price_usd_per_hour=seen.price_usd_per_hour if seen else None,
+        cost_usd=lease.cost,
+        lease=lease,
+        job=job,
+        since=lease.opened_at,
+        note="; ".join(notes),
+    )

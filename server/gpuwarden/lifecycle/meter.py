@@ -1,0 +1,126 @@
+"""Watching one instance's meter: what the provider says, and when it is believed.
+
+An answer that isn't understood moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
+believed on a second look that agrees with the first, at least the provider's settle time later; for "stopped" the
+bill must not have grown in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
+from gpuwarden.core.states import LIVE_LEASES, Lease
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.records import LeaseRecord, read_lease
+from gpuwarden.lifecycle.warden import Warden
+
+ENDED = frozenset({InstanceState.GONE})
+
+
+async def look(w: Warden, lease_id: str) -> Answer[Instance | None]:
+    """Ask the provider about a lease's instance and record what follows. Known(None) means gone, seen once or twice."""
+    lease = read_lease(w.ledger, lease_id)
+    if lease.instance_id is None:
+        return Unknown("the provider has not told the instance's id yet")
+    try:
+        answer = await w.provider(lease.platform).get(lease.instance_id)
+    except WardenError as error:
+        answer = Unknown(error.message)
+    if isinstance(answer, Unknown):
+        _doubt(w, lease, answer.why)
+        return answer
+    instance = answer.value
+    if instance is not None:
+        w.seen[lease_id] = instance
+    if instance is None or instance.state in ENDED:
+        _confirm(w, lease, "gone", instance)
+        return Known(None)
+    if instance.state is InstanceState.STOPPED and instance.meter is False:
+        _confirm(w, lease, "stopped", instance)
+    else:
+        _alive(w, lease, instance)
+    return answer
+
+
+def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
+    """A lease with the freshest answer that this process has heard, such as the cost so far."""
+    lease = read_lease(w.ledger, lease_id)
+    return replace(lease, instance=w.seen.get(lease_id, lease.instance))
+
+
+def believed(w: Warden, lease_id: str) -> str | None:
+    """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    subject = f"lease/{lease_id}"
+    if w.ledger.state(subject) == Lease.NONE:
+        return "gone"
+    last = w.ledger.last(subject, "lease.stopped", "lease.gone")
+    return str(last.body["saw"]) if last and w.ledger.state(subject) == Lease.STOPPED else None
+
+
+def _doubt(w: Warden, lease: LeaseRecord, why: str) -> None:
+    if lease.state is Lease.METERING:
+        w.ledger.add(lease.subject, "lease.unverified", {"why": why}, state=Lease.UNVERIFIED)
+
+
+def _alive(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
+    last = w.ledger.last(lease.subject, "lease.look")
+    if last is not None and last.body["saw"] != "alive":
+        _record(w, lease, "lease.look", {"saw": "alive"}, instance)
+    if lease.state is Lease.UNVERIFIED:
+        _record(w, lease, "lease.metering", {}, instance, Lease.METERING)
+    elif lease.state is Lease.STOPPED:
+        why = "the instance was seen running after it had been seen stopped or gone"
+        _record(w, lease, "lease.came_back", {"why": why}, instance, Lease.METERING)
+    elif lease.instance is None or lease.instance.state is not instance.state:
+        _record(w, lease, "lease.observed", {}, instance)
+
+
+def _confirm(w: Warden, lease: LeaseRecord, saw: str, instance: Instance | None) -> None:
+    """Believe "gone" or "stopped" on the second look that agrees."""
+    if lease.state is Lease.NONE or saw == believed(w, lease.id):
+        return
+    last = w.ledger.last(lease.subject, "lease.look")
+    settle_s = w.provider(lease.platform).settle_s
+    if last is None or not _agrees(last, saw, instance, w.clock.now()):
+        _record(w, lease, "lease.look", {"saw": saw, "cost": instance.cost_usd if instance else None}, instance)
+    elif w.clock.now() - last.at >= settle_s:
+        body = {
+            "saw": saw,
+            "why": f"seen {saw} twice, {w.clock.now() - last.at:.1f} s apart",
+            "cost_usd": _final_cost(lease_now(w, lease.id), instance),
+        }
+        if lease.state in LIVE_LEASES:
+            _record(w, lease, "lease.stopped", body, instance, Lease.STOPPED)
+        else:
+            _record(w, lease, f"lease.{saw}", body, instance)
+
+
+def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> bool:
+    """Whether an earlier look saw the same. A machine whose bill grew faster than its disk explains is not stopped."""
+    if last.body["saw"] != saw:
+        return False
+    before, after = last.body.get("cost"), instance.cost_usd if instance else None
+    if saw == "gone" or instance is None or before is None or after is None:
+        return True
+    explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
+    return bool(after - before <= explained * 1.05 + 1e-9)
+
+
+def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
+    """The provider's last word on the cost; `lease` may hold an older one."""
+    return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
+
+
+def _record(
+    w: Warden,
+    lease: LeaseRecord,
+    kind: str,
+    body: dict[str, Any],
+    instance: Instance | None,
+    state: Lease | None = None,
+) -> None:
+    seen = {"instance": instance.model_dump(mode="json")} if instance else {}
+    w.ledger.add(lease.subject, kind, body | seen, state=state)

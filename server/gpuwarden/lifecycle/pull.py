@@ -1,0 +1,108 @@
+"""Bring a job's artifacts here: a manifest with digests is made on the machine, the files are copied with resume, and
+every copy is compared with it. The log comes along, also when nothing else was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.backends.base import Backend
+from gpuwarden.core.errors import BadRequest, Conflict, WardenError
+from gpuwarden.core.models import Artifact, Handle, Manifest
+from gpuwarden.lifecycle.advance import advance
+from gpuwarden.lifecycle.copies import Pulled, save_pull
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import LOG_NAME
+from gpuwarden.remote.receive import Progress, Received, receive
+
+LOG_LIMIT = 64 << 20
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """What arrived. `missing` are declared outputs that do not exist on the machine."""
+
+    job: JobRecord
+    dest: Path
+    manifest: Manifest
+    received: Received
+    missing: tuple[str, ...]
+    log: Path | None
+
+
+async def pull(
+    w: Warden, job_id: str, dest: Path | None = None, *, progress: Callable[[Progress], None] | None = None
+) -> PullResult:
+    """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
+
+    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine,
+    Unreachable when the machine does not answer; what arrived before is kept and continued.
+    """
+    job = await advance(w, job_id)
+    if job.handle is None:
+        raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
+    target = dest_of(w, job, dest)
+    backend = w.backend(job.handle.backend)
+    manifest = await backend.manifest(job.handle, job.spec.outputs)
+    received = await receive(_Machine(backend, job.handle), manifest, target, progress=progress)
+    log = await _pull_log(backend, job.handle, target)
+    places = {f.path: f.local for f in received.files}
+    missing = tuple(p.path for p in received.problems)
+    save_pull(
+        w,
+        Pulled(job=job_id, dest=str(target), manifest=manifest, places=places),
+        bytes=sum(f.size for f in received.files),
+        missing=list(manifest.missing),
+        problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
+        not_taken=list(missing[:20]),
+    )
+    return PullResult(job, target, manifest, received, manifest.missing, log)
+
+
+def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
+    """Where the copies go. Never onto the machine that may die, nor into gpuwarden's own records."""
+    target = (dest or w.home / "artifacts" / job.id).expanduser().absolute()
+    real = Path(*target.parts).resolve()
+    root = job.place.root if job.place else ""
+    if root and real.is_relative_to(Path(root).resolve()):
+        raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
+    if real.is_relative_to((w.home / "providers").resolve()):
+        raise BadRequest(f"{target} lies inside the rehearsal cloud", "Choose a folder outside.")
+    if target.exists() and not target.is_dir():
+        raise BadRequest(f"{target} is no folder", "Name a folder; it is made when it does not exist.")
+    return real
+
+
+class _Machine:
+    """A job's files as a source to receive from."""
+
+    def __init__(self, backend: Backend, handle: Handle) -> None:
+        self.backend, self.handle = backend, handle
+
+    def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file from `offset`."""
+        return self.backend.read(self.handle, artifact, offset)
+
+
+async def _pull_log(backend: Backend, handle: Handle, target: Path) -> Path | None:
+    """Save the log's last part beside the artifacts. It is no proof of anything, so its loss stops nothing."""
+    path = target / LOG_NAME
+    try:
+        chunk = await backend.logs(handle, 0, 1)
+        cursor = max(0, chunk.size - LOG_LIMIT)
+        part = path.with_suffix(".part")
+        with part.open("w", encoding="utf-8", errors="replace") as file:
+            while cursor < chunk.size:
+                piece = await backend.logs(handle, cursor, _CHUNK)
+                if piece.next <= cursor:
+                    break
+                file.write(piece.text)
+                cursor = piece.next
+        part.replace(path)
+    except (WardenError, OSError):
+        return None
+    return path

@@ -1,0 +1,184 @@
+"""Jobs, leases and teardowns as the ledger tells them. These are views: nothing here is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.core.errors import NotFound
+from gpuwarden.core.models import Handle, Instance, JobSpec, Place, Verb
+from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.ledger.store import Event, Ledger
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered."""
+
+    id: str
+    state: Job
+    since: float
+    accepted_at: float
+    spec: JobSpec
+    worst_cost: float | None
+    why: str
+    attempt: int
+    generation: int
+    lease: str | None
+    place: Place | None
+    handle: Handle | None
+    cancel_requested: bool
+
+    @property
+    def subject(self) -> str:
+        """The job's name in the ledger."""
+        return f"job/{self.id}"
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """One instance's meter as far as we know it. `instance` is the provider's last understood answer."""
+
+    id: str
+    job_id: str
+    platform: str
+    state: Lease
+    since: float
+    opened_at: float
+    instance_id: str | None
+    instance: Instance | None
+
+    @property
+    def subject(self) -> str:
+        """The lease's name in the ledger."""
+        return f"lease/{self.id}"
+
+    @property
+    def cost(self) -> float | None:
+        """What it has cost by the provider's last answer."""
+        return self.instance.cost_usd if self.instance else None
+
+
+@dataclass(frozen=True)
+class TeardownRecord:
+    """One request to stop or terminate. `digest` is of the facts that a person is asked about."""
+
+    id: str
+    state: Teardown
+    since: float
+    job_id: str
+    lease: str
+    verb: Verb
+    digest: str | None
+    expires_at: float | None
+    findings: tuple[dict[str, str], ...]
+    without_proof: bool
+
+    @property
+    def subject(self) -> str:
+        """The teardown's name in the ledger."""
+        return f"teardown/{self.id}"
+
+
+def read_job(ledger: Ledger, job_id: str) -> JobRecord:
+    """The job with that id. Raises NotFound; a name is never an identity."""
+    subject = f"job/{job_id}"
+    accepted = ledger.last(subject, "job.accepted")
+    if accepted is None:
+        raise NotFound(f"there is no job {job_id!r} in this ledger", "list_instances shows the jobs that it knows.")
+    events = ledger.events(subject)
+    moved = [e for e in events if e.state is not None][-1]
+    by_kind = {e.kind: e for e in events}
+    intent, submitted, rented = (
+        by_kind.get("submit.intent"),
+        by_kind.get("job.submitted"),
+        by_kind.get("job.provisioning"),
+    )
+    place = _last_place(events)
+    return JobRecord(
+        id=job_id,
+        state=Job(moved.state or ""),
+        since=moved.at,
+        accepted_at=accepted.at,
+        spec=JobSpec.model_validate(accepted.body["spec"]),
+        worst_cost=accepted.body.get("worst_cost"),
+        why=str(moved.body.get("why", "")),
+        attempt=int(intent.body["attempt"]) if intent else 0,
+        generation=int(rented.body["generation"]) if rented else 0,
+        lease=str(rented.body["lease"]) if rented else None,
+        place=place,
+        handle=Handle.model_validate(submitted.body["handle"]) if submitted else None,
+        cancel_requested="cancel.requested" in by_kind,
+    )
+
+
+def _last_place(events: list[Event]) -> Place | None:
+    placed = [e for e in events if "place" in e.body]
+    return Place.model_validate(placed[-1].body["place"]) if placed else None
+
+
+def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
+    """The lease with that id. Raises NotFound."""
+    subject = f"lease/{lease_id}"
+    events = ledger.events(subject)
+    moves = [e for e in events if e.state is not None]
+    if not moves:
+        raise NotFound(f"there is no lease {lease_id!r} in this ledger")
+    seen = [e for e in events if "instance" in e.body]
+    instance = Instance.model_validate(seen[-1].body["instance"]) if seen else None
+    return LeaseRecord(
+        id=lease_id,
+        job_id=str(moves[0].body["job"]),
+        platform=str(moves[0].body["platform"]),
+        state=Lease(moves[-1].state or ""),
+        since=moves[-1].at,
+        opened_at=moves[0].at,
+        instance_id=instance.id if instance else None,
+        instance=instance,
+    )
+
+
+def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
+    """The teardown with that id. Raises NotFound."""
+    subject = f"teardown/{teardown_id}"
+    events = ledger.events(subject)
+    moves = [e for e in events if e.state is not None]
+    if not moves:
+        raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", "teardown_request makes one.")
+    judged = [e for e in events if "digest" in e.body]
+    last = judged[-1].body if judged else {}
+    return TeardownRecord(
+        id=teardown_id,
+        state=Teardown(moves[-1].state or ""),
+        since=moves[-1].at,
+        job_id=str(moves[0].body["job"]),
+        lease=str(moves[0].body["lease"]),
+        verb=moves[0].body["verb"],
+        digest=last.get("digest"),
+        expires_at=last.get("expires_at"),
+        findings=tuple(last.get("findings", ())),
+        without_proof=bool(last.get("without_proof", False)),
+    )
+
+
+def job_ids(ledger: Ledger, *states: Job) -> list[str]:
+    """The ids of the accepted jobs, oldest move first."""
+    found = ledger.subjects("job", *(states or tuple(s for s in Job if s is not Job.REFUSED)))
+    return [s.removeprefix("job/") for s in found]
+
+
+def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
+    """The ids of the leases, oldest move first."""
+    return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
+
+
+def story(ledger: Ledger, name: str | None = None) -> list[Event]:
+    """Every event in order, or those of one job with its leases, teardowns and receipt, or of one of these."""
+    events: list[Event] = []
+    while page := ledger.events(after=events[-1].seq if events else 0):
+        events += page
+    if name is None:
+        return events
+    wanted = {name, *(f"{kind}/{name}" for kind in ("job", "lease", "teardown", "receipt"))}
+    wanted |= {e.subject for e in events if e.body.get("job") == name}
+    wanted |= {f"receipt/{e.body['receipt']}" for e in events if e.subject in wanted and "receipt" in e.body}
+    return [e for e in events if e.subject in wanted]

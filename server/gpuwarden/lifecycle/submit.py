@@ -1,0 +1,366 @@
+"""The submit gate: facts are gathered, rules read them, a receipt is bound to both, and only then is a job accepted."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets as random
+from dataclasses import dataclass, field
+
+import anyio
+
+from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
+from gpuwarden.core.fence import SECRET_NAME, TOKEN
+from gpuwarden.core.hubfacts import HubFacts
+from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Severity, run_rules
+from gpuwarden.core.script import read_command, read_script
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.core.tasks import first_error
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.gather import hub_facts
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.advance import advance
+from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.warden import REHEARSAL, Warden
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import Leak, SubmitFacts
+
+DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What became of a submit. `job` is None while nothing was accepted: then `receipt` is what to come back with.
+
+    `ask` says why a person has to approve the spending first; empty when nobody has to.
+    """
+
+    findings: tuple[Finding, ...]
+    quote: Quote | None = None
+    worst_cost_usd: float | None = None
+    receipt: str | None = None
+    expires_at: float | None = None
+    ask: str = ""
+    job: JobRecord | None = None
+    adopted: bool = False
+
+
+@dataclass(frozen=True)
+class _Checked:
+    facts: SubmitFacts
+    findings: tuple[Finding, ...]
+    quote: Quote | None = field(default=None)
+
+
+async def submit(w: Warden, spec: JobSpec, *, dry_run: bool = False, receipt: str | None = None) -> Submission:
+    """Check a job, and launch it when that is allowed.
+
+    On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
+    and the same arguments, launches. Raises Refused with the findings, NotFound or Conflict for a receipt that is
+    not ours, stale or for something else.
+    """
+    if receipt is not None:
+        return await _redeem(w, spec, receipt)
+    checked = await _check(w, spec)
+    live = _live_twin(w, spec)
+    if live is not None and not dry_run:
+        return Submission(
+            checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(w, live), adopted=True
+        )
+    issued = _issue(w, checked)
+    if dry_run or checked.facts.metered:
+        return issued
+    assert issued.receipt is not None
+    return await _accept(w, checked, issued.receipt)
+
+
+async def _check(w: Warden, spec: JobSpec) -> _Checked:
+    facts = await gather(w, spec)
+    findings = tuple(run_rules(rules_of("submit"), facts))
+    if any(f.blocks for f in findings):
+        _note_refusal(w, spec, findings)
+        blocking = [f for f in findings if f.blocks]
+        rules = ", ".join(dict.fromkeys(f.rule for f in blocking))
+        raise Refused(
+            f"the submit gate refused {spec.name!r} ({rules}); nothing was launched or billed",
+            "Mend each finding as it says, then submit again.",
+            findings,
+        )
+    quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
+    return _Checked(facts, findings, quote)
+
+
+def _note_refusal(w: Warden, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
+    # The spec may hold a secret, so only its digest is kept.
+    body = {
+        "name": spec.name,
+        "platform": spec.platform,
+        "spec_digest": spec.digest,
+        "rules": sorted({f.rule for f in findings if f.blocks}),
+    }
+    w.ledger.add(f"job/x{random.token_hex(5)}", "job.refused", body, state=Job.REFUSED)
+
+
+# ------------------------------------------------------------------------------------------------------- facts
+
+
+async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
+    """Everything the submit rules read."""
+    try:
+        profile: Profile | None = w.profile(spec.platform)
+    except NotFound:
+        profile = None
+    if spec.script is not None:
+        script = read_script(spec.script, spec.env, spec.args)
+    else:
+        script = read_command(spec.command, spec.env)
+    quote: Answer[Quote] | None = None
+    hub: HubFacts | None = None
+
+    async def ask_price() -> None:
+        nonlocal quote
+        if profile is not None and profile.meter.metered:
+            quote = await _quote(w, spec)
+
+    async def ask_hub() -> None:
+        nonlocal hub
+        hub = await hub_facts(script, spec, HubConfig.from_env(w.env), clock=w.clock)
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask_price)
+            group.start_soon(ask_hub)
+    return SubmitFacts(
+        spec=spec,
+        policy=w.policy,
+        profile=profile,
+        platforms=tuple(w.platforms()),
+        script=script,
+        quote=quote,
+        unusable=_unusable(w, profile, spec.platform),
+        leaks=tuple(find_leaks(spec, w)),
+        unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
+        hub=hub,
+        proven_script=spec.script is not None and _has_succeeded(w, spec.script),
+        looked=await _look(w, profile, spec.platform),
+    )
+
+
+def _has_succeeded(w: Warden, script: str) -> bool:
+    """Whether a job with this very script has succeeded, with whatever arguments."""
+    return any(read_job(w.ledger, i).spec.script == script for i in job_ids(w.ledger, Job.SUCCEEDED))
+
+
+async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    if profile is None or _unusable(w, profile, platform):
+        return ()
+    known = {r.id for r in rules_of("submit")}
+    look, fallback = (
+        (w.provider(platform).check(), "PF-ACCT-001")
+        if profile.meter.metered
+        else (w.backend(profile.backend).check(w.owned_place(platform)), "PF-PLACE-001")
+    )
+    try:
+        found = await look
+    except WardenError as error:
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+    return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
+
+
+def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
+    """Why jobs can't be run on a platform by this build; empty when they can."""
+    if profile is None:
+        return ""
+    try:
+        w.backend(profile.backend)
+        if profile.provider is not None:
+            w.provider(platform)
+    except (NotFound, NotSupported) as error:
+        return f"{error.message}. {error.hint}".strip()
+    return ""
+
+
+async def _quote(w: Warden, spec: JobSpec) -> Answer[Quote]:
+    wanted = Resources(
+        gpu=spec.gpu, gpu_count=spec.gpu_count, disk_gb=spec.disk_gb,
+        interruptible=spec.interruptible, durable_storage=spec.durable_storage,
+    )  # fmt: skip
+    try:
+        return await w.provider(spec.platform).quote(wanted)
+    except WardenError as error:
+        return Unknown(error.message)
+
+
+def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:
+    """Where a spec holds a secret: by the shape of a token, by name, or by being the value of one of ours."""
+    ours = {name: value for name, value in w.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
+    texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
+    texts += [(f"env.{name}", value) for name, value in spec.env.items()]
+    texts += [("the script", spec.script or "")]
+    leaks = []
+    for where, text in texts:
+        known = next((name for name, value in ours.items() if value in text), None)
+        if known:
+            leaks.append(Leak(where, f"the value of {known}"))
+        elif TOKEN.search(text):
+            leaks.append(Leak(where, "a token or a private key"))
+        elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
+            leaks.append(Leak(where, "a secret, by its name"))
+    return leaks
+
+
+# ---------------------------------------------------------------------------------------------------- receipts
+
+
+def _issue(w: Warden, checked: _Checked) -> Submission:
+    receipt = f"r{random.token_hex(8)}"
+    expires = w.clock.now() + w.policy.receipt_ttl_s
+    ask = spending_question(w, checked.facts)
+    body = {
+        "spec_digest": checked.facts.spec.digest,
+        "facts_digest": checked.facts.digest,
+        "price": checked.facts.price,
+        "expires_at": expires,
+        "worst_cost": checked.facts.worst_cost,
+        "name": checked.facts.spec.name,
+        "platform": checked.facts.spec.platform,
+        "timeout_s": checked.facts.spec.timeout_s,
+        "ask": ask,
+        "hub": checked.facts.hub.watched if checked.facts.hub else {},
+    }
+    w.ledger.add(f"receipt/{receipt}", "receipt.issued", body)
+    return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
+
+
+async def _redeem(w: Warden, spec: JobSpec, receipt: str) -> Submission:
+    issued = w.ledger.last(f"receipt/{receipt}", "receipt.issued")
+    if issued is None:
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "Submit without a receipt to get one.")
+    if issued.body["spec_digest"] != spec.digest:
+        raise Conflict("the receipt is for other arguments", "Submit these without a receipt to have them checked.")
+    used = w.ledger.used("job.accepted", receipt)
+    if used is not None:  # a repeated call, perhaps after a lost reply
+        job = await advance(w, used.subject.removeprefix("job/"))
+        return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True)
+    if w.clock.now() > issued.body["expires_at"]:
+        raise Conflict(
+            "the receipt has expired: facts may have changed since", "Submit without a receipt for a fresh one."
+        )
+    checked = await _check(w, spec)
+    if checked.facts.digest != issued.body["facts_digest"]:
+        raise Conflict(
+            f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
+        )
+    return await _accept(w, checked, receipt)
+
+
+class NeedsApproval(Refused):
+    """The spending is above what the user allowed without a question."""
+
+    code = "approval_required"
+
+    def __init__(self, message: str, ticket: str) -> None:
+        super().__init__(
+            message, f"Ask the user to run: gpuwarden approve {ticket}. Then submit again with this receipt."
+        )
+        self.ticket = ticket
+
+
+def _change(issued: Event, checked: _Checked) -> str:
+    before, now = issued.body["price"], checked.facts.price
+    if before != now:
+        return f"the price was {before} USD/h and is {now} USD/h"
+    then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
+    moved = [
+        f"{name} was {then.get(name)} and is {seen.get(name)}"
+        for name in {**then, **seen}
+        if then.get(name) != seen.get(name)
+    ]
+    return "; ".join(moved) or "the platform's profile or the secrets that have values"
+
+
+async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
+    """Write the job down, once per receipt, and start it on its way."""
+    spec = checked.facts.spec
+    job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
+    body = {
+        "spec": spec.model_dump(mode="json"),
+        "spec_digest": spec.digest,
+        "facts_digest": checked.facts.digest,
+        "worst_cost": checked.facts.worst_cost,
+        "receipt": receipt,
+    }
+    async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+        used = w.ledger.used("job.accepted", receipt)
+        live = used.subject.removeprefix("job/") if used else _live_twin(w, spec)
+        if live is None:
+            _check_spending(w, checked.facts, receipt)
+            w.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
+    job = await advance(w, live or job_id)
+    return Submission(
+        checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
+    )
+
+
+def _check_spending(w: Warden, facts: SubmitFacts, receipt: str) -> None:
+    ask = spending_question(w, facts)
+    if ask and not spending_approved(w, receipt):
+        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+
+
+def _live_twin(w: Warden, spec: JobSpec) -> str | None:
+    """A job with exactly these arguments that has not ended: the same call, made twice."""
+    digest = spec.digest
+    for job_id in job_ids(w.ledger, *(s for s in Job if s not in TERMINAL_JOBS)):
+        accepted = w.ledger.last(f"job/{job_id}", "job.accepted")
+        if accepted is not None and accepted.body["spec_digest"] == digest:
+            return job_id
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------- spending
+
+
+def spending_question(w: Warden, facts: SubmitFacts) -> str:
+    """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
+    if not facts.metered:
+        return ""
+    caps, worst = w.policy.caps_for(facts.spec.platform), facts.worst_cost
+    if worst is None:
+        return "its cost is unknown"
+    today = spent_today(w, pretend=facts.spec.platform.startswith(REHEARSAL))
+    for name, total, cap in (
+        ("per_job_usd", worst, caps.per_job_usd),
+        ("per_instance_usd", worst, caps.per_instance_usd),
+        ("per_day_usd", today + worst, caps.per_day_usd),
+    ):
+        if total > cap:
+            return f"it may come to {total:.2f} USD, above the cap {name} = {cap:.2f}"
+    return ""
+
+
+def spent_today(w: Warden, *, pretend: bool) -> float:
+    """What the last day's jobs cost or may still cost, real and pretend money apart."""
+    total = 0.0
+    for job_id in job_ids(w.ledger):
+        job = read_job(w.ledger, job_id)
+        if job.spec.platform.startswith(REHEARSAL) is pretend and w.clock.now() - job.accepted_at < DAY_S:
+            total += _committed(w, job)
+    return total
+
+
+def _committed(w: Warden, job: JobRecord) -> float:
+    leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
+    mine = [lease for lease in leases if lease.job_id == job.id]
+    spent = sum(lease.cost or 0.0 for lease in mine)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in mine)
+    return max(job.worst_cost or 0.0, spent) if open_ended else spent
+
+
+def spending_approved(w: Warden, receipt: str) -> bool:
+    """Whether a person approved this receipt's spending, and the approval has not expired."""
+    granted = w.ledger.last(f"receipt/{receipt}", "approval.granted")
+    return granted is not None and bool(w.clock.now() <= granted.body["expires_at"])

@@ -1,0 +1,513 @@
+"""The teardown gate: a machine dies only when what it would take with it lies safely elsewhere, and a person said so.
+
+An approval is bound to a digest of the facts that the person was shown. It expires, works once, and any change of
+the facts sends the request back. After the verb, the provider is watched until the meter is seen to have stopped.
+"""
+
+from __future__ import annotations
+
+import secrets as random
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
+from gpuwarden.core.models import (
+    Answer,
+    Artifact,
+    Disclosure,
+    Instance,
+    InstanceState,
+    Known,
+    Manifest,
+    Unknown,
+    Verb,
+    digest,
+)
+from gpuwarden.core.policy import Channel
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Severity, run_rules
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
+from gpuwarden.lifecycle.advance import advance_locked, ask_end, tend
+from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
+from gpuwarden.lifecycle.meter import believed, lease_now, look
+from gpuwarden.lifecycle.records import (
+    JobRecord,
+    LeaseRecord,
+    TeardownRecord,
+    lease_ids,
+    read_job,
+    read_lease,
+    read_teardown,
+)
+from gpuwarden.lifecycle.warden import REHEARSAL, Warden
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import OutputFile, TeardownFacts
+
+PATIENCE_S: Final = 600.0
+"""How long a machine may take to be seen gone before a person has to look at the console."""
+ASK_AGAIN_S: Final = 30.0
+FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
+"""What a person can't waive: the platform has no such verb, or the meter would run on after it."""
+
+
+@dataclass(frozen=True)
+class TeardownView:
+    """A request as a person or an agent sees it."""
+
+    record: TeardownRecord
+    job: JobRecord
+    lease: LeaseRecord
+    findings: tuple[Finding, ...]
+    dying: tuple[OutputFile, ...] = ()
+    kept: tuple[OutputFile, ...] = ()
+    copy_at: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every proof is present, so that a click in a client is enough of a yes."""
+        return all(f.severity is Severity.INFO for f in self.findings)
+
+
+async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
+    """Ask for a job's machine to be stopped or terminated. Nothing happens to it before a person approves.
+
+    The answer is blocked, with the findings, or a ticket that a person can approve. Asking again looks again.
+    Raises NotSupported for a machine that is not rented, Conflict when there is none.
+    """
+    job = read_job(w.ledger, job_id)
+    if not w.profile(job.spec.platform).meter.metered:
+        raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
+    async with w.lock(job_id):
+        job = await advance_locked(w, job_id)
+        lease = _lease_to_end(w, job, verb)
+        if lease is None:
+            raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
+        await tend(w, lease)
+        ticket = _open_ticket(w, lease, verb)
+        return await _proceed(w, ticket)
+
+
+async def proceed(w: Warden, ticket: str) -> TeardownView:
+    """Look at a request again and take it as far as it goes now."""
+    job_id = read_teardown(w.ledger, ticket).job_id
+    async with w.lock(job_id):
+        return await _proceed(w, ticket)
+
+
+def _lease_to_end(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
+    live = [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
+    if job.lease is None or job.lease in live or not live:
+        return job.lease
+    return job.lease if verb == "terminate" and believed(w, job.lease) == "stopped" else live[0]
+
+
+def _open_ticket(w: Warden, lease: str, verb: Verb) -> str:
+    """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+
+    A request under way is finished first.
+    """
+    for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
+        found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
+        if found.lease != lease:
+            continue
+        if found.verb == verb or found.state is Teardown.EXECUTING:
+            return found.id
+        why = {"why": f"{verb} was asked for"}
+        with w.ledger.transaction():
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
+                w.ledger.add(found.subject, "teardown.requested", why, state=Teardown.REQUESTED)
+            w.ledger.add(found.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+    ended = _ended_by(w, lease, verb)
+    if ended is not None:
+        return ended
+    job = read_lease(w.ledger, lease).job_id
+    if believed(w, lease) == "gone":
+        raise Conflict(
+            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+        )
+    ticket = f"t{random.token_hex(5)}"
+    body = {"job": job, "lease": lease, "verb": verb}
+    w.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
+    return ticket
+
+
+def _ended_by(w: Warden, lease: str, verb: Verb) -> str | None:
+    """The finished request that `verb` would only repeat: asking again must not ask a person again."""
+    if read_lease(w.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
+        return None
+    for subject in reversed(w.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
+        found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
+        if found.lease == lease and found.verb in {verb, "terminate"}:
+            return found.id
+    return None
+
+
+async def _proceed(w: Warden, ticket: str) -> TeardownView:
+    record = read_teardown(w.ledger, ticket)
+    if record.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
+        await _finish(w, record)
+    elif record.state is Teardown.APPROVED:
+        await _execute(w, record)
+    elif record.state in OPEN_TEARDOWNS and believed(w, record.lease) == "gone":
+        why = {"why": "the instance is gone without it, and its meter was seen to have stopped"}
+        w.ledger.add(record.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+    elif record.state in OPEN_TEARDOWNS:
+        return await _judge(w, record)
+    return _view(w, read_teardown(w.ledger, ticket))
+
+
+async def _judge(w: Warden, record: TeardownRecord) -> TeardownView:
+    """Gather the facts, let the rules read them, and record where that leaves the request."""
+    facts, pulled = await gather(w, record)
+    findings = tuple(run_rules(rules_of("teardown"), facts))
+    blocked = any(f.blocks for f in findings)
+    seen = facts_digest(record, facts, pulled, findings)
+    if blocked or record.state is not Teardown.AWAITING_HUMAN or record.digest != seen or record.without_proof:
+        _record_judgement(w, record, seen, findings, Teardown.BLOCKED if blocked else Teardown.AWAITING_HUMAN)
+    kept = () if isinstance(facts.files, Unknown) else tuple(f for f in facts.files.value if not f.dies)
+    record = read_teardown(w.ledger, record.id)
+    return _view(w, record, findings, facts.dying, kept, pulled)
+
+
+def _record_judgement(
+    w: Warden, record: TeardownRecord, seen: str, findings: tuple[Finding, ...], state: Teardown
+) -> None:
+    body: dict[str, Any] = {
+        "digest": seen,
+        "findings": [f.model_dump(mode="json") for f in findings],
+        "expires_at": w.clock.now() + w.policy.approval.ttl_s,
+    }
+    with w.ledger.transaction():
+        if record.state is state is Teardown.AWAITING_HUMAN:
+            w.ledger.add(record.subject, "teardown.requested", {"why": "the facts changed"}, state=Teardown.REQUESTED)
+        w.ledger.add(
+            record.subject,
+            f"teardown.{state}",
+            body,
+            state=None if record.state is state is Teardown.BLOCKED else state,
+        )
+
+
+def _view(
+    w: Warden,
+    record: TeardownRecord,
+    findings: tuple[Finding, ...] | None = None,
+    dying: tuple[OutputFile, ...] = (),
+    kept: tuple[OutputFile, ...] = (),
+    pulled: Pulled | None = None,
+) -> TeardownView:
+    if findings is None:
+        findings = tuple(Finding.model_validate(f) for f in record.findings)
+    job, lease = read_job(w.ledger, record.job_id), lease_now(w, record.lease)
+    return TeardownView(record, job, lease, findings, dying, kept, pulled.dest if pulled else None)
+
+
+# ------------------------------------------------------------------------------------------------------- facts
+
+
+async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
+    """Everything the teardown rules read, looked up now."""
+    job, lease = read_job(w.ledger, record.job_id), read_lease(w.ledger, record.lease)
+    profile = w.profile(lease.platform)
+    machine = await look(w, lease.id)
+    if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
+        machine = Known(None)
+    pulled = last_pull(w, job.id)
+    listed = await _listed(w, job, lease, machine, pulled)
+    verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
+    facts = TeardownFacts(
+        job_id=job.id,
+        job_state=job.state,
+        verb=record.verb,
+        profile=profile,
+        machine=machine,
+        files=_files(job, profile, record.verb, listed, pulled),
+        missing=() if isinstance(listed, Unknown) else listed.value.missing,
+        skipped=() if isinstance(listed, Unknown) else listed.value.skipped,
+        manifest=pulled.manifest if pulled else None,
+        changed=_changed(listed, pulled),
+        copy_verdict=verdict,
+        copy_problems=problems,
+        other_jobs=_others(w, job, lease),
+        durable_storage=job.spec.durable_storage,
+        disclosure=await _disclosed(w, job, lease),
+    )
+    return facts, pulled
+
+
+async def _listed(
+    w: Warden, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
+) -> Answer[Manifest]:
+    """What lies on the machine now. Where it is off, what lay there when it was pulled after the job's end."""
+    if lease.id != job.lease or (job.handle is None and job.attempt == 0):
+        return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
+    if job.handle is None:
+        return Unknown("the launch was never confirmed")
+    try:
+        return Known(await w.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
+    except WardenError as error:
+        if pulled is not None and _is_off(machine) and _pulled_after_end(w, job):
+            return Known(pulled.manifest)
+        return Unknown(error.message)
+
+
+def _is_off(machine: Answer[Instance | None]) -> bool:
+    instance = machine.value if isinstance(machine, Known) else None
+    return instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+
+
+def _pulled_after_end(w: Warden, job: JobRecord) -> bool:
+    """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
+    pull = w.ledger.last(job.subject, "artifacts.pulled")
+    end = w.ledger.last(job.subject, *(f"job.{state}" for state in TERMINAL_JOBS))
+    return pull is not None and end is not None and pull.seq > end.seq
+
+
+async def _disclosed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    if lease.id != job.lease:
+        return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
+    if job.handle is None:
+        return Known(Disclosure())
+    try:
+        return Known(await w.backend(job.handle.backend).disclose(job.handle))
+    except WardenError as error:
+        return Unknown(error.message)
+
+
+def _files(
+    job: JobRecord, profile: Profile, verb: Verb, listed: Answer[Manifest], pulled: Pulled | None
+) -> Answer[tuple[OutputFile, ...]]:
+    if isinstance(listed, Unknown):
+        return listed
+    rows = []
+    for file in listed.value.files:
+        path = profile.place_of(file.path)
+        tier = profile.tier_of(path, requested=job.spec.durable_storage)
+        rows.append(
+            OutputFile(
+                path=file.path,
+                size=file.size,
+                tier=tier.tier if tier else "unknown",
+                dies=not profile.survives(path, verb, requested=job.spec.durable_storage),
+                copied=_copied(file, pulled),
+            )
+        )
+    return Known(tuple(rows))
+
+
+def _copied(file: Artifact, pulled: Pulled | None) -> bool:
+    """Whether this very file, by size, time and digest of the manifest, was pulled."""
+    if pulled is None or file.path not in pulled.places:
+        return False
+    known = next((a for a in pulled.manifest.files if a.path == file.path), None)
+    return known is not None and known.sha256 is not None and (known.size, known.mtime_ns) == (file.size, file.mtime_ns)
+
+
+def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]:
+    """The files that differ from the manifest of the last pull. Before a first pull there is nothing to compare."""
+    if isinstance(listed, Unknown) or pulled is None:
+        return ()
+    before = {a.path: (a.size, a.mtime_ns) for a in pulled.manifest.files}
+    now = {a.path: (a.size, a.mtime_ns) for a in listed.value.files}
+    return tuple(sorted(path for path in now if before.get(path) != now[path]))
+
+
+def _others(w: Warden, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
+    """Jobs that have not ended and use the same instance."""
+    found = []
+    for lease_id in lease_ids(w.ledger, *LIVE_LEASES):
+        other = read_lease(w.ledger, lease_id)
+        same = other.instance_id is not None and (other.platform, other.instance_id) == (
+            lease.platform,
+            lease.instance_id,
+        )
+        if same and other.job_id != job.id and read_job(w.ledger, other.job_id).state not in TERMINAL_JOBS:
+            found.append(other.job_id)
+    return tuple(found)
+
+
+def facts_digest(
+    record: TeardownRecord, facts: TeardownFacts, pulled: Pulled | None, findings: tuple[Finding, ...]
+) -> str:
+    """Digest of everything a person is asked about: what dies, what is copied where, and what was found."""
+    machine = facts.machine
+    return digest(
+        {
+            "ticket": record.id,
+            "verb": record.verb,
+            "lease": record.lease,
+            "instance": None if isinstance(machine, Unknown) or machine.value is None else machine.value.id,
+            "job_state": facts.job_state,
+            "files": "unknown" if isinstance(facts.files, Unknown) else [vars(f) for f in facts.files.value],
+            "missing": list(facts.missing),
+            "skipped": list(facts.skipped),
+            "pull": pulled.digest if pulled else None,
+            "copy": facts.copy_verdict,
+            "findings": [f.model_dump(mode="json") for f in findings],
+        }
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- approval
+
+
+async def approve(
+    w: Warden, ticket: str, seen: str, *, channel: Channel, by: str, loss: str | None = None
+) -> TeardownView:
+    """Record a person's yes to exactly the facts with digest `seen`, then carry it out.
+
+    `loss` is what a person typed who gives up what has no proof: it must be the job's name, and only a terminal may
+    bring it. Raises Conflict when the facts changed, the ticket expired or was used; Refused when proof is missing.
+    """
+    job_id = read_teardown(w.ledger, ticket).job_id
+    async with w.lock(job_id):
+        record = read_teardown(w.ledger, ticket)
+        if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
+            raise Conflict(
+                f"ticket {ticket} is {record.state}; it can't be approved (again)", "Ask for the teardown anew."
+            )
+        if record.expires_at is not None and w.clock.now() > record.expires_at:
+            await _judge_afresh(w, record)
+            raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
+        view = await _judge(w, record)
+        if view.record.digest != seen:
+            raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Look at them again.")
+        _check_channel(w, view, channel, loss)
+        _grant(w, view, seen, channel, by, loss)
+        await _execute(w, read_teardown(w.ledger, ticket), fresh=True)
+        return _view(w, read_teardown(w.ledger, ticket), view.findings, view.dying, view.kept)
+
+
+async def _judge_afresh(w: Warden, record: TeardownRecord) -> None:
+    """Send an expired request back and judge it again, with a new time to live."""
+    if record.state is Teardown.AWAITING_HUMAN:
+        w.ledger.add(record.subject, "teardown.requested", {"why": "the ticket expired"}, state=Teardown.REQUESTED)
+    await _judge(w, read_teardown(w.ledger, record.id))
+
+
+def _check_channel(w: Warden, view: TeardownView, channel: Channel, loss: str | None) -> None:
+    record = view.record
+    if channel not in w.policy.approval.channels:
+        raise Refused(
+            f"the policy takes no approval by {channel}", f"It takes: {', '.join(w.policy.approval.channels)}."
+        )
+    if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
+        raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
+    futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
+    if futile:
+        raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
+    if record.state is Teardown.BLOCKED and loss is None:
+        raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
+    if loss is not None and (channel != "terminal" or loss != view.job.spec.name):
+        raise BadRequest(
+            "what will be lost was not named", f"Type the job's name, {view.job.spec.name!r}, on a terminal."
+        )
+    if channel == "elicitation" and not view.complete:
+        raise Refused(
+            "a click in a client is not enough here: something is not proven",
+            f"Ask the user to run: gpuwarden approve {record.id}",
+            view.findings,
+        )
+
+
+def _grant(w: Warden, view: TeardownView, seen: str, channel: Channel, by: str, loss: str | None) -> None:
+    record = view.record
+    body = {
+        "digest": seen,
+        "channel": channel,
+        "by": by,
+        "expires_at": w.clock.now() + w.policy.approval.ttl_s,
+        "findings": list(record.findings),
+        "without_proof": loss is not None and record.state is Teardown.BLOCKED,
+    }
+    with w.ledger.transaction():
+        if record.state is Teardown.BLOCKED:
+            why = {"why": "a person gave up what has no proof", "without_proof": True, **body}
+            w.ledger.add(record.subject, "teardown.awaiting_human", why, state=Teardown.AWAITING_HUMAN)
+        w.ledger.add(record.subject, "approval.granted", body, state=Teardown.APPROVED)
+
+
+# --------------------------------------------------------------------------------------------------- execution
+
+
+async def _execute(w: Warden, record: TeardownRecord, *, fresh: bool = False) -> None:
+    """Use an approval, once, and ask the provider. `fresh`: the facts were compared a moment ago, under this lock."""
+    granted = w.ledger.last(record.subject, "approval.granted")
+    assert granted is not None
+    if not fresh and not await _still_true(w, record, granted.body):
+        return
+    lease = read_lease(w.ledger, record.lease)
+    with w.ledger.transaction():
+        used = {"channel": granted.body["channel"], "digest": granted.body["digest"], "verb": record.verb}
+        w.ledger.add(
+            record.subject, "approval.used", used, state=Teardown.EXECUTING, token=f"{record.id}-{granted.seq}"
+        )
+        if lease.state in {Lease.METERING, Lease.UNVERIFIED}:
+            w.ledger.add(
+                lease.subject, "lease.stopping", {"ticket": record.id, "verb": record.verb}, state=Lease.STOPPING
+            )
+    await _finish(w, read_teardown(w.ledger, record.id))
+
+
+async def _still_true(w: Warden, record: TeardownRecord, granted: dict[str, Any]) -> bool:
+    """Whether an approval that was not carried out at once still stands. If not, the request goes back."""
+    facts, pulled = await gather(w, record)
+    findings = tuple(run_rules(rules_of("teardown"), facts))
+    expired = w.clock.now() > granted["expires_at"]
+    if not expired and facts_digest(record, facts, pulled, findings) == granted["digest"]:
+        return True
+    why = "the approval expired" if expired else "the facts changed after the approval"
+    w.ledger.add(record.subject, "teardown.requested", {"why": why}, state=Teardown.REQUESTED)
+    await _judge(w, read_teardown(w.ledger, record.id))
+    return False
+
+
+async def _finish(w: Warden, record: TeardownRecord) -> None:
+    """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
+    await tend(w, record.lease)
+    if not _done(w, record):
+        lease = lease_now(w, record.lease)
+        if lease.instance_id is not None:
+            await _ask(w, record, lease)
+            await tend(w, record.lease)
+    if _done(w, record):
+        body = {"cost_usd": lease_now(w, record.lease).cost, "why": "the meter was seen to have stopped"}
+        w.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
+    elif record.state is Teardown.EXECUTING and w.clock.now() - record.since > PATIENCE_S:
+        why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
+        w.ledger.add(record.subject, "teardown.needs_human", {"why": why}, state=Teardown.NEEDS_HUMAN)
+
+
+def _done(w: Warden, record: TeardownRecord) -> bool:
+    """Whether the machine is seen to be stopped, or gone where its end was asked for."""
+    return believed(w, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
+
+
+async def _ask(w: Warden, record: TeardownRecord, lease: LeaseRecord) -> None:
+    """Send the verb, unless it was taken a moment ago or the machine is on its way already."""
+    state = lease.instance.state if lease.instance else None
+    if _last_look(w, lease) == "gone":
+        return  # the second look confirms it
+    verb: str = record.verb
+    off = state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+    if verb == "terminate" and w.profile(lease.platform).verbs.terminate_needs_stop and not off:
+        verb = "stop"
+    elif verb == "stop" and state is InstanceState.STOPPED:
+        return
+    sent = w.ledger.last(lease.subject, "verb.sent")
+    if sent is not None and w.clock.now() - sent.at < ASK_AGAIN_S and sent.body == {"verb": verb, "answer": "taken"}:
+        return
+    await ask_end(w, lease, verb)
+
+
+def _last_look(w: Warden, lease: LeaseRecord) -> str | None:
+    last = w.ledger.last(lease.subject, "lease.look")
+    return last.body["saw"] if last else None
+
+
+async def withdraw(w: Warden, ticket: str, why: str) -> TeardownRecord:
+    """Take a request back before it is carried out."""
+    async with w.lock(read_teardown(w.ledger, ticket).job_id):
+        w.ledger.add(f"teardown/{ticket}", "teardown.withdrawn", {"why": why}, state=Teardown.WITHDRAWN)
+    return read_teardown(w.ledger, ticket)

@@ -1,0 +1,97 @@
+"""What every use case needs: ledger, policy, clock, and doors to backends and providers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from filelock import FileLock, Timeout
+
+from gpuwarden.backends.base import Backend, load_backend
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import Conflict, NotFound, NotSupported
+from gpuwarden.core.models import Instance, Place
+from gpuwarden.core.policy import Policy
+from gpuwarden.core.profile import Profile
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.profiles import load_profile, profile_names
+from gpuwarden.providers.base import Provider, load_provider
+
+REHEARSAL = "rehearsal/"
+LOCK_PATIENCE_S = 30.0
+
+
+@dataclass
+class Warden:
+    """One process's view of the house. `env` is where the values of named secrets come from."""
+
+    ledger: Ledger
+    policy: Policy
+    clock: Clock
+    home: Path
+    env: Mapping[str, str]
+    own_profiles: Path | None = None
+    seen: dict[str, Instance] = field(default_factory=dict)
+    """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    _backends: dict[str, Backend] = field(default_factory=dict)
+    _providers: dict[str, Provider] = field(default_factory=dict)
+
+    def platforms(self) -> list[str]:
+        """Every platform that can be named, rehearsals included."""
+        real = profile_names(self.own_profiles)
+        rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
+        return sorted(real) + [REHEARSAL + n for n in sorted(rented)]
+
+    def profile(self, platform: str) -> Profile:
+        """The profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        if not platform.startswith(REHEARSAL):
+            return load_profile(platform, self.own_profiles)
+        real = load_profile(platform.removeprefix(REHEARSAL), self.own_profiles)
+        if not real.meter.metered:
+            raise NotFound(f"{real.id} is not rented, so there is nothing to rehearse", "Use it directly.")
+        return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
+
+    def backend(self, name: str) -> Backend:
+        """The backend of that name, loaded once."""
+        if name not in self._backends:
+            self._backends[name] = load_backend(name, self.clock)
+        return self._backends[name]
+
+    def provider(self, platform: str) -> Provider:
+        """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
+        if platform not in self._providers:
+            profile = self.profile(platform)
+            if profile.provider is None:
+                raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
+            state = self.home / "providers" / profile.provider
+            self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
+        return self._providers[platform]
+
+    def owned_place(self, platform: str) -> Place:
+        """Where jobs of a platform run that is not rented."""
+        return Place(platform=platform, run_root=self.profile(platform).run_root)
+
+    @contextlib.asynccontextmanager
+    async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
+        """Only one process at a time advances a job. The kernel releases the lock of a process that dies."""
+        folder = self.home / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{job_id}.lock")
+        deadline = anyio.current_time() + patience_s
+        while True:
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout:
+                if anyio.current_time() > deadline:
+                    raise Conflict(
+                        f"another process has been working on {job_id} for {patience_s:g} s", "Call again in a moment."
+                    ) from None
+                await anyio.sleep(0.02)
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,66 @@
+"""Provider `rehearsal`: rents instances of a pretend cloud on this machine that obeys the profile it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anyio import to_thread
+
+from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.core.models import Answer, Instance, Quote, Resources
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding
+from gpuwarden.rehearsal.cloud import Cloud
+
+
+class RehearsalProvider:
+    """A `Provider` over a `Cloud`; the token is the instance's label."""
+
+    name = "rehearsal"
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        self.profile = cloud.profile
+        self.settle_s = cloud.settings.settle_s
+
+    async def check(self) -> list[Finding]:
+        """There is no account that could be wrong."""
+        return []
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The pretend price."""
+        return await to_thread.run_sync(self.cloud.quote, resources)
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent an instance. Not idempotent: look with `find` before asking again."""
+        return await to_thread.run_sync(self.cloud.create, resources, token)
+
+    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        """Every listed instance labelled `token`."""
+        return await to_thread.run_sync(self.cloud.find, token)
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance; a gone one with its final bill, None for one that vanished."""
+        return await to_thread.run_sync(self.cloud.get, id)
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every instance that is not gone."""
+        return await to_thread.run_sync(self.cloud.list)
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Start a stopped instance again."""
+        return await to_thread.run_sync(self.cloud.start, id)
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for a stop."""
+        return await to_thread.run_sync(self.cloud.stop, id)
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for the end."""
+        return await to_thread.run_sync(self.cloud.terminate, id)
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
+    """The provider for one profile; the cloud's files lie in `state/<profile id>`, and what they say stays."""
+    # A host process lives on this machine's time; with any other clock things happen when somebody looks.
+    return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

@@ -1,0 +1,475 @@
+"""A simulated metered cloud on this machine: what a rented GPU does to money, processes and files, done for real.
+
+The cloud obeys one profile's front matter: which verbs there are, what survives them, when the meter stops, how an
+interruption comes. Time passes when somebody looks: every call first makes the moves that were due (`tick`), and a
+supervisor process per instance (`host.py`) looks often, so that things happen when nobody else does.
+
+A change is committed by one rename together with its side effects, which are then carried out; whoever looks next
+carries out what a crash left open.
+
+There is no chroot. `Place.root` is put before the paths that gpuwarden itself uses, but a script that writes to an
+absolute path of this machine, or reads one, really does. Rehearse only what you would run here anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NoCapacity, NotFound, NotSupported, Unreachable
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile, Tier
+from gpuwarden.rehearsal import disk, meter, procs, runs
+from gpuwarden.rehearsal.disk import Disk
+from gpuwarden.rehearsal.engine import Engine
+from gpuwarden.rehearsal.model import MARKER, Call, Fault, Faults, Record, Settings, State, Truth
+from gpuwarden.rehearsal.store import Config, Store
+
+T = TypeVar("T")
+_S = InstanceState
+_OFF = frozenset({_S.STOPPED, _S.INTERRUPTED, _S.GONE})
+SOURCE = "rehearsal catalog (pretend money)"
+
+
+@dataclass
+class Session:
+    """One look at the cloud under its lock."""
+
+    state: State
+    config: Config
+    now: float
+    stale_s: float = 0.0
+    engine: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.config.profile, self.config.settings)
+
+
+class Cloud:
+    """One pretend account on one platform. Calls block for milliseconds; use them from a thread in async code.
+
+    `settings` and `faults` replace what the folder holds; None keeps it. With `supervise` every instance that can
+    move by itself has a host process. Without `make` a folder that is not there raises Unreachable.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        profile: Profile,
+        clock: Clock,
+        *,
+        settings: Settings | None = None,
+        faults: Faults | None = None,
+        supervise: bool = True,
+        make: bool = True,
+    ) -> None:
+        self.root = root.absolute()
+        self.profile = profile
+        self.clock = clock
+        self.supervise = supervise
+        self.store = Store(self.root)
+        self.configure(settings, faults, make=make)
+
+    def configure(self, settings: Settings | None = None, faults: Faults | None = None, *, make: bool = False) -> None:
+        """Change settings or faults. New faults are counted from the calls and instances that come after."""
+        with self.store.lock(make=make):
+            old = self.store.config() or Config(profile=self.profile)
+            new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
+            if new != self.store.config():
+                self.store.save(new)
+            if faults is not None:
+                state = self.store.state()
+                state.calls = {}
+                self.store.save(state)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return (self.store.config() or Config(profile=self.profile)).settings
+
+    # ------------------------------------------------------------------------------------------------ the account
+
+    def quote(self, resources: Resources) -> Answer[Quote]:
+        """The pretend price now."""
+
+        def ask(s: Session) -> Quote:
+            usd = meter.price(s.config.settings, self.profile, resources)
+            return Quote(platform=self._platform, price_usd_per_hour=usd, source=SOURCE, at=s.now)
+
+        return self._call("quote", ask)
+
+    def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent an instance labelled `token`. Like real clouds it rents another one when asked again."""
+
+        def rent(s: Session) -> Instance:
+            usd = meter.price(s.config.settings, self.profile, resources)
+            self._refuse(s, resources, usd)
+            number = s.state.calls.get("instances", 0) + 1
+            s.state.calls["instances"] = number
+            record = Record(
+                id=f"r{s.state.nonce}-{len(s.state.records) + 1}",
+                token=token,
+                number=number,
+                created_at=s.now,
+                since=s.now,
+                interruptible=resources.interruptible,
+                durable=resources.durable_storage,
+                sometimes=s.config.settings.sometimes,
+                usd_per_hour=usd,
+                residue_usd_per_hour=s.config.settings.residue_usd_per_hour,
+                faults=s.config.faults.on_instance(number),
+            )
+            s.state.records[record.id] = record = s.engine.born(record)
+            return self._view(s, record)
+
+        return self._call("create", rent)
+
+    def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        """Every listed instance with that label."""
+        return self._call("find", lambda s: tuple(i for i in self._listed(s) if i.token == token))
+
+    def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every instance that is not gone."""
+        return self._call("list", lambda s: tuple(self._listed(s)))
+
+    def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance. A gone one is answered with its final bill; None for one that vanished or never was."""
+
+        def look(s: Session) -> Instance | None:
+            record = s.state.records.get(id)
+            if record is None or record.vanished or self._unseen(s, record):
+                return None
+            return self._view(s, record)
+
+        return self._call("get", look)
+
+    def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Start a stopped or interrupted instance, where the platform can."""
+
+        def act(s: Session) -> None:
+            record = self._known(s, id)
+            if "stop" not in self.profile.verbs.reversible:
+                raise NotSupported(f"{self._platform} can't start a stopped instance again")
+            if record.state in {_S.RUNNING, _S.BOOTING}:
+                return
+            if record.state not in {_S.STOPPED, _S.INTERRUPTED}:
+                raise Conflict(f"instance {id} is {record.state} and can't be started", "Look at it again later.")
+            s.state.records[id] = s.engine.boot(record, s.now, "started again")
+
+        return self._call("start", act)
+
+    def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for a stop."""
+
+        def act(s: Session) -> None:
+            if self.profile.verbs.stop is None:
+                raise NotSupported(f"{self._platform} has no stop", "terminate is what ends an instance there.")
+            record = self._known(s, id)
+            if record.state not in {_S.STOPPED, _S.STOPPING, _S.TERMINATING}:
+                s.state.records[id] = s.engine.stop(record, s.now)
+
+        return self._call("stop", act)
+
+    def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for the end; what is gone already stays gone."""
+
+        def act(s: Session) -> None:
+            verbs, record = self.profile.verbs, s.state.records.get(id)
+            if verbs.terminate is None:
+                raise NotSupported(f"{self._platform} has no terminate")
+            if record is None or record.state in {_S.TERMINATING, _S.GONE}:
+                return
+            if verbs.terminate_needs_stop and record.state not in {_S.STOPPED, _S.INTERRUPTED, _S.FAILED}:
+                raise Conflict(
+                    f"instance {id} is {record.state}; {self._platform} ends only stopped instances", "Stop it."
+                )
+            s.state.records[id] = s.engine.terminate(record, s.now)
+
+        return self._call("terminate", act)
+
+    # ------------------------------------------------------------------------------------------- for tests and demos
+
+    def tick(self, only: str | None = None) -> bool:
+        """Let time pass. Whether anything (or `only` that instance) can still move by itself."""
+        with self._session(counts=False) as s:
+            self._tick(s, only)
+            looked = [r for r in s.state.records.values() if only in {None, r.id}]
+            return any(self._restless(r) for r in looked)
+
+    def truth(self, id: str) -> Truth:  # noqa: A002
+        """What is really so, whatever the provider answers. Lets time pass first. Raises NotFound."""
+        truths = self.truths()
+        if id not in truths:
+            raise NotFound(f"{self._platform} never had an instance {id!r}")
+        return truths[id]
+
+    def truths(self) -> dict[str, Truth]:
+        """The truth about every instance that ever was."""
+        with self._session() as s:
+            held = procs.held(set(s.state.records))
+            return {id: self._truth(s, record, held) for id, record in s.state.records.items()}  # noqa: A001
+
+    def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
+        """Give an instance a fault that strikes from now on."""
+        if fault.call is not None:
+            raise BadRequest(f"{fault.kind} belongs to a call; configure it with Faults")
+        with self._session() as s:
+            record = self._known(s, id)
+            s.state.records[id] = meter.turn(self.profile, s.config.settings, s.engine.given(record, fault), s.now)
+
+    def preempt(self, id: str) -> None:  # noqa: A002
+        """Interrupt an instance now. Raises Conflict unless it is interruptible and running."""
+        with self._session() as s:
+            record = self._known(s, id)
+            if not record.interruptible or record.state != _S.RUNNING:
+                raise Conflict(f"instance {id} is {record.state} and can't be preempted")
+            s.state.records[id] = s.engine.preempt(record, s.now)
+
+    @contextmanager
+    def submitting(self) -> Iterator[None]:
+        """Around a backend's submit, which goes past this cloud: the request may be lost, or the reply.
+
+        Raises Unreachable before the body or after it, BadReply after it. The lock is not held meanwhile.
+        """
+        with self._session() as s:
+            kinds = self._strikes(s, "submit")
+        if "lost_request" in kinds:
+            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
+        yield
+        if "lost_reply" in kinds:
+            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
+        if "bad_reply" in kinds:
+            raise BadReply("rehearsal: the reply to submit had an unexpected shape")
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _platform(self) -> str:
+        return f"rehearsal/{self.profile.id}"
+
+    def _call(self, verb: Call, act: Callable[[Session], T]) -> Answer[T]:
+        try:
+            with self._session() as s:
+                kinds = self._strikes(s, verb)
+                if "lost_request" in kinds:
+                    return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
+                if "no_capacity" in kinds:
+                    raise NoCapacity(f"{self._platform} has no machine of that kind now")
+                value = act(s)
+        except (Unreachable, BadReply) as silence:
+            return Unknown(f"{silence.message}. {silence.hint}".strip())
+        except OSError as trouble:
+            return Unknown(f"the rehearsal cloud in {self.root} can't be used: {trouble}")
+        if self.supervise:
+            self._wake_hosts()
+        if "lost_reply" in kinds:
+            return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
+        if "bad_reply" in kinds:
+            return Unknown(f"rehearsal: the reply to {verb} had an unexpected shape")
+        return Known(value)
+
+    @contextmanager
+    def _session(self, *, counts: bool = True) -> Iterator[Session]:
+        """Lock, let time pass, hand out the state, commit what was done to it, carry that out.
+
+        A refusal commits too: the call was counted and time has passed.
+        """
+        with self.store.lock():
+            state, config = self.store.state(), self.store.config() or Config(profile=self.profile)
+            state.now = max(state.now, self.clock.now())
+            s = Session(state, config, state.now)
+            if counts:
+                self._tick(s)
+            try:
+                yield s
+            finally:
+                if counts:
+                    self.store.save(state)
+                    self._tick(s, hold=False)
+
+    def _truth(self, s: Session, record: Record, held: set[str]) -> Truth:
+        named = list(self._named(record))
+        found = procs.of(record.id, named) if named or record.id in held else []
+        return Truth(
+            id=record.id,
+            state=record.state,
+            meter=meter.computes(self.profile, record),
+            cost_usd=meter.cost(self.profile, s.config.settings, record, s.now),
+            usd_per_hour=record.usd_per_hour,
+            processes=tuple(p.pid for p in found),
+        )
+
+    def _strikes(self, s: Session, verb: Call) -> set[str]:
+        nth = s.state.calls.get(verb, 0) + 1
+        s.state.calls[verb] = nth
+        faults = s.config.faults.on_call(verb, nth)
+        s.stale_s = max((f.seconds for f in faults if f.kind == "stale"), default=0.0)
+        return {f.kind for f in faults}
+
+    def _refuse(self, s: Session, resources: Resources, usd: float) -> None:
+        if resources.interruptible and not self.profile.spot.offered:
+            raise NotSupported(f"{self._platform} sells no interruptible instances", "Ask for an uninterrupted one.")
+        limit = resources.max_price_usd_per_hour
+        if limit is not None and usd > limit:
+            raise NoCapacity(f"{self._platform} has nothing at {limit} pretend dollars per hour; it asks {usd}")
+        if sum(r.state != _S.GONE for r in s.state.records.values()) >= s.config.settings.capacity:
+            raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
+
+    def _tick(self, s: Session, only: str | None = None, *, hold: bool = True) -> None:
+        """Finish what was left open, make the moves that are due, carry them out. Order: commit, then act."""
+        for id in [only] if only in s.state.records else list(s.state.records):  # noqa: A001
+            assert id is not None
+            before = s.state.records[id]
+            record = self._carry_out(before)
+            record = s.engine.advance(record, s.now)
+            record = self._observe(s, record)
+            if record.pending:
+                s.state.records[id] = record
+                self.store.save(s.state)
+                record = self._carry_out(record)
+            if record != before:
+                s.state.records[id] = record
+                self.store.save(s.state)
+        if hold:
+            self._hold_down(s, only)
+        disk.sweep(self.root)
+
+    def _observe(self, s: Session, record: Record) -> Record:
+        """What follows from the machine's files: a step reached, a job ended, a disk filled."""
+        if record.state != _S.RUNNING or record.pending:
+            return record
+        folder = self._run_root(record)
+        if any(f.step is not None for f in record.faults):
+            record = s.engine.strike(record, s.now, runs.step(folder, self._pids(record)))
+        if record.state == _S.RUNNING and self._job_end_matters(record):
+            ended = runs.all_ended(folder)
+            if ended != record.job_ended:
+                record = s.engine.job_end(record, s.now) if ended else record.but(job_ended=False)
+        limit = record.fault("full_disk")
+        if record.state == _S.RUNNING and limit is not None:
+            record = self._fill(record, limit.size)
+        return record
+
+    def _fill(self, record: Record, size: int) -> Record:
+        full = self._disk(record).used() > size
+        if full or record.disk_full:
+            procs.limit_files(record.id, full=full)
+            self._disk(record).allow_runs(not full)
+        return record.but(disk_full=full, why="the disk is full" if full else "running")
+
+    def _carry_out(self, record: Record) -> Record:
+        """Do what is pending, in order. Every effect may have been done before."""
+        files = self._disk(record)
+        for effect in record.pending:
+            match effect.split(":"):
+                case ["on"]:
+                    files.power_on()
+                case ["signal"]:
+                    procs.terminate(procs.of(record.id, self._named(record)))
+                case ["kill"]:
+                    procs.kill(record.id, self._named(record))
+                case ["off"]:
+                    files.power_off()
+                case ["wipe", event]:
+                    files.wipe(event)  # type: ignore[arg-type]
+                case ["erase"]:
+                    files.erase()
+        return record.but(pending=())
+
+    def _hold_down(self, s: Session, only: str | None) -> None:
+        """A machine that is off runs nothing: what was started in the moment it went down dies at the next look."""
+        off = {r.id for r in s.state.records.values() if r.state in _OFF and only in {None, r.id}}
+        for id in procs.held(off):  # noqa: A001
+            procs.kill(id)
+
+    def _wake_hosts(self) -> None:
+        from gpuwarden.rehearsal import host
+
+        for id, record in self.store.state().records.items():  # noqa: A001
+            if self._restless(record):
+                host.wake(self.root, id)
+
+    @staticmethod
+    def _restless(record: Record) -> bool:
+        return record.due is not None or bool(record.pending) or record.state == _S.RUNNING
+
+    def _job_end_matters(self, record: Record) -> bool:
+        """Not where run folders lie on a volume: there they are other instances' too, and tell nothing."""
+        if self._shares_run_root(record):
+            return False
+        if self.profile.kind == "serverless":
+            return True
+        return any(t.survives.job_end is not True for t in self.profile.storage)
+
+    def _disk(self, record: Record) -> Disk:
+        return Disk(self.root, self.profile, record.id, self._tiers(record))
+
+    def _tiers(self, record: Record) -> tuple[Tier, ...]:
+        return disk.mounted(self.profile, durable=record.durable, sometimes=record.sometimes)
+
+    def _run_root(self, record: Record) -> Path:
+        files = self._disk(record)
+        return files.fs / files.run_root.lstrip("/")
+
+    def _shares_run_root(self, record: Record) -> bool:
+        path = disk.run_root(self.profile)
+        inside = [t for t in self._tiers(record) if path == t.path or path.startswith(t.path.rstrip("/") + "/")]
+        return bool(inside) and disk.shared(inside[-1])
+
+    def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
+        """The processes that run folders name. On a volume they may be another instance's, so there none are."""
+        return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
+
+    def _pids(self, record: Record) -> set[int] | None:
+        """On a volume, the processes whose runs count as this instance's; None: all runs do."""
+        return {p.pid for p in procs.of(record.id)} if self._shares_run_root(record) else None
+
+    def _known(self, s: Session, id: str) -> Record:  # noqa: A002
+        record = s.state.records.get(id)
+        if record is None or record.state == _S.GONE:
+            raise NotFound(f"{self._platform} has no instance {id!r}", "List the instances to see what there is.")
+        return record
+
+    def _unseen(self, s: Session, record: Record) -> bool:
+        return s.now < record.created_at + s.stale_s
+
+    def _lags(self, s: Session, record: Record) -> bool:
+        return record.state == _S.GONE and not record.vanished and s.now < record.since + s.stale_s
+
+    def _listed(self, s: Session) -> Iterator[Instance]:
+        for record in s.state.records.values():
+            if self._unseen(s, record) or (record.state == _S.GONE and not self._lags(s, record)):
+                continue
+            yield self._view(s, record)
+
+    def _view(self, s: Session, record: Record) -> Instance:
+        """The provider's answer about a record."""
+        if self._lags(s, record):
+            record = record.but(state=_S.TERMINATING, why="terminate was asked for")
+        files = self._disk(record)
+        place = Place(
+            platform=self._platform,
+            instance_id=record.id,
+            root=str(files.fs),
+            run_root=files.run_root,
+            env={MARKER: record.id},
+        )
+        settings = s.config.settings
+        residue = meter.leaves_residue(self.profile, record)
+        return Instance(
+            id=record.id,
+            token=record.token,
+            state=record.state,
+            place=place if record.state == _S.RUNNING else None,
+            meter=meter.computes(self.profile, record),
+            price_usd_per_hour=record.usd_per_hour,
+            # Told per hour of the clock, as the bill grows, so that a second look can tell a stopped machine's bill.
+            stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
+            cost_usd=meter.cost(self.profile, settings, record, s.now),
+            created_at=record.created_at,
+            why=record.why,
+        )

@@ -1,0 +1,211 @@
+"""The storage of rehearsal instances: real folders, laid out by the profile's tiers.
+
+```
+<root>/instances/<id>/fs/         while the machine is on: tiers at their mount paths
+<root>/instances/<id>/fs.off/     the same folder while it is off: nobody can read a machine that is off
+<root>/volumes/<tier>/            tiers that outlive terminate; linked into fs/ of every instance that has them
+<root>/trash/                     what died, on its way out
+```
+A tier dies when its content is renamed into the trash, mount points of other tiers excepted. No link that a job made
+is ever followed: a link is removed, never what it points to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from gpuwarden.core.profile import Event, Profile, Tier
+
+
+class Disk:
+    """The folders of one instance."""
+
+    def __init__(self, root: Path, profile: Profile, id: str, tiers: tuple[Tier, ...]) -> None:  # noqa: A002
+        self.root = root
+        self.home = root / "instances" / id
+        self.fs = self.home / "fs"
+        self.off = self.home / "fs.off"
+        self.run_root = run_root(profile)
+        self.tiers = tiers
+
+    def power_on(self) -> None:
+        """Make the machine's files reachable and mount what is missing."""
+        if self.off.exists():
+            trash(self.root, self.fs)  # written while the machine was off, so it never happened
+            self.off.rename(self.fs)
+        for tier in self.tiers:
+            self._mount(tier)
+        _real_folder(self.root, self.fs, PurePosixPath(self.run_root), self._links())
+
+    def power_off(self) -> None:
+        """Make the machine's files unreachable."""
+        if self.off.exists():
+            trash(self.root, self.fs)
+        elif self.fs.exists():
+            self.fs.rename(self.off)
+
+    def wipe(self, event: Event) -> None:
+        """Delete the tiers that do not outlive `event`. A fact that nobody knows reads as death."""
+        base = self.off if self.off.exists() else self.fs
+        for tier in self.tiers:
+            if getattr(tier.survives, event) is not True:
+                self._empty(self._volume(tier) if shared(tier) else base, tier)
+
+    def erase(self) -> None:
+        """Delete everything that is the instance's own. Volumes stay."""
+        trash(self.root, self.home)
+
+    def allow_runs(self, allowed: bool) -> None:
+        """Let new run folders be made, or not. It binds ordinary users; root writes anyway."""
+        folder = _inside(self.fs, self.run_root)
+        if _plain(self.root, self.fs, folder):
+            folder.chmod(0o755 if allowed else 0o555)
+
+    def used(self) -> int:
+        """Bytes of the files on the machine's own tiers."""
+        return sum(_size(Path(at) / n) for at, _, names in os.walk(self.fs) for n in names)
+
+    def _mount(self, tier: Tier) -> None:
+        at = PurePosixPath(tier.path)
+        if not shared(tier):
+            _real_folder(self.root, self.fs, at, self._links())
+            return
+        volume = self._volume(tier)
+        volume.mkdir(parents=True, exist_ok=True)
+        parent = _real_folder(self.root, self.fs, at.parent, self._links())
+        link = parent / at.name
+        target = os.path.relpath(volume, parent)
+        if link.is_symlink() and link.readlink() == Path(target):
+            return
+        trash(self.root, link)
+        link.symlink_to(target, target_is_directory=True)
+
+    def _volume(self, tier: Tier) -> Path:
+        return self.root / "volumes" / tier.tier
+
+    def _links(self) -> dict[Path, Path]:
+        return {_inside(self.fs, t.path): self._volume(t) for t in self.tiers if shared(t)}
+
+    def _empty(self, base: Path, tier: Tier) -> None:
+        if shared(tier):
+            start, keep = base, set[Path]()
+        else:
+            start = _inside(base, tier.path)
+            keep = {_inside(base, t.path) for t in self.tiers if t is not tier}
+            if not _plain(self.root, base, start):
+                return
+        for entry in _doomed(start, keep):
+            trash(self.root, entry)
+
+
+def run_root(profile: Profile) -> str:
+    """The profile's run root as an absolute path; the home of a rehearsal machine is /root."""
+    return profile.run_root.replace("~", "/root", 1) if profile.run_root.startswith("~") else profile.run_root
+
+
+def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
+    """The tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
+    perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
+    return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
+
+
+def shared(tier: Tier) -> bool:
+    """Whether a tier is a volume of the account, not of the instance: it outlives terminate."""
+    return tier.survives.terminate is True and tier.path != "/"
+
+
+def trash(root: Path, path: Path) -> None:
+    """Make a file, folder or link disappear at once; `sweep` frees its space."""
+    if not os.path.lexists(path):
+        return
+    can = root / "trash"
+    can.mkdir(exist_ok=True)
+    if path.is_dir():
+        _open_up(path)  # a folder that its owner can't write to can't be moved
+    _open_up(path.parent)
+    path.rename(can / secrets.token_hex(8))
+
+
+def sweep(root: Path) -> None:
+    """Free the space of what died. Safe to interrupt and to run twice."""
+    can = root / "trash"
+    for entry in list(can.iterdir()) if can.is_dir() else []:
+        if entry.is_dir() and not entry.is_symlink():
+            for at, folders, _ in os.walk(entry):
+                for folder in folders:
+                    _open_up(Path(at) / folder)
+            _open_up(entry)
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _open_up(path: Path) -> None:
+    """Give the owner of a folder its rights back, whatever a job did to them."""
+    try:
+        if not path.is_symlink():
+            path.chmod(stat.S_IRWXU)
+    except OSError:
+        return
+
+
+def _inside(base: Path, path: str) -> Path:
+    return base.joinpath(*PurePosixPath(path).parts[1:])
+
+
+def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, Path]) -> Path:
+    """Make `path` under `base`, out of real folders and our own links only; anything in the way is trashed."""
+    if base.is_symlink():
+        trash(root, base)
+    base.mkdir(parents=True, exist_ok=True)
+    _open_up(base)
+    at = base
+    for part in path.parts[1:]:
+        at = at / part
+        if at in links and at.is_symlink() and at.resolve() == links[at].resolve():
+            continue
+        if at.is_symlink() or not at.is_dir():
+            trash(root, at)
+            at.mkdir()
+        elif not os.access(at, os.R_OK | os.W_OK | os.X_OK):
+            _open_up(at)
+    return at
+
+
+def _plain(root: Path, base: Path, path: Path) -> bool:
+    """Whether every step from `base` to `path` is a real folder or a link to a volume of ours; opens them up."""
+    if base.is_symlink() or not base.is_dir():
+        return False
+    _open_up(base)
+    at = base
+    for part in path.relative_to(base).parts:
+        at = at / part
+        foreign = at.is_symlink() and at.resolve().parent != (root / "volumes").resolve()
+        if foreign or not at.is_dir():
+            return False
+        _open_up(at)
+    return True
+
+
+def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
+    """What to remove so that `start` is empty but for `keep` and the folders on the way there."""
+    _open_up(start)
+    for entry in list(start.iterdir()) if start.is_dir() else []:
+        if entry in keep:
+            continue
+        if any(entry in k.parents for k in keep) and entry.is_dir() and not entry.is_symlink():
+            yield from _doomed(entry, keep)
+        else:
+            yield entry
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,177 @@
+"""How an instance moves. Pure: a record, a time and a profile in; a record with pending effects out.
+
+```
+create -> booting -> running -> stopping -> stopped -> booting (start)
+             |          |          +-----> interrupted -> running (auto-resume) or booting (start)
+             v          |          +-----> gone (preempted where the profile says terminated)
+          failed        +-> gone (vanished, or the job of a serverless platform ended)
+any but gone -> terminating -> gone
+```
+
+Effects, in the order in which they are listed: `on`, `signal`, `kill`, `off`, `wipe:<event>`, `erase`. Each can be
+applied twice without harm, which is what makes a crash between the commit and the effect harmless.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.profile import Event, Profile
+from gpuwarden.rehearsal import meter
+from gpuwarden.rehearsal.model import Fault, Record, Settings
+
+_S = InstanceState
+ON = frozenset({_S.RUNNING, _S.STOPPING, _S.TERMINATING})
+
+
+class Engine:
+    """The rules of one platform."""
+
+    def __init__(self, profile: Profile, settings: Settings) -> None:
+        self.profile = profile
+        self.settings = settings
+
+    def advance(self, record: Record, now: float) -> Record:
+        """Make every move that was due by `now`, each at the time when it was due."""
+        while record.due is not None and record.due <= now:
+            record = self._move(record, record.due)
+        return record
+
+    def born(self, record: Record) -> Record:
+        """A new record, booting."""
+        return self.boot(record, record.created_at, "created")
+
+    def boot(self, record: Record, at: float, why: str) -> Record:
+        """Power on: it will run after the boot time."""
+        slow = record.fault("slow_boot")
+        due = at + self.settings.boot_s + (slow.seconds if slow else 0.0)
+        left = record.without(slow) if slow else record.faults
+        return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
+
+    def stop(self, record: Record, at: float) -> Record:
+        """The user's stop: a signal now, death after the stop time. An instance that is off is off at once."""
+        if record.state == _S.INTERRUPTED:
+            return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
+        return self._ending(record, _S.STOPPING, at, "stop", self.settings.stop_s, "stop was asked for")
+
+    def terminate(self, record: Record, at: float) -> Record:
+        """The user's end."""
+        return self._ending(record, _S.TERMINATING, at, "terminate", self.settings.stop_s, "terminate was asked for")
+
+    def preempt(self, record: Record, at: float) -> Record:
+        """The platform takes the machine: the profile's signal, then its grace. Unknown facts read as the worst."""
+        spot = self.profile.spot
+        grace = float(spot.grace_s) if isinstance(spot.grace_s, int | float) else 0.0
+        signal = spot.signal == "SIGTERM"
+        return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
+
+    def vanish(self, record: Record, at: float) -> Record:
+        """It is gone without a word; nobody answers for it afterwards."""
+        return self._gone(record, at, "terminate", "vanished", vanished=True)
+
+    def job_end(self, record: Record, at: float) -> Record:
+        """The job's end, where it costs files; on a serverless platform it is the instance's end too."""
+        if self.profile.kind == "serverless":
+            return self._gone(record, at, "job_end", "the job ended")
+        return record.but(job_ended=True, pending=(*record.pending, "wipe:job_end"))
+
+    def given(self, record: Record, fault: Fault) -> Record:
+        """The record with one fault more; a timed one counts from when the instance began to run."""
+        record = record.but(faults=(*record.faults, fault))
+        return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
+
+    def strike(self, record: Record, at: float, step: int | None) -> Record:
+        """Let a preemption or a vanishing strike a running instance, if its step or its time has come."""
+        for fault in record.faults:
+            if record.state != _S.RUNNING or not self._ripe(fault, record, at, step):
+                continue
+            record = record.but(faults=record.without(fault))
+            record = self.vanish(record, at) if fault.kind == "vanish" else self.preempt(record, at)
+        return record
+
+    @staticmethod
+    def _ripe(fault: Fault, record: Record, at: float, step: int | None) -> bool:
+        if fault.kind == "preempt" and not record.interruptible:
+            return False
+        if fault.kind not in {"preempt", "vanish"}:
+            return False
+        if fault.step is not None:
+            return step is not None and step >= fault.step
+        return at >= record.since + fault.seconds
+
+    def _move(self, record: Record, at: float) -> Record:
+        if record.state == _S.BOOTING:
+            return self._booted(record, at)
+        if record.state == _S.RUNNING:
+            return self.strike(record.but(due=None), at, None)
+        if record.state == _S.STOPPING:
+            return self._off(record, at)
+        if record.state == _S.TERMINATING:
+            return self._gone(record, at, "terminate", "terminated")
+        if record.state == _S.INTERRUPTED:
+            return self._run(record, at, "resumed by the platform")
+        back = record.fault("comes_back")
+        return self._run(record.but(faults=record.without(back) if back else ()), at, "came back after it was gone")
+
+    def _booted(self, record: Record, at: float) -> Record:
+        failed = record.fault("failed_boot")
+        if failed is None:
+            return self._run(record, at, "booted")
+        return self._enter(record, _S.FAILED, at, why="the boot failed", faults=record.without(failed))
+
+    def _run(self, record: Record, at: float, why: str) -> Record:
+        due = self._timed(record, at)
+        return self._enter(record, _S.RUNNING, at, due=due, why=why, effects=("on",), job_ended=False, vanished=False)
+
+    @staticmethod
+    def _timed(record: Record, since: float) -> float | None:
+        """When the next timed preemption or vanishing strikes an instance that runs since then."""
+        kinds = {"preempt", "vanish"} if record.interruptible else {"vanish"}
+        timed = [f.seconds for f in record.faults if f.kind in kinds and f.step is None]
+        return since + min(timed) if timed else None
+
+    def _off(self, record: Record, at: float) -> Record:
+        if record.cause != "preemption":
+            return self._enter(record, _S.STOPPED, at, why="stopped", effects=("kill", "off", "wipe:stop"))
+        spot = self.profile.spot
+        if spot.then != "stopped":
+            return self._gone(record, at, "preemption", record.why)
+        due = at + self.settings.resume_s if spot.auto_resume is True else None
+        effects = ("kill", "off", "wipe:preemption")
+        return self._enter(record, _S.INTERRUPTED, at, due=due, why=record.why, effects=effects)
+
+    def _gone(self, record: Record, at: float, event: Event, why: str, **changes: Any) -> Record:
+        back = record.fault("comes_back")
+        due = at + back.seconds if back and event == "terminate" else None
+        effects = ("kill", f"wipe:{event}", "erase")
+        return self._enter(record, _S.GONE, at, due=due, why=why, effects=effects, **changes)
+
+    def _ending(
+        self,
+        record: Record,
+        state: InstanceState,
+        at: float,
+        cause: Event,
+        grace: float,
+        why: str,
+        *,
+        signal: bool = True,
+    ) -> Record:
+        effects = ("signal",) if signal else ()
+        return self._enter(record, state, at, due=at + grace, why=why, effects=effects, cause=cause)
+
+    def _enter(
+        self,
+        record: Record,
+        state: InstanceState,
+        at: float,
+        *,
+        due: float | None = None,
+        why: str = "",
+        effects: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> Record:
+        pending = (*record.pending, *effects)
+        moved = record.but(**{"state": state, "since": at, "due": due, "why": why, "pending": pending, **changes})
+        return meter.turn(self.profile, self.settings, moved, at)

@@ -1,0 +1,30 @@
+"""A backend whose submit goes through a rehearsal cloud's faults; everything else goes straight through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gpuwarden.backends.base import Backend
+from gpuwarden.core.models import Handle, JobSpec, Place
+from gpuwarden.rehearsal.cloud import Cloud
+
+
+def lossy(backend: Backend, cloud: Cloud) -> Backend:
+    """`backend`, whose submit may lose its request or its reply as the cloud's faults say."""
+    return cast("Backend", _Lossy(backend, cloud))
+
+
+class _Lossy:
+    def __init__(self, backend: Backend, cloud: Cloud) -> None:
+        self._backend = backend
+        self._cloud = cloud
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def submit(
+        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+    ) -> Handle:
+        with self._cloud.submitting():
+            return await self._backend.submit(spec, place, token, secrets=secrets, attempt=attempt)

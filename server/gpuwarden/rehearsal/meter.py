@@ -1,0 +1,83 @@
+"""Pretend money. Cost is a function of a record and a time; nothing ticks, so nothing is forgotten in a crash."""
+
+from __future__ import annotations
+
+import math
+
+from gpuwarden.core.models import InstanceState, Resources
+from gpuwarden.core.profile import Profile, Unfound
+from gpuwarden.rehearsal.model import Record, Settings
+
+_S = InstanceState
+_UP = frozenset({_S.BOOTING, _S.RUNNING, _S.STOPPING, _S.TERMINATING, _S.FAILED})
+_OFF = frozenset({_S.STOPPED, _S.INTERRUPTED})
+
+
+def price(settings: Settings, profile: Profile, resources: Resources) -> float:
+    """Pretend dollars per hour; 0 on a platform without a meter."""
+    if not profile.meter.metered:
+        return 0.0
+    names = {name.casefold(): usd for name, usd in settings.catalog.items()}
+    each = names.get((resources.gpu or "").casefold(), settings.default_usd_per_hour)
+    factor = settings.interruptible_factor if resources.interruptible else 1.0
+    return each * resources.gpu_count * factor
+
+
+def computes(profile: Profile, record: Record) -> bool:
+    """Whether compute bills in the record's present state.
+
+    A failed boot bills until someone ends it. A stopped instance bills on where the profile's `stops_on` lacks
+    `stop`; an interrupted one does not, since the platform took the GPU back.
+    """
+    if not profile.meter.metered:
+        return False
+    if record.state == _S.STOPPED:
+        return "stop" not in profile.meter.stops_on or record.fault("bills_when_stopped") is not None
+    return record.state in _UP
+
+
+def leaves_residue(profile: Profile, record: Record) -> bool:
+    """Whether something else than compute, a disk say, bills in the record's present state. Unknown counts as yes."""
+    if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
+        return False
+    return profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable)
+
+
+def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Record:
+    """Open and close the record's two meters to fit its state, as of `at`.
+
+    What bills after the end is a volume's and not the instance's: its rate is told, its cost is not added here.
+    """
+    compute = computes(profile, record)
+    residue = record.state in _OFF and leaves_residue(profile, record)
+    if compute and record.compute_since is None:
+        record = record.but(compute_since=at)
+    elif not compute and record.compute_since is not None:
+        record = record.but(compute_since=None, compute_s=_compute_s(profile, settings, record, at))
+    if residue and record.residue_since is None:
+        record = record.but(residue_since=at)
+    elif not residue and record.residue_since is not None:
+        record = record.but(residue_since=None, residue_s=_residue_s(settings, record, at))
+    return record
+
+
+def cost(profile: Profile, settings: Settings, record: Record, now: float) -> float:
+    """Pretend dollars so far. It never falls as `now` grows."""
+    compute = _compute_s(profile, settings, record, now) * record.usd_per_hour
+    residue = _residue_s(settings, record, now) * record.residue_usd_per_hour
+    return (compute + residue) / 3600
+
+
+def _compute_s(profile: Profile, settings: Settings, record: Record, now: float) -> float:
+    """Billed seconds: every started period counts in full steps of the profile's granularity."""
+    if record.compute_since is None:
+        return record.compute_s
+    grain = profile.meter.granularity_s
+    step = 1 if isinstance(grain, Unfound) else max(1, grain)
+    open_s = max(0.0, now - record.compute_since) * settings.time_scale
+    return record.compute_s + math.ceil(open_s / step) * step
+
+
+def _residue_s(settings: Settings, record: Record, now: float) -> float:
+    open_s = 0.0 if record.residue_since is None else max(0.0, now - record.residue_since)
+    return record.residue_s + open_s * settings.time_scale

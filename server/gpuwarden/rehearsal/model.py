@@ -1,0 +1,170 @@
+"""What a rehearsal cloud remembers: its settings, its faults, and one record per instance.
+
+Times are seconds since the epoch on the cloud's clock. Prices are pretend US dollars.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gpuwarden.core.models import Frozen, InstanceState, digest
+from gpuwarden.core.profile import Event
+
+MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"
+
+#: Pretend prices per GPU and hour. They belong to this cloud alone; real prices are asked of real providers.
+CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "H100": 2.80, "H200": 3.60}
+
+
+class Settings(Frozen):
+    """How the pretend platform behaves where a profile does not say.
+
+    Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
+    many seconds on the meter, while boots, graces and resumes keep their length, so that processes get their time.
+    `sometimes` says whether storage that is there sometimes is there. `settle_s` is how long a second look at the
+    cloud has to come after the first to be believed.
+    """
+
+    boot_s: float = Field(default=1.0, ge=0)
+    stop_s: float = Field(default=0.5, ge=0)
+    resume_s: float = Field(default=2.0, ge=0)
+    time_scale: float = Field(default=1.0, gt=0)
+    sometimes: bool = True
+    catalog: dict[str, float] = Field(default_factory=lambda: dict(CATALOG))
+    default_usd_per_hour: float = Field(default=1.0, ge=0)
+    interruptible_factor: float = Field(default=0.5, gt=0, le=1)
+    residue_usd_per_hour: float = Field(default=0.02, ge=0)
+    capacity: int = Field(default=64, ge=0)
+    settle_s: float = Field(default=0.5, ge=0)
+    host_life_s: float = Field(default=3600.0, gt=0)
+
+
+Call = Literal["quote", "create", "find", "get", "list", "start", "stop", "terminate", "submit"]
+CallFault = Literal["lost_request", "lost_reply", "bad_reply", "stale", "no_capacity"]
+InstanceFault = Literal[
+    "slow_boot", "failed_boot", "preempt", "vanish", "full_disk", "bills_when_stopped", "comes_back"
+]
+CALL_FAULTS = frozenset({"lost_request", "lost_reply", "bad_reply", "stale", "no_capacity"})
+
+
+class Fault(Frozen):
+    """One thing that goes wrong.
+
+    A call fault strikes the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
+    fault strikes the `at`-th instance created, and the `count - 1` after it. With `probability` both are drawn
+    from the seed instead, each call or instance by itself.
+
+    - `lost_request`: nothing happens, the caller hears nothing. `lost_reply`: it happens, the caller hears nothing.
+      `bad_reply`: it happens, the answer has an unexpected shape. `no_capacity`: a definite refusal.
+    - `stale`: for `seconds` a new instance is not seen yet, and a gone one is still seen as terminating.
+    - `slow_boot`: `seconds` more. `failed_boot`: it never runs, and bills until it is terminated.
+    - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.
+    - `full_disk`: writes fail once the instance's files exceed `size` bytes.
+    - `bills_when_stopped`: reported stopped, and compute bills on.
+    - `comes_back`: terminated, gone, and running again `seconds` later.
+    """
+
+    kind: CallFault | InstanceFault
+    call: Call | None = None
+    at: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1)
+    probability: float | None = Field(default=None, ge=0, le=1)
+    step: int | None = Field(default=None, ge=0)
+    seconds: float = Field(default=0.0, ge=0)
+    size: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _call_or_instance(self) -> Fault:
+        if (self.kind in CALL_FAULTS) != (self.call is not None):
+            raise ValueError(f"{self.kind} {'needs a call' if self.kind in CALL_FAULTS else 'takes no call'}")
+        if self.kind == "stale" and self.call not in {"find", "get", "list"}:
+            raise ValueError("only find, get and list can be stale")
+        return self
+
+    def strikes(self, seed: int, position: int, nth: int) -> bool:
+        """Whether this fault, the `position`-th of its list, strikes the `nth` call or instance."""
+        if self.probability is None:
+            return self.at <= nth < self.at + self.count
+        draw = int(digest([seed, position, nth])[7:21], 16) / 16**14
+        return draw < self.probability
+
+
+class Faults(Frozen):
+    """All faults of a cloud. The same seed and the same calls give the same faults."""
+
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+
+    def on_call(self, call: Call, nth: int) -> list[Fault]:
+        """The faults that strike the `nth` call of a verb."""
+        return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
+
+    def on_instance(self, nth: int) -> tuple[Fault, ...]:
+        """The faults that the `nth` instance is born with."""
+        return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
+
+
+class Record(Frozen):
+    """One instance. Every change makes a new record; `pending` are side effects that are not known to be done yet."""
+
+    id: str
+    token: str
+    number: int
+    created_at: float
+    interruptible: bool
+    durable: bool
+    sometimes: bool
+    usd_per_hour: float
+    residue_usd_per_hour: float
+    state: InstanceState = InstanceState.BOOTING
+    since: float
+    due: float | None = None
+    cause: Event | None = None
+    why: str = ""
+    faults: tuple[Fault, ...] = ()
+    pending: tuple[str, ...] = ()
+    compute_since: float | None = None
+    compute_s: float = 0.0
+    residue_since: float | None = None
+    residue_s: float = 0.0
+    vanished: bool = False
+    disk_full: bool = False
+    job_ended: bool = False
+
+    def but(self, **changes: Any) -> Record:
+        """A copy with some fields changed."""
+        return self.model_copy(update=changes)
+
+    def fault(self, kind: InstanceFault) -> Fault | None:
+        """The first fault of a kind that has not struck yet."""
+        return next((f for f in self.faults if f.kind == kind), None)
+
+    def without(self, fault: Fault) -> tuple[Fault, ...]:
+        """The faults left once `fault` has struck."""
+        left = list(self.faults)
+        left.remove(fault)
+        return tuple(left)
+
+
+class State(BaseModel):
+    """Everything that changes, in one file, so that one rename commits it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    nonce: str
+    now: float = 0.0
+    calls: dict[str, int] = Field(default_factory=dict)
+    records: dict[str, Record] = Field(default_factory=dict)
+
+
+class Truth(Frozen):
+    """What is really so, for tests that compare it with what a caller was told."""
+
+    id: str
+    state: InstanceState
+    meter: bool
+    cost_usd: float
+    usd_per_hour: float
+    processes: tuple[int, ...] = ()

@@ -1,0 +1,120 @@
+"""The processes of rehearsal instances: finding them, signalling them, and never anybody else's.
+
+A process belongs to an instance when its environment carries the instance's marker (ids are unique across clouds),
+when a run folder names it and its start ticks prove it, or when it descends from such a process. That holds for
+children that called setsid or that ignore SIGTERM. What escapes: a process that cleared its environment *and* was
+orphaned *and* is named in no status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from gpuwarden.rehearsal.model import MARKER
+
+ROUNDS = 20
+SETTLE_S = 0.5
+FULL_DISK_LIMIT = 16_384
+
+
+def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
+    """The living processes of an instance. `named` are claims of run folders: pid, start ticks, boot id."""
+    found = {p.pid: p for p in psutil.process_iter() if _marker(p) == id}
+    for pid, ticks, boot in named:
+        if pid not in found and _proven(pid, ticks, boot):
+            with contextlib.suppress(psutil.Error):
+                found[pid] = psutil.Process(pid)
+    for process in list(found.values()):
+        with contextlib.suppress(psutil.Error):
+            found.update({c.pid: c for c in process.children(recursive=True)})
+    ours = _ourselves()
+    return [p for pid, p in sorted(found.items()) if pid not in ours and _lives(p)]
+
+
+def terminate(processes: Iterable[psutil.Process]) -> None:
+    """Ask every process to end. psutil looks at the start time first, so a reused pid is left alone."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+
+
+def held(ids: set[str]) -> set[str]:
+    """Which of these instances still have a process that carries their marker. One scan for all of them."""
+    return {marker for p in psutil.process_iter() if (marker := _marker(p)) in ids} if ids else set()
+
+
+def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: A002
+    """Kill all of an instance's processes, looking again until none is left. False: some were still there."""
+    claims = list(named)
+    for _ in range(ROUNDS):
+        processes = of(id, claims)
+        if not processes:
+            return True
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        _settle(processes)
+    return False
+
+
+def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
+    """Make the kernel refuse (or allow again) the writes of an instance's processes. False: not possible here.
+
+    The soft RLIMIT_FSIZE is used: it binds root too, needs no mount and can be lifted. A write beyond the first 16 KiB
+    of a file fails with EFBIG ("File too large"); a real full disk says ENOSPC.
+    """
+    try:
+        from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
+    except ImportError:
+        return False
+    for process in of(id):
+        with contextlib.suppress(OSError, ValueError):
+            _, hard = prlimit(process.pid, RLIMIT_FSIZE)
+            soft = FULL_DISK_LIMIT if hard == RLIM_INFINITY else min(FULL_DISK_LIMIT, hard)
+            prlimit(process.pid, RLIMIT_FSIZE, (soft if full else hard, hard))
+    return True
+
+
+def _settle(processes: Iterable[psutil.Process]) -> None:
+    """Wait briefly until all are dead. They are not reaped: an exit code belongs to the parent that waits for it."""
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end and any(_lives(p) for p in processes):
+        time.sleep(0.002)
+
+
+def _marker(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get(MARKER, ""))
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+    except psutil.Error:
+        return False
+
+
+def _proven(pid: int, ticks: str, boot: str) -> bool:
+    """Whether the process that a status names is still that process. Without /proc nothing proves it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[19] == ticks and boot in {"", here}
+
+
+def _ourselves() -> set[int]:
+    """Ourselves and our ancestors, who are never killed, whatever their environment says."""
+    try:
+        return {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+    except psutil.Error:
+        return {os.getpid(), os.getppid()}

@@ -1,0 +1,87 @@
+"""What a machine's run folders say: the step that training reached, whether the jobs have ended, and their processes.
+
+A run folder is written by the job and its runner; whatever is in it is a claim. Nothing is signalled on its word
+alone: a process is named by pid *and* start ticks, and the kernel is asked whether that process still exists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TAIL = 65_536
+FINAL = frozenset({"succeeded", "failed", "canceled", "preempted", "timeout"})
+
+
+def folders(run_root: Path) -> list[Path]:
+    """The run folders: real folders that hold a status or metrics."""
+    try:
+        found = [p for p in run_root.iterdir() if p.is_dir() and not p.is_symlink()]
+    except OSError:
+        return []
+    return sorted(p for p in found if (p / "status.json").is_file() or (p / "metrics.jsonl").is_file())
+
+
+def step(run_root: Path, pids: set[int] | None = None) -> int | None:
+    """The highest step that the runs report in metrics or status. With `pids`, only runs of those processes count."""
+    mine = [f for f in folders(run_root) if pids is None or status(f).get("pid") in pids]
+    steps = [s for folder in mine for s in _steps(folder)]
+    return max(steps, default=None)
+
+
+def all_ended(run_root: Path) -> bool:
+    """Whether there was a job and every job has a final status."""
+    states = [status(f).get("state") for f in folders(run_root)]
+    return bool(states) and all(state in FINAL for state in states)
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """A run's status; empty when there is none that can be read."""
+    try:
+        found = json.loads(_tail(folder / "status.json", 1 << 20))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
+    """Pid, start ticks and boot id of every process that a status names, the runner's and the job's."""
+    for folder in folders(run_root):
+        said = status(folder)
+        boot = str(said.get("boot_id", ""))
+        pairs = [
+            (said.get("pid"), said.get("start_ticks")),
+            (said.get("child_pid"), said.get("child_ticks")),
+        ]
+        for pid, ticks in pairs:
+            if type(pid) is int and pid > 1 and ticks is not None:
+                yield pid, str(ticks), boot
+
+
+def _steps(folder: Path) -> Iterator[int]:
+    rows: list[Any] = [status(folder)]
+    for path in (folder / "metrics.jsonl", folder / "work" / "metrics.jsonl"):
+        for line in _tail(path, TAIL).splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue  # the first line may be cut, the last half written
+    for row in rows:
+        found = row.get("step", row.get("global_step")) if isinstance(row, dict) else None
+        if type(found) is int:
+            yield found
+
+
+def _tail(path: Path, size: int) -> str:
+    """The end of a plain file as text; empty for a link, a pipe or anything that can't be read."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(max(0, end - size))
+            return file.read(size).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""

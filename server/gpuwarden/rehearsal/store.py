@@ -1,0 +1,83 @@
+"""The cloud's files, and the lock that makes every process see one cloud.
+
+`cloud.json` is what was decided (profile, settings, faults), `state.json` what happened. Both are replaced by one
+rename, so a process killed at any line leaves the old text or the new one. Loss of power is not rehearsed: no fsync.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
+
+from gpuwarden.core.errors import BadReply, Unreachable
+from gpuwarden.core.models import Frozen
+from gpuwarden.core.profile import Profile
+from gpuwarden.rehearsal.model import Faults, Settings, State
+
+LOCK_S = 15.0
+M = TypeVar("M", bound=BaseModel)
+
+
+class Config(Frozen):
+    """What was decided about a cloud."""
+
+    profile: Profile
+    settings: Settings = Settings()
+    faults: Faults = Faults()
+
+
+class Store:
+    """One cloud's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @contextmanager
+    def lock(self, *, make: bool = False) -> Iterator[None]:
+        """One process at a time; the kernel gives the lock back when its holder dies. `make` makes a new cloud.
+
+        Raises Unreachable when the lock is held too long or the cloud's folder is gone.
+        """
+        if make:
+            self.root.mkdir(parents=True, exist_ok=True)
+        elif not self.root.is_dir():
+            raise Unreachable(f"the rehearsal cloud in {self.root} is gone: somebody moved or deleted its folder")
+        try:
+            with FileLock(self.root / "lock", timeout=LOCK_S):
+                yield
+        except Timeout as busy:
+            raise Unreachable(f"the rehearsal cloud in {self.root} was busy for {LOCK_S:.0f} s") from busy
+
+    def config(self) -> Config | None:
+        """The configuration; None when the cloud is new."""
+        return self._read(Config, "cloud.json")
+
+    def state(self) -> State:
+        """The state; a fresh one, with a nonce that makes its ids unique on this machine, when the cloud is new."""
+        return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
+
+    def save(self, model: Config | State) -> None:
+        """Replace a file as a whole."""
+        path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(model.model_dump_json())
+        fresh.replace(path)
+
+    def _read(self, kind: type[M], name: str) -> M | None:
+        path = self.root / name
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise BadReply(
+                f"{path} is no file of a rehearsal cloud: {error.error_count()} problems, the first: "
+                f"{error.errors()[0]['msg'][:200]}",
+                "Move the folder away to start a new pretend cloud; its processes, if any, go on until then.",
+            ) from error

@@ -1,0 +1,15 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import TeardownFacts
+
+
+@rule("TD-OUT-002", gate="teardown", severity=Severity.ERROR, fix="Have the job write plain files with plain names.")
+def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
+    """Everything below a declared output can be copied.
+
+    Why: links that leave their folder, sockets and names that are no text can't be pulled, so no proof covers them.
+    """
+    if facts.skipped and not facts.gone:
+        names = ", ".join(facts.skipped[:5])
+        yield Found(f"{len(facts.skipped)} thing(s) below the declared outputs can't be copied: {names}")

@@ -1,0 +1,1 @@
+"""The doors that agents and people come through."""

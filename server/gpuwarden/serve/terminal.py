@@ -1,0 +1,278 @@
+"""Replies as a person reads them on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.fence import plain
+from gpuwarden.serve.replies import (
+    CheckReply,
+    FindingReply,
+    InstanceReply,
+    InstancesReply,
+    MeterReply,
+    PullReply,
+    Reply,
+    SubmitReply,
+    TeardownReply,
+    VerifyReply,
+)
+
+if TYPE_CHECKING:
+    from gpuwarden.remote.receive import Progress
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+COLORS = {
+    "error": "red", "unknown": "magenta", "warning": "yellow", "info": "cyan",
+    "succeeded": "green", "running": "green", "failed": "red", "refuted": "red", "proven": "green",
+}  # fmt: skip
+
+
+COMMANDS = {
+    "submit_job": "submit", "check_job": "check", "cancel_job": "cancel", "pull_artifacts": "pull",
+    "verify_checkpoint": "verify", "teardown_request": "teardown", "list_instances": "instances",
+}  # fmt: skip
+
+
+def spoken(text: str) -> str:
+    """A sentence that names tools, for a person, who has commands; safe to print."""
+    words = re.compile(rf"\b({'|'.join(COMMANDS)})\b")
+    return escape(words.sub(lambda m: f"`gpuwarden {COMMANDS[m[1]]}`", plain(text)))
+
+
+def colored(word: str) -> str:
+    """A word in the color of its kind."""
+    color = COLORS.get(word)
+    return f"[{color}]{escape(word)}[/]" if color else escape(word)
+
+
+def when(at: float | None) -> str:
+    """A time as people write it, in UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+
+
+def usd(amount: float | None) -> str:
+    """An amount, or that it is unknown."""
+    return "unknown" if amount is None else f"${amount:.4f}" if amount < 1 else f"${amount:,.2f}"
+
+
+def show_error(error: WardenError) -> None:
+    """What happened, what is known, what to do next."""
+    err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
+    if isinstance(error, Refused) and error.findings:
+        _findings([FindingReply(**f.model_dump(mode="json")) for f in error.findings], err)
+    if error.hint:
+        err.print(f"[dim]next:[/] {spoken(error.hint)}")
+
+
+def _findings(findings: list[FindingReply], console: Console = out) -> None:
+    if not findings:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for f in findings:
+        fix = f"\n[dim]{spoken(f.fix)}[/]" if f.fix else ""
+        table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", escape(f.message) + fix)
+    console.print(table)
+
+
+def message(reply: Reply) -> None:
+    """A reply's sentence and what to do next."""
+    if reply.message:
+        out.print(escape(reply.message))
+    if reply.hint:
+        out.print(f"[dim]next:[/] {spoken(reply.hint)}")
+
+
+def submitted(reply: SubmitReply) -> None:
+    """After a submit."""
+    _findings(reply.findings)
+    if reply.price_usd_per_hour is not None:
+        source = escape(reply.price_source or "")
+        out.print(f"price {usd(reply.price_usd_per_hour)}/h ({source}), at most {usd(reply.worst_cost_usd)}")
+    if reply.receipt:
+        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
+    message(reply)
+
+
+def checked(reply: CheckReply) -> None:
+    """After a check or a cancel."""
+    step = f", step {reply.step}" if reply.step is not None else ""
+    why = f" [dim]({escape(reply.why)})[/]" if reply.why else ""
+    out.print(f"[bold]{reply.job_id}[/] {colored(reply.state)}{step}{why}")
+    if reply.metrics:
+        out.print("  " + "  ".join(f"{escape(k)} {v:g}" for k, v in reply.metrics.items()))
+    for alert in reply.alerts:
+        out.print(f"  [yellow]{escape(alert)}[/]")
+    if reply.meter:
+        out.print("  " + _meter(reply.meter))
+    if reply.log:
+        out.print(escape("\n".join(reply.log.splitlines()[1:-1])), style="dim")  # the fence is for models
+    message(reply)
+
+
+def _meter(meter: MeterReply) -> str:
+    mark = {True: "[yellow]billing[/]", False: "[green]not billing[/]", None: "[magenta]may be billing[/]"}[
+        meter.billing
+    ]
+    price = f" at {usd(meter.price_usd_per_hour)}/h" if meter.billing is not False else ""
+    return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd)} [dim]({meter.state})[/]"
+
+
+def pulled(reply: PullReply) -> None:
+    """After a pull."""
+    sent = f"{reply.bytes_sent:,} travelled"
+    out.print(f"{reply.files} file(s), {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
+    for name in reply.missing:
+        out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
+    for problem in reply.problems:
+        out.print(f"  [red]{escape(problem)}[/]")
+    message(reply)
+
+
+def verified(reply: VerifyReply) -> None:
+    """After a verification."""
+    step = f", step {reply.step}" if reply.step is not None else ""
+    out.print(f"{colored(reply.verdict)} at level {reply.level}: {reply.files} file(s), {reply.bytes:,} bytes{step}")
+    for problem in reply.problems:
+        out.print(f"  [red]{escape(problem)}[/]")
+    for file in reply.evidence:
+        out.print(
+            f"  {colored(file.verdict)} {escape(file.path)} [dim]({file.format})[/] {escape('; '.join(file.problems))}"
+        )
+    for text in reply.warnings:
+        out.print(f"  [yellow]{escape(text)}[/]")
+    for text in reply.not_checked:
+        out.print(f"  [dim]not checked: {escape(text)}[/]")
+    message(reply)
+
+
+def torn_down(reply: TeardownReply) -> None:
+    """After a teardown request or an approval."""
+    out.print(f"[bold]{reply.ticket}[/] {escape(reply.state)}: {reply.verb} the machine of {reply.job_id}")
+    _findings(reply.findings)
+    if reply.deletes:
+        out.print(f"  deletes there: {escape(', '.join(reply.deletes))}")
+    if reply.copy_at:
+        out.print(f"  verified copy: {escape(reply.copy_at)}")
+    out.print("  " + _meter(reply.meter))
+    message(reply)
+
+
+def listed(reply: InstancesReply) -> None:
+    """The inventory, narrow enough for 80 columns: what belongs together stands in one cell."""
+    if reply.instances:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for head in ("machine", "state (UTC)", "billing", "cost"):
+            table.add_column(head, no_wrap=True)
+        table.add_column("job", overflow="fold")
+        for row in reply.instances:
+            table.add_row(*_machine(row))
+        out.print(table)
+    for job in reply.jobs:
+        out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
+    for what, why in reply.unknown.items():
+        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+    message(reply)
+
+
+def _machine(row: InstanceReply) -> tuple[str, ...]:
+    billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
+    job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+    return (
+        f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
+        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]",
+        billing,
+        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]",
+        f"{job}[dim]{escape(row.note)}[/]",
+    )
+
+
+def history(rows: list[dict[str, Any]]) -> None:
+    """The ledger's events as a timeline; the reason of an event stands below it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("when (UTC)", "subject"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("event", overflow="fold")
+    for row in rows:
+        state = row["state"]
+        reached = f" -> {state}" if state and not row["kind"].endswith(f".{state}") else ""
+        why = plain(str(row["body"].get("why") or ""))
+        reason = f"\n[dim]{escape(why)}[/]" if why else ""
+        table.add_row(when(row["at"])[5:], escape(row["subject"]), f"{escape(row['kind'])}{reached}{reason}")
+    out.print(table)
+
+
+def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
+    """The rules, as a list or in full."""
+    if full:
+        for r in rows:
+            out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{escape(r['title'])}\n")
+            out.print(f"Why: {escape(' '.join(r['why'].split()))}\nFix: {escape(r['fix'])}")
+        return
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for r in rows:
+        table.add_row(r["id"], colored(r["severity"]), escape(r["title"]))
+    out.print(table)
+
+
+def platforms(titles: dict[str, str]) -> None:
+    """The platforms that can be named."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for name, title in titles.items():
+        table.add_row(f"[bold]{escape(name)}[/]", escape(title))
+    out.print(table)
+
+
+def profile(name: str) -> None:
+    """A profile's page."""
+    from rich.markdown import Markdown
+
+    from gpuwarden.data import data_dir
+    from gpuwarden.frontmatter import read_front_matter
+
+    file = data_dir("profiles") / f"{name.removeprefix('rehearsal/')}.md"
+    out.print(Markdown(read_front_matter(file.read_text("utf-8"), name=file.name).body))
+
+
+def doctor(reply: Any) -> None:
+    """The effective settings and what was found."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("setting", "value", "from"):
+        table.add_column(head, overflow="fold")
+    for row in reply.settings:
+        table.add_row(escape(row.setting), escape(row.value), escape(row.origin))
+    out.print(table)
+    for check in reply.checks:
+        mark = "[green]ok[/]" if check.ok else "[red]no[/]"
+        out.print(f"{mark} {escape(check.what)}: {escape(check.found)}")
+    message(reply)
+
+
+@contextlib.contextmanager
+def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar for a transfer, on a terminal only."""
+    if quiet or not err.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn("pulling"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=err
+    ) as bar:
+        task = bar.add_task("pull", total=None)
+        yield lambda p: bar.update(task, completed=p.bytes_done, total=p.bytes_total)

@@ -1,0 +1,171 @@
+"""A process that is killed: one use case in a process of its own, dead by SIGKILL at a line or a moment of choice.
+
+`python crash_driver.py` imports everything once and then reads orders, one JSON object per line on stdin. For each
+it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
+about to run that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside that
+many seconds later. The answer says how the child ended, what the use case answered, and how many lines it ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import anyio
+
+import gpuwarden
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import JobSpec
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import approve, request
+from gpuwarden.lifecycle.verify import verify_job
+from gpuwarden.lifecycle.warden import Warden
+from lifecycle_kit import open_house
+
+PACKAGE = str(Path(gpuwarden.__file__).parent)
+PATIENCE_S = 60.0
+
+
+class PlainClock:
+    """The machine's clock, but none that the cloud starts host processes for: what is due happens at the next look."""
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+class Tripwire:
+    """Counts the lines of gpuwarden that run, and kills at one of them. `map` has the counts of every line."""
+
+    def __init__(self, line: int | None, note: int) -> None:
+        self.line, self.note, self.count = line, note, 0
+        self.map: dict[str, list[int]] = {}
+
+    def arm(self) -> None:
+        threading.settrace(self.enter)
+        sys.settrace(self.enter)
+
+    def disarm(self) -> None:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+    def enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self.step if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            self.count += 1
+            at = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
+            self.map.setdefault(at, []).append(self.count)
+            if self.count == self.line:
+                os.write(self.note, json.dumps({"killed_at": at}).encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.step
+
+
+async def act(w: Warden, order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one use case; what a caller would learn from it."""
+    match order["phase"]:
+        case "quote":
+            return {"receipt": (await submit(w, JobSpec.model_validate(order["spec"]))).receipt}
+        case "submit":
+            done = await submit(w, JobSpec.model_validate(order["spec"]), receipt=order["receipt"])
+            return {"job": done.job.id if done.job else None}
+        case "check":
+            seen = await check(w, order["job"])
+            return {"state": seen.job.state, "why": seen.job.why}
+        case "pull":
+            got = await pull(w, order["job"])
+            return {"files": [f.local for f in got.received.files], "complete": got.received.complete}
+        case "verify":
+            return {"verdict": (await verify_job(w, order["job"])).verdict}
+        case "list":
+            found = await list_instances(w)
+            return {"rows": [[r.instance_id, r.billing, r.ours] for r in found.rows], "unknown": found.unknown}
+        case "teardown":
+            view = await request(w, order["job"], "terminate")
+        case _:  # approve
+            view = await approve(w, order["ticket"], order["digest"], channel="terminal", by="a person in a test")
+    return {
+        "ticket": view.record.id,
+        "digest": view.record.digest,
+        "state": view.record.state,
+        "findings": [f.message for f in view.findings],
+    }
+
+
+def child(order: dict[str, Any], note: int) -> None:
+    """One use case from opening the house to closing it."""
+    wire = Tripwire(order.get("line"), note)
+    wire.arm()
+    clock = SystemClock() if order.get("hosts") else PlainClock()
+    w = open_house(Path(order["home"]), clock)
+    try:
+        answer = anyio.run(act, w, order)
+    except WardenError as error:
+        answer = {"error": error.code, "message": error.message}
+    wire.disarm()
+    Path(order["map"]).write_text(json.dumps(wire.map))
+    os.write(note, json.dumps({"answer": answer}).encode())
+
+
+def carry_out(order: dict[str, Any]) -> dict[str, Any]:
+    """Fork, wait, and kill when the time has come."""
+    reader, writer = os.pipe()
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        code = 1
+        try:
+            child(order, writer)
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    end = began + (order.get("after") or PATIENCE_S)
+    ended = 0
+    while not ended:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended and time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0)
+        elif not ended:
+            time.sleep(0.001)
+    note = b""
+    while block := os.read(reader, 65_536):
+        note += block
+        if len(block) < 65_536:
+            break
+    os.close(reader)
+    said = json.loads(note) if note else {}
+    took = time.monotonic() - began
+    return {"killed": os.WIFSIGNALED(status), "code": os.waitstatus_to_exitcode(status), "took": took, **said}
+
+
+def main() -> None:
+    """Answer orders until stdin ends."""
+    for text in sys.stdin:
+        sys.stdout.write(json.dumps(carry_out(json.loads(text))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

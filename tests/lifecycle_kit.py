@@ -1,0 +1,201 @@
+"""A house to try the use cases in: a home folder, a rehearsal cloud, a tiny job, and the promises that always hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.models import JobSpec, Level, Report, Verdict
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, Job, Lease, Teardown
+from gpuwarden.ledger.store import Event, Ledger
+from gpuwarden.lifecycle import copies
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.providers.rehearsal import RehearsalProvider
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
+
+PLATFORM = "rehearsal/vastai"
+WEALTHY = Policy(rehearsal_caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
+FAST = Settings(boot_s=0.05, stop_s=0.02, resume_s=0.05, settle_s=0.05)
+
+# A job that says that it was started (a line in a file outside of the machine), works a while, and saves a checkpoint.
+TRAIN = """
+import json, os, struct, sys, time
+said, seconds = sys.argv[1], float(sys.argv[2])
+line = "%s %s %d\\n" % (os.environ["GPUWARDEN_JOB"], os.environ["GPUWARDEN_ATTEMPT"], os.getpid())
+fd = os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+os.write(fd, line.encode())
+print("training", flush=True)
+time.sleep(seconds)
+os.makedirs("out", exist_ok=True)
+head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
+head += b" " * (-len(head) % 8)
+with open("out/model.tmp", "wb") as file:
+    file.write(struct.pack("<Q", len(head)) + head + struct.pack("<256f", *range(256)))
+os.rename("out/model.tmp", "out/model.safetensors")
+"""
+
+
+def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
+    """The job above; `said` collects one line per launch."""
+    values: dict[str, object] = {
+        "name": "train",
+        "platform": PLATFORM,
+        "command": (sys.executable, "-I", "-S", "-c", TRAIN, str(said), str(seconds)),
+        "outputs": ("out",),
+        "timeout_s": 600,
+        "max_cost_usd": 5.0,
+    }
+    return JobSpec.model_validate(values | changes)
+
+
+def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Warden:
+    """A warden over a home folder; as many as you like may be open."""
+    return Warden(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
+
+
+def rent_cloud(w: Warden, *faults: Fault, platform: str = PLATFORM, settings: Settings = FAST, seed: int = 0) -> Cloud:
+    """Set up the cloud that a warden's provider for `platform` looks at. Nothing moves in it unless somebody looks."""
+    profile = w.profile(platform)
+    root = w.home / "providers" / "rehearsal" / profile.id
+    cloud = Cloud(root, profile, w.clock, settings=settings, faults=Faults(seed=seed, faults=faults), supervise=False)
+    w._providers[platform] = RehearsalProvider(cloud)
+    return cloud
+
+
+async def launch(w: Warden, spec: JobSpec) -> str:
+    """Submit twice, the second time with the receipt; the job's id."""
+    first = await submit(w, spec)
+    done = await submit(w, spec, receipt=first.receipt)
+    assert done.job is not None
+    return done.job.id
+
+
+async def prove(w: Warden, job_id: str) -> Report | None:
+    """Record that the pulled copies are whole, as a verification does; what a checkpoint is, is not the point here."""
+    job, pulled = read_job(w.ledger, job_id), copies.last_pull(w, job_id)
+    if pulled is None:
+        return None
+    report = Report(path=pulled.dest, level=Level.LOAD, verdict=Verdict.PROVEN, files=())
+    copies.save_verified(w, job, pulled, copies.seal(pulled), report)
+    return report
+
+
+def records(cloud: Cloud) -> list[Record]:
+    """Every instance that the cloud ever rented, as the cloud itself knows it."""
+    return list(cloud.store.state().records.values())
+
+
+# ------------------------------------------------------------------------------------------------------- promises
+
+_TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TEARDOWN)}
+_FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
+
+
+def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset()) -> list[str]:
+    """Everything that is wrong. Lets time pass in the cloud first. `excused` are machines that may bill unseen."""
+    truths = cloud.truths()
+    return [
+        *moves_along_the_tables(ledger),
+        *no_end_without_approval(ledger, cloud),
+        *(
+            f"{machine} bills and no live lease knows it"
+            for machine, truth in truths.items()
+            if truth.meter and machine not in excused and not _in_sight(ledger, cloud.store.state().records[machine])
+        ),
+    ]
+
+
+def moves_along_the_tables(ledger: Ledger) -> Iterator[str]:
+    """Replay every move of every machine."""
+    at: dict[str, object] = {}
+    for event in ledger.events(limit=1_000_000):
+        if event.state is None:
+            continue
+        machine = event.subject.partition("/")[0]
+        states, table = _TABLES[machine]
+        new, old = states(event.state), at.get(event.subject)
+        allowed = _FIRST[machine] if old is None else table[old]  # type: ignore[index]
+        if new not in allowed:
+            yield f"{event.subject} went from {old} to {new} (event {event.seq})"
+        at[event.subject] = new
+
+
+def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
+    """Whoever was stopped or terminated at the cloud had an approval, once, for the facts that were carried out."""
+    used = ledger.events(kind="approval.used")
+    for event in used:
+        granted = [e for e in ledger.events(event.subject, kind="approval.granted") if e.seq < event.seq]
+        if not granted or granted[-1].body["digest"] != event.body["digest"]:
+            yield f"{event.subject} executed without an approval of its facts"
+        elif judged(ledger, granted[-1]) != event.body["digest"]:
+            yield f"{event.subject} executed on a yes to facts that had changed"
+        elif event.at > granted[-1].body["expires_at"]:
+            yield f"{event.subject} executed on an expired approval"
+    if len({e.token for e in used}) != len(used):
+        yield "an approval was used twice"
+    approved = {ledger.events(e.subject, kind="teardown.requested")[0].body["lease"] for e in used}
+    given_back = {e.subject.removeprefix("lease/") for e in ledger.events(kind="abandon.intent")}
+    for job in {e.subject.removeprefix("job/") for e in ledger.events(kind="submit.intent")}:
+        rented = ledger.last(f"job/{job}", "job.provisioning")
+        if rented is not None and rented.body["lease"] in given_back:
+            yield f"{job} was given back although something was launched there"
+    for record in records(cloud):
+        if record.cause in {"stop", "terminate"} and not {
+            lease for lease, machine in leases(ledger).items() if machine == record.id
+        } & (approved | given_back):
+            yield f"{record.id} was ended ({record.why}) and nobody approved that"
+
+
+def judged(ledger: Ledger, granted: Event) -> str | None:
+    """The digest of the facts as they were last looked at before a yes was recorded."""
+    looks = ("teardown.awaiting_human", "teardown.blocked")
+    before = [e for e in ledger.events(granted.subject) if e.kind in looks and e.seq < granted.seq]
+    return next((str(e.body["digest"]) for e in reversed(before) if not e.body.get("without_proof")), None)
+
+
+def leases(ledger: Ledger) -> dict[str, str | None]:
+    """Lease ids, and the instance that each stands for."""
+    found: dict[str, str | None] = {}
+    for subject in ledger.subjects("lease"):
+        known = [e for e in ledger.events(subject) if "instance" in e.body]
+        found[subject.removeprefix("lease/")] = known[-1].body["instance"]["id"] if known else None
+    return found
+
+
+def _in_sight(ledger: Ledger, record: Record) -> bool:
+    """Whether a live lease stands for an instance: by its id, or by its token while no id is known."""
+    return any(
+        ledger.state(f"lease/{lease}") in LIVE_LEASES
+        and (machine == record.id or (machine is None and lease == record.token))
+        for lease, machine in leases(ledger).items()
+    )
+
+
+def stopped_leases(ledger: Ledger) -> dict[str, str]:
+    """The leases that are believed stopped, and their instances."""
+    return {
+        lease: machine
+        for lease, machine in leases(ledger).items()
+        if machine is not None and ledger.state(f"lease/{lease}") == Lease.STOPPED
+    }
+
+
+def launches(said: Path) -> list[tuple[str, int]]:
+    """Job and attempt of every launch, as the jobs themselves said it."""
+    lines = said.read_text().splitlines() if said.exists() else []
+    return [(line.split()[0], int(line.split()[1])) for line in lines]
+
+
+def story(events: list[Event]) -> str:
+    """A ledger's events, a line each, to read when a test fails."""
+    return "\n".join(
+        f"{e.seq:4} {e.subject:32} {e.kind:26} {e.state or '':16} {json.dumps(e.body)[:160]}" for e in events
+    )

@@ -1,0 +1,165 @@
+"""The front door: folders of a run's outputs, manifests, and paths that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.models import Level, Manifest, Report, Verdict
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's outputs: two checkpoints, metrics, a log."""
+    root = tmp_path / "outputs"
+    rng = np.random.default_rng(0)
+    for step in (10, 20):
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        save_file({"w": rng.normal(size=(64, 64)).astype("f4"), "b": np.ones(64, "f2")}, folder / "model.safetensors")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (root / "metrics.jsonl").write_text('{"loss": 1.5}\n{"loss": 1.2}\n')
+    (root / "train.log").write_text("step 1\nstep 2\n")
+    return root
+
+
+def taken(root: Path) -> Manifest:
+    return Manifest.model_validate(manifest.take(root))
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def lines(report: Report) -> str:
+    """Every problem and doubt of a report, in one text."""
+    found = [*report.problems, *report.doubts]
+    for part in (*report.files, *report.checkpoints):
+        found += [f"{part.path}: {line}" for line in (*part.problems, *part.doubts)]
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("level", [Level.STRUCTURE, Level.CONTENT])
+def test_a_whole_run_is_proven_and_says_what_was_not_checked(run: Path, level: Level) -> None:
+    report = verify(run, level)
+    assert report.verdict is Verdict.PROVEN, lines(report)
+    assert (report.newest, report.step) == ("checkpoint-20", 20)
+    assert report.not_checked
+
+
+def test_a_flipped_bit_is_invisible_without_a_manifest_and_refuted_with_one(run: Path) -> None:
+    roster = taken(run)
+    flip(run / "checkpoint-10/model.safetensors", 4000)
+    blind = verify(run, Level.CONTENT)
+    assert blind.verdict is Verdict.PROVEN
+    assert any("bit for bit" in line for line in blind.not_checked)
+    seeing = verify(run, Level.CONTENT, manifest=roster)
+    assert seeing.verdict is Verdict.REFUTED
+    assert "not the bytes that were saved" in lines(seeing)
+
+
+def test_a_manifest_written_beside_a_checkpoint_is_found(run: Path) -> None:
+    folder = run / "checkpoint-20"
+    manifest.write(folder, manifest.take(folder))
+    assert all(f.sealed for f in verify(folder, Level.CONTENT).files if not f.path.endswith(manifest.FILE))
+    flip(folder / "model.safetensors", 4000)
+    assert verify(run, Level.CONTENT).verdict is Verdict.REFUTED
+    assert verify(run, Level.CONTENT).newest == "checkpoint-10"
+
+
+def test_a_file_gone_since_the_manifest_is_a_problem(run: Path) -> None:
+    roster = taken(run)
+    (run / "train.log").unlink()
+    report = verify(run, Level.STRUCTURE, manifest=roster)
+    assert report.verdict is Verdict.REFUTED
+    assert "train.log" in lines(report)
+
+
+def test_files_that_the_manifest_does_not_know_do_not_count(run: Path) -> None:
+    roster = taken(run)
+    (run / "old.safetensors").write_bytes(b"torn")
+    report = verify(run, Level.CONTENT, manifest=roster)
+    assert report.verdict is Verdict.PROVEN
+    assert "old.safetensors" in " ".join(report.not_checked)
+
+
+def test_a_manifest_without_digests_leaves_it_unknown(run: Path) -> None:
+    roster = taken(run)
+    bare = roster.model_copy(
+        update={"files": tuple(f.model_copy(update={"sha256": None, "xxh3_128": None}) for f in roster.files)}
+    )
+    assert verify(run, Level.CONTENT, manifest=bare).verdict is Verdict.UNKNOWN
+
+
+def test_a_part_of_a_run_is_compared_with_its_part_of_the_manifest(run: Path) -> None:
+    roster = taken(run.parent)
+    part = run / "checkpoint-10"
+    report = verify(part, Level.CONTENT, manifest=roster, under="outputs/checkpoint-10")
+    assert report.verdict is Verdict.PROVEN, lines(report)
+    assert {f.path for f in report.files} == {"model.safetensors", "trainer_state.json"}
+
+
+def test_an_unknown_format_is_never_passed(run: Path) -> None:
+    (run / "weights.xyz").write_bytes(os.urandom(100))
+    report = verify(run, Level.CONTENT, manifest=taken(run))
+    assert report.verdict is Verdict.UNKNOWN
+    assert "weights.xyz: of no format" in lines(report)
+
+
+def test_a_state_that_stands_at_another_step_than_its_folder(run: Path) -> None:
+    (run / "checkpoint-20/trainer_state.json").write_text(json.dumps({"global_step": 10}))
+    report = verify(run, Level.STRUCTURE)
+    assert report.verdict is Verdict.REFUTED
+    assert report.newest == "checkpoint-10"
+
+
+def test_an_empty_newer_checkpoint_is_named_and_the_older_one_offered(run: Path) -> None:
+    (run / "checkpoint-29").mkdir()
+    report = verify(run, Level.STRUCTURE)
+    assert report.verdict is Verdict.REFUTED
+    assert "checkpoint-29: the folder is empty" in lines(report)
+    assert report.newest == "checkpoint-20"
+
+
+def test_the_leftover_of_an_unfinished_save_is_named(run: Path) -> None:
+    (run / "checkpoint-20/model.safetensors.tmp").write_bytes(b"half")
+    report = verify(run, Level.STRUCTURE)
+    assert report.verdict is Verdict.UNKNOWN
+    assert "model.safetensors.tmp: the leftover" in lines(report)
+
+
+def test_a_folder_without_files_proves_nothing(tmp_path: Path) -> None:
+    assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.UNKNOWN
+
+
+def test_paths_that_are_none(tmp_path: Path) -> None:
+    for bad in (tmp_path / "nothing", Path("a\0b"), tmp_path / ("x" * 5000), tmp_path / "a" / ".." / "b"):
+        with pytest.raises((NotFound, BadRequest)):
+            verify(bad)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are a POSIX thing")
+def test_odd_entries_are_named_and_never_opened(run: Path) -> None:
+    os.mkfifo(run / "pipe.safetensors")
+    (run / "loop").symlink_to(run)
+    (run / "out.txt").symlink_to("/etc/passwd")
+    (run / "latest").symlink_to("checkpoint-20")
+    (run / "gone.pt").symlink_to("nowhere")
+    report = verify(run, Level.CONTENT)
+    assert report.verdict is Verdict.UNKNOWN
+    found = lines(report)
+    assert "pipe.safetensors: not a regular file but a named pipe" in found
+    assert "out.txt: a link that leads out" in found
+    assert "gone.pt: a link to nothing" in found
+    assert "latest" not in found
+    assert "loop" not in found

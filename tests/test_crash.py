@@ -1,0 +1,272 @@
+"""The process dies by SIGKILL anywhere; the next one goes on. Nothing is lost, doubled, ended unasked or forgotten.
+
+Each life is one job from quote to teardown. Every use case runs in a process of its own, most of which are killed: at
+a line of gpuwarden drawn at random, or at a random moment (then also inside SQLite, fsync or a wait). After every kill
+the ledger is held against the cloud's own books. What the callers know is only what an answer told them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash_driver import PlainClock
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.rehearsal.model import Fault, Settings
+from lifecycle_kit import (
+    FAST,
+    launches,
+    open_house,
+    promises,
+    records,
+    rent_cloud,
+    stopped_leases,
+    story,
+    training,
+)
+
+PHASES = ("quote", "submit", "check", "pull", "verify", "teardown", "approve", "list")
+SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+CALM_AFTER = 5
+"""So many kills in a row of one step, then it is let through, so that every life comes to its end."""
+
+
+class Driver:
+    """The warm process that forks the ones to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.errors = (folder / "driver.err").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("crash_driver.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1,
+        )  # fmt: skip
+
+    def order(self, **order: Any) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            pytest.fail(f"the driver died: {self.errors.read()[-4000:]}")
+        reply: dict[str, Any] = json.loads(line)
+        if not reply["killed"] and reply["code"] != 0:
+            self.errors.seek(0)
+            pytest.fail(f"{order['phase']} ended with a traceback: {self.errors.read()[-4000:]}")
+        return reply
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(30)
+        self.errors.close()
+
+
+@dataclass
+class Tally:
+    """What was hit, over all lives. `maps` and `took` are the lines and the seconds of each step, as last seen."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    points: set[str] = field(default_factory=set)
+    maps: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)
+
+    def fresh(self, phase: str) -> list[str]:
+        """The lines of a step at which nobody has died yet."""
+        return [at for at in self.maps[phase] if f"{phase} {at}" not in self.points]
+
+
+class Life:
+    """One job, one cloud, one home folder, many deaths."""
+
+    def __init__(self, driver: Driver, tally: Tally, home: Path, rng: random.Random, kind: str) -> None:
+        self.driver, self.tally, self.home, self.rng, self.kind = driver, tally, home, rng, kind
+        self.said = home / "said.txt"
+        self.resumed = kind == "preempted"
+        self.spec = training(self.said, 0.4 if self.resumed else 0.05, interruptible=self.resumed)
+        self.hosts = kind == "hosts"
+        home.mkdir()
+        w = open_house(home, PlainClock())
+        self.cloud = rent_cloud(w, *FAULTS.get(kind, ()), settings=SETTINGS, seed=rng.randrange(1_000_000))
+        w.ledger.close()
+
+    def step(self, phase: str, **more: Any) -> dict[str, Any]:
+        """Carry a use case out, in as many processes as it takes until one lives to answer."""
+        for tries in range(100):
+            plan = self.plan(phase) if tries < CALM_AFTER else {}
+            map_file = self.home / "map.json"
+            reply = self.driver.order(
+                phase=phase, home=str(self.home), hosts=self.hosts, map=str(map_file), **plan, **more
+            )
+            self.hold(phase, reply)
+            if not reply["killed"]:
+                self.tally.maps.setdefault(phase, {}).update(json.loads(map_file.read_text()))
+                self.tally.took[phase] = max(self.tally.took.get(phase, 0.0), reply["took"])
+                answer: dict[str, Any] = reply["answer"]
+                return answer
+        raise AssertionError(f"{phase} never came to an end")
+
+    def plan(self, phase: str) -> dict[str, Any]:
+        """How the next process dies: mostly at a line where none has died yet, sometimes at a moment, sometimes not."""
+        if phase not in self.tally.maps or self.rng.random() < 0.15:
+            return {}
+        if self.rng.random() < 0.2:
+            return {"after": self.rng.uniform(0.0, self.tally.took[phase])}
+        at = self.rng.choice(self.tally.fresh(phase) or list(self.tally.maps[phase]))
+        return {"line": self.rng.choice(self.tally.maps[phase][at])}
+
+    def hold(self, phase: str, reply: dict[str, Any]) -> None:
+        """What has to be so after every single process, killed or not."""
+        if reply["killed"]:
+            self.tally.kills[phase] += 1
+            self.tally.points.add(f"{phase} {reply.get('killed_at', 'in time')}")
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
+        try:
+            wrong = promises(ledger, self.cloud)
+            wrong += self.twice(ledger)
+            truths = self.cloud.truths()
+            wrong += [
+                f"{n} is stopped in the ledger and bills"
+                for n, machine in stopped_leases(ledger).items()
+                if truths[machine].meter
+            ]
+            at = reply.get("killed_at", "a moment") if reply["killed"] else "its end"
+            assert not wrong, f"after {phase} died at {at}: {wrong}\n{self.told(ledger)}"
+        finally:
+            ledger.close()
+
+    def twice(self, ledger: Ledger) -> Iterator[str]:
+        said = launches(self.said)
+        if len(set(said)) != len(said):
+            yield f"an attempt was launched twice: {said}"
+        if len({job for job, _ in said}) > 1 or len(ledger.events(kind="job.accepted")) > 1:
+            yield f"two jobs came of one: {said}"
+        alive = [r.id for r in records(self.cloud) if r.state != InstanceState.GONE]
+        if len(alive) > 1:
+            yield f"two machines live: {alive}"
+
+    def told(self, ledger: Ledger) -> str:
+        return f"seed {SEED}, life {self.home.name} ({self.kind})\n{story(ledger.events())}"
+
+    # -- the course of a life
+
+    def live(self) -> None:
+        """From the quote to the observed end, with a person who approves once it is proven."""
+        spec = self.spec.model_dump(mode="json")
+        job = self.accepted(spec)
+        seen = self.until("check", lambda a: a["state"] in {"succeeded", "failed"}, job=job)
+        assert seen["state"] == "succeeded", seen
+        self.step("list")
+        pulled = self.until("pull", lambda a: a.get("complete"), job=job)
+        assert self.step("verify", job=job) == {"verdict": "proven"}
+        self.torn_down(job)
+        self.ended(pulled["files"])
+
+    def accepted(self, spec: dict[str, Any]) -> str:
+        for _ in range(100):
+            receipt = self.until("quote", lambda a: a.get("receipt"), spec=spec)["receipt"]
+            answer = self.step("submit", spec=spec, receipt=receipt)
+            if answer.get("job"):
+                return str(answer["job"])
+            assert answer["error"] in {"conflict", "refused"}, answer  # the price was unknown for a moment
+        raise AssertionError("never accepted")
+
+    def torn_down(self, job: str) -> None:
+        for _ in range(300):
+            view = self.step("teardown", job=job)
+            if view.get("state") == Teardown.VERIFIED_STOPPED:
+                return
+            if view.get("state") == Teardown.AWAITING_HUMAN:
+                assert all(r.state == InstanceState.RUNNING for r in records(self.cloud)), "touched before a yes"
+                self.step("approve", ticket=view["ticket"], digest=view["digest"])
+            time.sleep(0.01)
+        raise AssertionError(f"never torn down: {view}")
+
+    def until(self, phase: str, done: Any, **more: Any) -> dict[str, Any]:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            answer = self.step(phase, **more)
+            if done(answer):
+                return answer
+            time.sleep(0.02)
+        raise AssertionError(f"{phase} does not get on: {answer}")
+
+    def ended(self, files: list[str]) -> None:
+        """Everything is safe, everything is off, everything was done once."""
+        ledger = Ledger(self.home / "ledger.db", PlainClock())
+        try:
+            assert [hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files] == [MODEL], files
+            attempts = [attempt for _, attempt in launches(self.said)]
+            assert attempts == list(range(1, len(attempts) + 1)), attempts
+            assert len(attempts) == 1 or self.resumed, attempts
+            truths = self.cloud.truths()
+            assert truths and not any(t.meter for t in truths.values())
+            assert not any(t.processes for t in truths.values())
+            assert len(truths) == 1 or self.kind == "faults", self.told(ledger)
+            states = {ledger.state(s) for s in ledger.subjects("lease")}
+            assert states <= {Lease.STOPPED, Lease.NONE}, self.told(ledger)
+        finally:
+            ledger.close()
+
+
+MODEL = hashlib.sha256(
+    (lambda head, body: len(head).to_bytes(8, "little") + head + body)(
+        b'{"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}'.ljust(72),
+        b"".join(__import__("struct").pack("<f", n) for n in range(256)),
+    )
+).hexdigest()
+
+SETTINGS: Settings = FAST
+_LOSSY = ("create", "find", "get", "terminate", "quote", "list")
+FAULTS: dict[str, tuple[Fault, ...]] = {
+    "preempted": (Fault(kind="preempt", seconds=0.15),),
+    "faults": tuple(
+        Fault.model_validate({"kind": kind, "call": call, "probability": 0.08})
+        for call in _LOSSY
+        for kind in ("lost_request", "lost_reply", "bad_reply")
+    ),
+}
+KINDS = ("plain", "faults", "preempted", "plain", "hosts")
+
+
+def kill_often(folder: Path, kills: int) -> Tally:
+    """Lives until so many processes have died."""
+    tally, driver = Tally(), Driver(folder)
+    print(f"GPUWARDEN_CRASH_SEED={SEED}")
+    try:
+        for n in range(1000):
+            rng = random.Random(f"{SEED}-{n}")
+            Life(driver, tally, folder / f"life{n}", rng, KINDS[n % len(KINDS)]).live()
+            if sum(tally.kills.values()) >= kills:
+                break
+    finally:
+        driver.close()
+    print(f"{sum(tally.kills.values())} kills at {len(tally.points)} points in {n + 1} lives: {dict(tally.kills)}")
+    return tally
+
+
+def test_death_at_40_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    tally = kill_often(tmp_path, 40)
+    assert sum(tally.kills.values()) >= 40
+
+
+@pytest.mark.prove
+def test_death_at_200_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    tally = kill_often(tmp_path, 300)
+    assert len(tally.points) >= 200
+    assert set(tally.kills) == set(PHASES)

@@ -1,0 +1,58 @@
+"""The demo, as a person and as CI run it: what it prints is read back from what really happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ENV = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
+
+
+def demo(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuwarden", "demo", *flags]
+    env = ENV | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+def test_the_whole_story_ends_in_one_json_object(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--yes", "--json", "--keep", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"] is True
+    job = told["job"]
+    assert (job["state"], job["preemptions"], job["final_step"]) == ("succeeded", 1, 240)
+    assert 0 < job["resumed_from_step"] <= 120 and job["resumed_from_step"] % 30 == 0
+    assert {"PF-SEC-001", "PF-OUT-001", "PF-TIME-001"} <= set(told["refused_submit_rules"])
+    assert "TD-COPY-001" in told["teardown_refused_rules"]
+    assert told["corruption_caught"] is True and told["checkpoint"]["verified"] is True
+    assert told["lease"] == {"state": "stopped"} and told["cost_usd"] > 0
+    assert told["approval"] == {"channel": "rehearsal"}
+    _files_agree(tmp_path / "kept", told)
+
+
+def _files_agree(kept: Path, told: dict[str, object]) -> None:
+    """The copies lie there, the machine's disk does not, and the ledger holds as many events as were told."""
+    copies = list((kept / "artifacts").rglob("model.safetensors"))
+    assert {p.parent.name for p in copies} == {"checkpoint-180", "checkpoint-210", "checkpoint-240"}
+    assert not list((kept / "providers").rglob("model.safetensors"))
+    history = subprocess.run(
+        [sys.executable, "-m", "gpuwarden", "history", "--json"],
+        env=ENV | {"GPUWARDEN_HOME": str(kept)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    events = json.loads(history.stdout)["events"]
+    assert len(events) == told["events"]
+    assert [e["kind"] for e in events if e["kind"] == "approval.used"] == ["approval.used"]
+
+
+def test_without_a_person_and_without_yes_nothing_is_torn_down(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ok"], told["code"]) == (1, False, "refused")
+    assert "needs a person at a terminal" in told["message"]

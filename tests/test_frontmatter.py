@@ -1,0 +1,167 @@
+"""The strict reader of front matter: what it takes, and that it says where it does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.frontmatter import load_front_matter, parse_yaml, read_front_matter
+
+
+class Page(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    on: bool = False
+    tags: tuple[str, ...] = ()
+
+
+def test_data_body_and_the_line_the_body_starts_at():
+    data, body, line = read_front_matter("---\nid: a\ntags: [x, y]\n---\n# Title\ntext\n", name="a.md")
+    assert data == {"id": "a", "tags": ["x", "y"]}
+    assert body == "# Title\ntext\n"
+    assert line == 5
+
+
+def test_windows_line_ends_and_a_byte_order_mark_read_the_same():
+    text = "---\nid: a\n---\n# Title\n"
+    assert read_front_matter("\ufeff" + text.replace("\n", "\r\n"), name="a.md") == read_front_matter(text, name="a.md")
+
+
+@pytest.mark.parametrize(
+    ("front", "value"),
+    [
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("True", "True"),
+        ("true", True),
+        ("2026-08", "2026-08"),
+        ("2026-08-20", "2026-08-20"),
+        ("1:30", "1:30"),
+        ("0o17", "0o17"),
+        ("017", "017"),
+        ("1_000", "1_000"),
+        ("12", 12),
+        ("-1.5", -1.5),
+        ("1e3", "1e3"),
+        (".inf", ".inf"),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("'null'", "null"),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+def test_only_json_types_are_read_into_plain_scalars(front: str, value: object):
+    data = read_front_matter(f"---\nid: {front}\n---\n", name="a.md").data
+    assert data == {"id": value}
+    assert type(data["id"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("", "a.md:1:", "begin with a line ---"),
+        ("id: a\n", "a.md:1:", "begin with a line ---"),
+        ("---\nid: a\n", "a.md:1:", "no closing line"),
+        ("---\n---\n", "a.md:2:", "key: value"),
+        ("---\n- a\n---\n", "a.md:2:", "key: value"),
+        ("---\nid: a\nid: b\n---\n", "a.md:3:", "'id' stands here twice"),
+        ("---\nx:\n  y: 1\n  y: 2\n---\n", "a.md:4:", "'y' stands here twice"),
+        ("---\n1: a\n---\n", "a.md:2:", "a key that is not text"),
+        ("---\n[a]: b\n---\n", "a.md:2:", "a key that is not text"),
+        ("---\nid: a\nx: [1, 2\n---\n", "a.md:", "expected"),
+        ("---\nid: a\n\tx: 1\n---\n", "a.md:3:", ""),
+        ("---\nid: &a 1\n---\n", "a.md:2:", "anchors, aliases and tags"),
+        ("---\nid: 1\nx: *a\n---\n", "a.md:3:", "anchors, aliases and tags"),
+        ("---\nid: !!python/name:os.system x\n---\n", "a.md:2:", "anchors, aliases and tags"),
+        ("---\nid: !!timestamp 2026-01-01\n---\n", "a.md:2:", "anchors, aliases and tags"),
+        ("---\nid: a\nb: \x07\n---\n", "a.md:3:", "does not allow"),
+        ('---\nid: "\\ud800"\n---\n', "a.md:2:", "half of a character pair"),
+        ("---\nid: a\n...\nb: 1\n---\n", "a.md:", ""),
+        ("---\nid: " + "[" * 20_000 + "\n---\n", "a.md:2:", "nested too deeply"),
+        ("---\nid: " + "x" * (1 << 20) + "\n---\n", "a.md:2:", "the limit is"),
+    ],
+    ids=range(20),
+)
+def test_every_refusal_names_file_and_line(text: str, where: str, what: str):
+    with pytest.raises(BadRequest) as caught:
+        read_front_matter(text, name="a.md")
+    assert caught.value.message.startswith(where)
+    assert what in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("front", "message"),
+    [
+        ("id: a\ncolour: red", "a.md:3: colour: Extra inputs are not permitted"),
+        ("id: a\n\ntags:\n  - x\n  - 7", "a.md:6: tags.1: Input should be a valid string"),
+        ("id: a\non: yes", "a.md:3: on: Input should be a valid boolean"),
+        ("id: a\non: 1", "a.md:3: on: Input should be a valid boolean"),
+        ("on: true", "a.md:2: id: Field required"),
+    ],
+)
+def test_a_model_is_filled_without_coercion_and_errors_have_lines(front: str, message: str):
+    with pytest.raises(BadRequest) as caught:
+        load_front_matter(Page, f"---\n{front}\n---\n", name="a.md")
+    assert caught.value.message == message
+
+
+def test_many_faults_are_counted_and_not_all_shown():
+    front = "\n".join(f"k{i}: 1" for i in range(50))
+    with pytest.raises(BadRequest, match=r"\(and 48 more\)") as caught:
+        load_front_matter(Page, f"---\n{front}\n---\n", name="a.md")
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    "front", ["id: a\n" + "k" * 900 + ": 1", "k: 1\nk: 2".replace("k", "k" * 100), "? " + "k" * 9000]
+)
+def test_a_long_name_does_not_flood_the_error(front: str):
+    with pytest.raises(BadRequest) as caught:
+        load_front_matter(Page, f"---\n{front}\n---\n", name="a.md")
+    assert len(caught.value.message) < 700
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**15), 10**15)
+    | st.text(st.characters(codec="utf-8", exclude_categories=["C"])),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=4), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), PLAIN, min_size=1, max_size=4))
+def test_plain_data_comes_back_as_it_was_written(value: dict[str, object]):
+    assert (
+        read_front_matter(f"---\n{json.dumps(value, indent=1, ensure_ascii=False)}\n---\n", name="a.md").data == value
+    )
+    assert read_front_matter(f"---\n{yaml.safe_dump(value, allow_unicode=True)}---\n", name="a.md").data == value
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str):
+    refusal = None
+    try:
+        read_front_matter(f"---\n{text}\n---\n", name="a.md")
+    except BadRequest as error:
+        refusal = error.message
+    assert refusal is None or refusal.startswith("a.md:")
+
+
+def test_a_line_is_found_through_steps_that_are_not_in_the_file():
+    parsed = parse_yaml("a:\n  b: 1\n", name="x", first_line=10)
+    assert parsed.line_of(("a", "function-after", "b", "Unfound")) == 11
+    assert parsed.line_of(("nowhere",)) == 10

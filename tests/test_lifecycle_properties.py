@@ -1,0 +1,449 @@
+"""The three machines against a cloud that loses requests and replies, lags, breaks its word and takes machines back.
+
+Hypothesis draws the calls of agents and people, the weather, and at which ledger commit or network call the process
+dies. After every step the ledger is held against the cloud's own books; at the end everything has to come to rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fakes import FakeClock
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import InstanceState, JobSpec
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.lifecycle.advance import advance
+from gpuwarden.lifecycle.check import cancel, check
+from gpuwarden.lifecycle.instances import list_instances, reconcile
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import approve, proceed, request, withdraw
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.providers.rehearsal import RehearsalProvider
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.lossy import lossy
+from gpuwarden.rehearsal.model import Fault, Faults, Settings
+from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
+from pretend_machines import PretendBackend, Processes
+
+SETTLE_S = 30.0
+PACE = Settings(boot_s=10, stop_s=5, resume_s=20, settle_s=SETTLE_S, default_usd_per_hour=36, catalog={})
+PLATFORMS = ("vastai", "runpod", "lambda")
+
+
+class Died(BaseException):
+    """The process is dead; nothing after this line of it happens."""
+
+
+class Fuse:
+    """Burns down with every commit and every call, and kills when it reaches its end."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def burn(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Died
+
+
+class MortalLedger(Ledger):
+    """A ledger whose process may die before or after each commit."""
+
+    fuse: Fuse
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        fuse = getattr(self, "fuse", Fuse())
+        fuse.burn()
+        with super()._transaction():
+            yield
+        fuse.burn()
+
+
+class Mortal:
+    """A provider or a backend whose caller may die before or after each call."""
+
+    def __init__(self, inner: Any, fuse: Fuse) -> None:
+        self.inner, self.fuse = inner, fuse
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if not callable(found) or name == "read":
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.fuse.burn()
+            value = await found(*args, **kwargs)
+            self.fuse.burn()
+            return value
+
+        return call
+
+
+nth = st.integers(0, 3)
+lost = st.sampled_from(("lost_request", "lost_reply", "bad_reply"))
+calls = st.sampled_from(("create", "find", "get", "list", "start", "stop", "terminate", "submit", "quote"))
+
+faults = st.lists(st.tuples(lost, calls, st.integers(1, 3)), max_size=3)
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """Agents, people, a process that dies, a cloud that lies, and a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = Path(tempfile.mkdtemp(prefix="gpuwarden-properties-"))
+        self.clock, self.fuse, self.processes = FakeClock(), Fuse(), Processes()
+        self.patches = [
+            patch(f"gpuwarden.rehearsal.procs.{name}", getattr(self.processes, name))
+            for name in ("of", "terminate", "kill", "held")
+        ]
+        for each in self.patches:
+            each.start()
+        self.backend = PretendBackend(self.processes)
+        self.receipts: dict[str, JobSpec] = {}
+        self.shown: dict[str, str] = {}
+        self.yes: Counter[tuple[str, str]] = Counter()
+        self.excused: set[str] = set()
+        self.believed: set[str] = set()
+        self.beyond = False
+
+    @initialize(
+        platform=st.sampled_from(PLATFORMS),
+        spot=st.booleans(),
+        stage=st.sampled_from(range(7)),
+        faults=faults,
+        lag=st.sampled_from((0, 0, 20)),
+    )
+    def open(self, platform: str, spot: bool, stage: int, faults: list[tuple[Any, Any, int]], lag: int) -> None:
+        """A house with a first job that has come so far, mostly."""
+        self.platform = f"rehearsal/{platform}"
+        self.reopen(first=True)
+        self.quote(0, spot, 900.0, None)
+        self.weather(faults, lag)
+        if stage >= 1:
+            (receipt, spec), *_ = self.receipts.items()
+            self.do(submit, spec, receipt=receipt)
+        if not self.jobs():
+            return
+        if stage >= 2:
+            self.live_on(0, 2, 11.0, None)
+        if stage >= 3:
+            self.something_writes(0, "a", b"first")
+            self.job_ends(0, "succeeded")
+            self.live_on(0, 1, 1.0, None)
+        if stage >= 4:
+            self.look_after(0, None, pull)
+            self.look_after(0, None, prove)
+        if stage >= 5:
+            self.ask_for_teardown(0, "terminate", None)
+        if stage >= 6 and self.shown:
+            self.say_yes(0, False, None)
+
+    def reopen(self, *, first: bool = False) -> None:
+        """A new process over the same home and the same cloud."""
+        if not first:
+            self.w.ledger.close()
+        self.fuse.left = None
+        ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
+        ledger.fuse = self.fuse
+        ledger._db.execute(
+            "PRAGMA synchronous = OFF"
+        )  # these deaths spare the machine, so nothing has to reach the disk
+        self.w = Warden(ledger, WEALTHY, self.clock, self.home, env={})
+        profile = self.w.profile(self.platform)
+        if first:
+            self.cloud = Cloud(self.home / "cloud", profile, self.clock, settings=PACE, supervise=False)
+        provider: Any = Mortal(RehearsalProvider(self.cloud), self.fuse)
+        self.w._providers[self.platform] = provider
+        self.w._backends["local"] = Mortal(lossy(self.backend, self.cloud), self.fuse)  # type: ignore[assignment]
+
+    def do(self, use: Any, *args: Any, dies: int | None = None, **kwargs: Any) -> Any:
+        """Carry a use case out. None when it refused or died."""
+        self.fuse.left = dies
+        try:
+            return anyio.run(partial(use, self.w, *args, **kwargs))
+        except WardenError as error:
+            note(f"  {use.__name__}: {error.code}: {error.message}")
+            return None
+        except Died:
+            note(f"  {use.__name__} died")
+            self.reopen()
+            return None
+        finally:
+            self.fuse.left = None
+
+    dies = st.one_of(st.none(), st.none(), st.integers(0, 30))
+
+    # -- agents
+
+    @rule(n=st.integers(0, 1), spot=st.booleans(), cap=st.sampled_from((2.0, 900.0)), dies=dies)
+    def quote(self, n: int, spot: bool, cap: float, dies: int | None) -> None:
+        spot = spot and self.platform.endswith("vastai")
+        spec = JobSpec.model_validate(
+            {
+                "name": f"job{n}", "platform": self.platform, "command": ("train",), "outputs": ("out",),
+                "timeout_s": 3600, "max_cost_usd": cap, "interruptible": spot, "max_restarts": 1,
+            }
+        )  # fmt: skip
+        done = self.do(submit, spec, dies=dies)
+        if done is not None and done.receipt:
+            self.receipts[done.receipt] = spec
+
+    @precondition(lambda self: self.receipts)
+    @rule(n=nth, dies=dies)
+    def launch(self, n: int, dies: int | None) -> None:
+        receipt = list(self.receipts)[n % len(self.receipts)]
+        self.do(submit, self.receipts[receipt], receipt=receipt, dies=dies)
+
+    def jobs(self) -> list[str]:
+        return [e.subject.removeprefix("job/") for e in self.w.ledger.events(kind="job.accepted")]
+
+    def job(self, n: int) -> str:
+        jobs = self.jobs()
+        return jobs[n % len(jobs)]
+
+    some_job = precondition(lambda self: self.jobs())
+
+    @some_job
+    @rule(n=nth, rounds=st.integers(1, 3), seconds=st.sampled_from((1.0, 11.0, 31.0)), dies=dies)
+    def live_on(self, n: int, rounds: int, seconds: float, dies: int | None) -> None:
+        """Time passes, and somebody looks every now and then."""
+        for left in reversed(range(rounds)):
+            self.clock.advance(seconds)
+            self.do(check, self.job(n), dies=None if left else dies)
+
+    @some_job
+    @rule(n=nth, dies=dies, use=st.sampled_from((check, advance, pull, prove)))
+    def look_after(self, n: int, dies: int | None, use: Any) -> None:
+        self.do(use, self.job(n), dies=dies)
+
+    @some_job
+    @rule(n=nth, dies=dies)
+    def cancel(self, n: int, dies: int | None) -> None:
+        self.do(cancel, self.job(n), dies=dies)
+
+    @some_job
+    @rule(n=nth, verb=st.sampled_from(("terminate", "terminate", "stop")), dies=dies)
+    def ask_for_teardown(self, n: int, verb: str, dies: int | None) -> None:
+        self.remember(self.do(request, self.job(n), verb, dies=dies))
+
+    @rule(dies=dies, use=st.sampled_from((list_instances, reconcile)))
+    def look_around(self, dies: int | None, use: Any) -> None:
+        self.do(use, dies=dies)
+
+    # -- people
+
+    def remember(self, view: Any) -> None:
+        if view is not None and view.record.digest is not None:
+            self.shown[view.record.id] = view.record.digest
+
+    @precondition(lambda self: self.shown)
+    @rule(n=nth, gives_up=st.booleans(), dies=dies)
+    def say_yes(self, n: int, gives_up: bool, dies: int | None) -> None:
+        ticket = list(self.shown)[n % len(self.shown)]
+        digest = self.shown[ticket]
+        self.yes[ticket, digest] += 1
+        loss = read_job(self.w.ledger, read_teardown(self.w.ledger, ticket).job_id).spec.name if gives_up else None
+        self.do(approve, ticket, digest, channel="terminal", by="somebody", loss=loss, dies=dies)
+
+    @precondition(lambda self: self.shown)
+    @rule(n=nth, dies=dies, back=st.integers(0, 9))
+    def look_at_ticket(self, n: int, dies: int | None, back: int) -> None:
+        ticket = list(self.shown)[n % len(self.shown)]
+        if back == 0:
+            self.do(withdraw, ticket, "changed my mind", dies=dies)
+        else:
+            self.remember(self.do(proceed, ticket, dies=dies))
+
+    # -- the world
+
+    @rule(seconds=st.sampled_from((1.0, 6.0, 11.0, 31.0, 31.0, 61.0, 1000.0)))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(faults=faults, lag=st.sampled_from((0, 20, 20, 90)))
+    def weather(self, faults: list[tuple[Any, Any, int]], lag: int) -> None:
+        drawn = [Fault(kind=kind, call=call, count=count) for kind, call, count in faults]
+        if lag:
+            drawn += [Fault(kind="stale", call=call, count=2, seconds=lag) for call in ("find", "get", "list")]
+        self.beyond = self.beyond or lag > SETTLE_S
+        self.cloud.configure(faults=Faults(faults=tuple(drawn)))
+
+    @rule(silent=st.booleans())
+    def network(self, silent: bool) -> None:
+        self.backend.silent = silent
+
+    def machines(self, *states: InstanceState) -> list[str]:
+        return [r.id for r in records(self.cloud) if r.state in states]
+
+    @precondition(lambda self: self.machines(*set(InstanceState) - {InstanceState.GONE}))
+    @rule(n=nth, fault=st.sampled_from(("preempt", "vanish", "comes_back", "bills_when_stopped", "failed_boot")))
+    def misfortune(self, n: int, fault: Any) -> None:
+        there = self.machines(*set(InstanceState) - {InstanceState.GONE})
+        machine = there[n % len(there)]
+        self.cloud.inject(machine, Fault(kind=fault, seconds=40.0))
+        if fault == "comes_back":
+            self.excused.add(machine)
+
+    @precondition(lambda self: self.machines(InstanceState.STOPPED))
+    @rule(n=nth)
+    def somebody_starts_it_in_the_console(self, n: int) -> None:
+        there = self.machines(InstanceState.STOPPED)
+        machine = there[n % len(there)]
+        with patch.object(self.cloud, "_strikes", return_value=set()):
+            try:
+                self.cloud.start(machine)
+            except WardenError:
+                return
+        self.excused.add(machine)
+
+    @some_job
+    @rule(n=nth, state=st.sampled_from(("succeeded", "succeeded", "failed")))
+    def job_ends(self, n: int, state: str) -> None:
+        handle = read_job(self.w.ledger, self.job(n)).handle
+        if handle is not None:
+            self.backend.end(handle, state)
+
+    @some_job
+    @rule(n=nth, name=st.sampled_from("ab"), content=st.binary(min_size=1, max_size=3))
+    def something_writes(self, n: int, name: str, content: bytes) -> None:
+        handle = read_job(self.w.ledger, self.job(n)).handle
+        if handle is not None:
+            self.backend.write(handle, name, content)
+
+    # -- what always holds
+
+    @invariant()
+    def keeps_its_promises(self) -> None:
+        if not hasattr(self, "w"):
+            return
+        wrong = promises(self.w.ledger, self.cloud, excused=self.pardoned())
+        wrong += [*self.false_beliefs(), *self.twins(), *self.unasked()]
+        assert not wrong, f"{wrong}\n{story(self.w.ledger.events())}"
+
+    def pardoned(self) -> set[str]:
+        """Machines that may bill unseen until the next list: they came back, or a list lagged for too long."""
+        return {r.id for r in records(self.cloud)} if self.beyond else self.excused
+
+    def false_beliefs(self) -> Iterator[str]:
+        """A lease that was just believed stopped must be; one that was stopped may have come back since."""
+        truths, stopped = self.cloud.truths(), stopped_leases(self.w.ledger)
+        for lease in set(stopped) - self.believed:
+            if truths[stopped[lease]].meter and not self.beyond:
+                yield f"{lease} is believed stopped and bills"
+        self.believed = set(stopped)
+
+    def twins(self) -> Iterator[str]:
+        """One living machine per job, unless the cloud hid one for longer than its word."""
+        alive = Counter(r.token.partition("-")[0] for r in records(self.cloud) if r.state != InstanceState.GONE)
+        alive.subtract(r.token.partition("-")[0] for r in records(self.cloud) if r.id in self.excused)
+        if not self.beyond:
+            yield from (f"{job} has {n} machines" for job, n in alive.items() if n > 1)
+        yield from (f"launched twice: {once}" for once, n in Counter(self.backend.launched).items() if n > 1)
+
+    def unasked(self) -> Iterator[str]:
+        """Every execution was somebody's yes to those facts, and no yes was used twice."""
+        used = Counter(
+            (e.subject.removeprefix("teardown/"), e.body["digest"]) for e in self.w.ledger.events(kind="approval.used")
+        )
+        for key, n in used.items():
+            if n > self.yes[key]:
+                yield f"{key} was carried out {n} times on {self.yes[key]} yes"
+
+    # -- the end
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "w"):
+                self.comes_to_rest()
+        finally:
+            if hasattr(self, "w"):
+                self.w.ledger.close()
+            for each in self.patches:
+                each.stop()
+            shutil.rmtree(self.home)
+
+    def comes_to_rest(self) -> None:
+        """In good weather everything billing is in sight, and people can end all of it."""
+        self.backend.silent = False
+        self.cloud.configure(faults=Faults())
+        self.clock.advance(1000)
+        self.do(list_instances)
+        self.clock.advance(SETTLE_S + 1)
+        inventory = self.do(list_instances)
+        self.in_sight(inventory)
+        for _ in range(30):
+            for job_id in self.jobs():
+                self.do(cancel, job_id)
+                self.end(job_id)
+            self.clock.advance(SETTLE_S + 5)
+            inventory = self.do(list_instances)
+            if not inventory.rows and not any(t.meter for t in self.cloud.truths().values()):
+                break
+        wrong = [f"{machine} bills at the end" for machine, truth in self.cloud.truths().items() if truth.meter]
+        wrong += [f"{j} is {read_job(self.w.ledger, j).state}" for j in self.jobs() if self.unended(j)]
+        wrong += [f"lease {x} is still live" for x in lease_ids(self.w.ledger, *LIVE_LEASES)]
+        wrong += promises(self.w.ledger, self.cloud)
+        assert not wrong, f"{wrong}\n{story(self.w.ledger.events())}"
+
+    def unended(self, job_id: str) -> bool:
+        return read_job(self.w.ledger, job_id).state not in TERMINAL_JOBS
+
+    def in_sight(self, inventory: Any) -> None:
+        assert inventory is not None and not inventory.unknown, inventory
+        shown = {row.instance_id for row in inventory.rows if row.ours and row.billing is not False}
+        unseen = {machine for machine, truth in self.cloud.truths().items() if truth.meter} - shown
+        assert not unseen, f"{unseen} bill and are not shown\n{story(self.w.ledger.events())}"
+
+    def end(self, job_id: str) -> None:
+        """A person who gives everything up, with the name typed."""
+        if not any(read_lease(self.w.ledger, x).job_id == job_id for x in lease_ids(self.w.ledger, *LIVE_LEASES)):
+            return
+        view = self.do(request, job_id, "terminate")
+        if view is None or view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
+            return
+        loss = view.job.spec.name if view.record.state is Teardown.BLOCKED else None
+        self.yes[view.record.id, view.record.digest] += 1
+        self.do(approve, view.record.id, view.record.digest, channel="terminal", by="somebody", loss=loss)
+
+
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": True,
+}
+
+
+class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
+    """A few dozen walks, the same ones every time."""
+
+    settings = settings(
+        max_examples=50, stateful_step_count=30, derandomize=True, database=None, phases=(Phase.generate,), **_COMMON
+    )
+
+
+@pytest.mark.prove
+class TestThorough(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
+    """Many more, other ones every time."""
+
+    settings = settings(max_examples=200, stateful_step_count=50, **_COMMON)

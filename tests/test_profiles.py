@@ -1,0 +1,366 @@
+"""Profiles: the strict form, what survives what on the five platforms, and the tables in the prose."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.profile import Event, Profile, Unfound
+from gpuwarden.profiles import BLOCKS, load_profile, load_text, profile_names, render_blocks
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "profiles").glob("*.md"))
+EVENTS: tuple[Event, ...] = ("stop", "terminate", "preemption", "job_end")
+
+
+def front(**changes: Any) -> dict[str, Any]:
+    """The front matter of a small rented platform; a value of ... takes the key out."""
+    sourced = {"verified": "2026-08", "source": "https://example.org/docs"}
+    lives = {"stop": True, "terminate": False, "preemption": True, "job_end": True}
+    bills = {"bills_when_stopped": False, "bills_when_terminated": False}
+    base: dict[str, Any] = {
+        "id": "small",
+        "title": "Small",
+        "kind": "rented",
+        "backend": "ssh",
+        "provider": "small",
+        "run_root": "/data/runs",
+        "storage": [{"tier": "disk", "path": "/data", "survives": lives, **bills, **sourced}],
+        "meter": {"metered": True, "stops_on": ["terminate"], **sourced},
+        "verbs": {"stop": "stop", "terminate": "terminate", **sourced},
+        "spot": {"offered": False, **sourced},
+        "limits": {"boot_timeout_s": 60, **sourced},
+    }
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        at: Any = base
+        for step in way:
+            at = at[int(step) if step.isdigit() else step]
+        if value is ...:
+            del at[last]
+        else:
+            at[last] = value
+    return base
+
+
+def text_of(data: dict[str, Any], body: str = "") -> str:
+    unshared = json.loads(json.dumps(data))  # else PyYAML writes an alias for an object it has seen
+    return f"---\n{yaml.safe_dump(unshared, sort_keys=False)}---\n{body}"
+
+
+def profile(**changes: Any) -> Profile:
+    return load_text(text_of(front(**changes)), "small.md")
+
+
+def tier(**changes: Any) -> dict[str, Any]:
+    return {**front()["storage"][0], **changes}
+
+
+# ------------------------------------------------------------------------------------------------------ strictness
+
+
+def test_the_small_profile_is_good():
+    assert profile().id == "small"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": "red"}, r"small\.md:\d+: colour: Extra inputs"),
+        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: Extra inputs"),
+        ({"meter__verified": ...}, r"small\.md:\d+: meter\.verified: Field required"),
+        ({"storage__0__source": ...}, r"storage\.0\.source: Field required"),
+        ({"storage__0__survives__preemption": ...}, r"survives\.preemption: Field required"),
+        ({"storage__0__bills_when_stopped": ...}, r"bills_when_stopped: Field required"),
+        ({"storage__0__survives__stop": {"unknown": "no"}}, "at least 8 characters"),
+        ({"storage__0__survives__stop": {}}, r"unknown: Field required"),
+        ({"storage__0__survives__stop": "unknown"}, r"survives\.stop"),
+        ({"storage__0__survives__stop": "yes"}, "valid boolean"),
+        ({"storage__0__survives__stop": 1}, "valid boolean"),
+        ({"storage__0__survives__stop": None}, r"survives\.stop"),
+        ({"meter__verified": "2026-13"}, "match pattern"),
+        ({"meter__verified": "2026-8"}, "match pattern"),
+        ({"meter__verified": "2026-08-20"}, "match pattern"),
+        ({"meter__verified": "August 2026"}, "match pattern"),
+        ({"meter__source": "docs"}, "at least 8 characters"),
+        ({"run_root": "/elsewhere/runs"}, "lies on none of the storage tiers"),
+        ({"run_root": "/data/../etc"}, "lies on none of the storage tiers"),
+        ({"run_root": "relative"}, "match pattern"),
+        ({"storage": []}, "at least 1 item"),
+        ({"storage": [tier(), tier(path="/other")]}, "two tiers have the same name"),
+        ({"storage": [tier(), tier(tier="b")]}, "two tiers have the path /data"),
+        ({"storage": [tier(), tier(tier="b", present="sometimes")]}, "two tiers have the path /data"),
+        ({"storage": [tier(present="on_request")]}, "lies on none of the storage tiers that are always there"),
+        ({"storage": [tier(present="sometimes")]}, "lies on none of the storage tiers that are always there"),
+        ({"storage__0__path": "/data/"}, "no normal path"),
+        ({"storage__0__path": "//data"}, "no normal path"),
+        ({"storage__0__path": "/data/../x"}, "no normal path"),
+        ({"storage__0__bills_when_stopped": True}, "meter.residue has to name stop"),
+        ({"storage__0__bills_when_terminated": {"unknown": "ask the platform"}}, "meter.residue has to name terminate"),
+        ({"meter__stops_on": []}, "needs a verb that stops the meter"),
+        ({"verbs__terminate": None}, "names terminate, which the platform does not have"),
+        ({"verbs__stop": None, "verbs__reversible": ["stop"]}, "names stop, which the platform does not have"),
+        ({"meter__stops_on": ["hibernate"]}, "'stop' or 'terminate'"),
+        ({"meter__metered": False}, "does not fit the kind rented"),
+        ({"kind": "owned"}, "does not fit the kind owned"),
+        ({"spot__offered": True}, "say auto_resume, grace_s, signal, then too"),
+        ({"id": "Small"}, "match pattern"),
+        ({"meter__price_usd_per_hour": 1.5}, "Extra inputs"),
+    ],
+)
+def test_one_wrong_fact_is_refused_with_file_and_line(changes: dict[str, Any], message: str):
+    with pytest.raises(BadRequest, match=message) as caught:
+        profile(**changes)
+    assert re.match(r"small\.md:\d+: ", caught.value.message)
+
+
+def test_the_line_is_the_line_of_the_fault():
+    text = text_of(front(meter__verified="2026-13"))
+    line = text.splitlines().index("  verified: 2026-13") + 1
+    with pytest.raises(BadRequest, match=rf"small\.md:{line}: meter\.verified"):
+        load_text(text, "small.md")
+
+
+def test_a_key_that_stands_twice_is_refused():
+    text = text_of(front()).replace("kind: rented\n", "kind: rented\nkind: owned\n")
+    with pytest.raises(BadRequest, match=r"small\.md:5: the key 'kind' stands here twice"):
+        load_text(text, "small.md")
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def test_the_five_platforms_are_there_and_load():
+    assert profile_names() == [f.stem for f in FILES]
+    assert {"autodl", "lambda", "local", "runpod", "vastai"} <= set(profile_names())
+    assert [load_profile(n).id for n in profile_names()] == profile_names()
+
+
+def test_a_profile_of_the_users_own_is_added_and_goes_first(tmp_path: Path):
+    (tmp_path / "small.md").write_text(text_of(front()))
+    (tmp_path / "runpod.md").write_text(text_of(front(id="runpod", title="Mine")))
+    assert "small" in profile_names(tmp_path)
+    assert load_profile("small", tmp_path).title == "Small"
+    assert load_profile("runpod", tmp_path).title == "Mine"
+    assert load_profile("vastai", tmp_path) == load_profile("vastai")
+
+
+def test_a_broken_profile_of_the_users_own_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "runpod.md").write_text(text_of(front(id="runpod", colour="red")))
+    with pytest.raises(BadRequest, match=re.escape(str(tmp_path / "runpod.md")) + r":\d+: colour"):
+        load_profile("runpod", tmp_path)
+    assert load_profile("vastai", tmp_path).id == "vastai"
+
+
+def test_a_profile_of_the_users_own_that_cannot_be_read_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "runpod.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "vastai.md").mkdir()
+    for name in ("runpod", "vastai"):
+        with pytest.raises(BadRequest, match=rf"{name}\.md: can't be read as text"):
+            load_profile(name, tmp_path)
+
+
+def test_two_files_cannot_claim_one_id(tmp_path: Path):
+    (tmp_path / "small.md").write_text(text_of(front()))
+    (tmp_path / "copy.md").write_text(text_of(front()))
+    assert load_profile("small", tmp_path).id == "small"
+    with pytest.raises(BadRequest, match=r"copy\.md: it calls itself 'small'"):
+        load_profile("copy", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "nothere", "../profiles/runpod", "runpod/", "RUNPOD", "rehearsal/runpod", "a\n"])
+def test_a_name_that_is_no_profile(name: str, tmp_path: Path):
+    with pytest.raises(NotFound) as caught:
+        load_profile(name, tmp_path)
+    assert "runpod" in caught.value.hint
+
+
+def test_a_folder_that_is_not_there_adds_nothing(tmp_path: Path):
+    assert profile_names(tmp_path / "no") == profile_names()
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    (tmp_path / "small.md").write_bytes(b"---\nid: \xff\xfe\n---\n")
+    with pytest.raises(BadRequest, match=r"small\.md: can't be read as text"):
+        load_profile("small", tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- what survives what
+
+# platform, path, asked for durable storage -> outlives (stop, terminate, preemption, end of the job)
+SURVIVES = [
+    ("local", "/home/me/runs/x", False, "yyyy"),
+    ("runpod", "/root/x", False, "nnny"),
+    ("runpod", "/root/x", True, "nnny"),
+    ("runpod", "/workspace/x", False, "ynny"),
+    ("runpod", "/workspace/x", True, "yyyy"),
+    ("runpod", "/workspaces/x", True, "nnny"),
+    ("vastai", "/workspace/x", False, "ynyy"),
+    ("vastai", "/workspace/x", True, "ynyy"),
+    ("vastai", "/data/x", False, "nnnn"),
+    ("vastai", "/data/x", True, "yyyy"),
+    ("lambda", "/home/ubuntu/x", False, "nnny"),
+    ("lambda", "/home/ubuntu/x", True, "nnny"),
+    ("lambda", "/lambda/nfs/gpuwarden/x", False, "nnnn"),
+    ("lambda", "/lambda/nfs/gpuwarden/x", True, "nyny"),
+    ("lambda", "/lambda/nfs/typo/x", True, "nnny"),
+    ("autodl", "/root/x", False, "ynny"),
+    ("autodl", "/root/autodl-tmp/x", False, "ynny"),
+    ("autodl", "/root/autodl-tmp/x", True, "ynny"),
+    ("autodl", "/root/autodl-fs/x", False, "nnnn"),
+    ("autodl", "/root/autodl-fs/x", True, "nnnn"),
+    ("hf-jobs", "/job/out", False, "nnnn"),
+    ("hf-jobs", "/hub/models/me/x", False, "yyyy"),
+]
+
+
+@pytest.mark.parametrize(("platform", "path", "requested", "lives"), SURVIVES)
+def test_what_survives_what(platform: str, path: str, requested: bool, lives: str):
+    found = [load_profile(platform).survives(path, event, requested=requested) for event in EVENTS]
+    assert "".join("y" if alive else "n" for alive in found) == lives
+
+
+def test_the_table_speaks_of_every_tier_of_every_shipped_profile():
+    seen = {(p, t.path) for p, path, _, _ in SURVIVES for t in load_profile(p).storage if path.startswith(t.path)}
+    assert seen >= {(f.stem, t.path) for f in FILES for t in load_profile(f.stem).storage}
+
+
+@pytest.mark.parametrize("path", ["", "x", "workspace/x", "~/x", "/workspace/../root/x", "/..", "C:\\runs"])
+def test_a_path_that_is_not_plainly_on_a_tier_survives_nothing(path: str):
+    for name in profile_names():
+        assert not any(load_profile(name).survives(path, event, requested=True) for event in EVENTS)
+
+
+def test_spellings_of_one_path_are_one_path():
+    runpod = load_profile("runpod")
+    for path in ("/workspace", "/workspace/", "//workspace/x", "/workspace//x", "/./workspace/x"):
+        assert runpod.tier_of(path) == runpod.storage[1]
+
+
+# platform -> (verbs that rest compute, verbs after which something bills, the same with durable storage)
+METER = {
+    "local": ((), (), ()),
+    "runpod": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
+    "vastai": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
+    "lambda": (("terminate",), (), ("terminate",)),
+    "autodl": (("stop", "terminate"), ("stop",), ("stop",)),
+    "hf-jobs": (("terminate",), (), ()),
+}
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES])
+def test_what_each_verb_does_to_the_bill(name: str):
+    found = load_profile(name)
+    rests, bills, bills_durable = METER[name]
+    verbs = [v for v in ("stop", "terminate") if getattr(found.verbs, v)]
+    assert found.meter.stops_on == rests
+    assert tuple(v for v in verbs if found.residue(v)) == bills
+    assert tuple(v for v in verbs if found.residue(v, requested=True)) == bills_durable
+
+
+def test_the_verbs_and_interruptions_of_the_platforms():
+    assert load_profile("lambda").verbs.stop is None
+    autodl = load_profile("autodl").verbs
+    assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
+    assert [p for p in profile_names() if "stop" in load_profile(p).verbs.reversible] == ["autodl", "runpod", "vastai"]
+    spot = load_profile("vastai").spot
+    assert (spot.offered, spot.signal, spot.grace_s, spot.then, spot.auto_resume) == (True, "none", 0, "stopped", True)
+    assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
+    assert [p for p in profile_names() if load_profile(p).spot.offered] == ["vastai"]
+
+
+def test_of_two_tiers_at_one_path_the_requested_one_is_there():
+    runpod = load_profile("runpod")
+    assert [t.tier for t in runpod.tiers()] == ["container-disk", "volume-disk"]
+    assert sorted(t.tier for t in runpod.tiers(requested=True)) == ["container-disk", "network-volume"]
+
+
+# ------------------------------------------------------------------------------------------------------ properties
+
+PATHS = st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])
+FACTS = st.sampled_from([True, False, {"unknown": "ask the platform"}])
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Any storage table over a few nested mounts."""
+    root = tier(tier="root", path="/", survives={event: draw(FACTS) for event in EVENTS})
+    storage = [root]
+    for i, path in enumerate(draw(st.lists(PATHS, unique=True, max_size=5))):
+        for present in draw(st.sampled_from([["always"], ["on_request"], ["sometimes"], ["always", "on_request"]])):
+            if path == "/" and present != "on_request":
+                continue
+            lives = {event: draw(FACTS) for event in EVENTS}
+            storage.append(tier(tier=f"t{i}{present[0]}", path=path, present=present, survives=lives))
+    return profile(storage=storage, run_root="~/runs")
+
+
+@given(profiles(), PATHS, st.sampled_from(EVENTS), st.booleans())
+def test_nothing_survives_on_an_unknown_fact_or_an_absent_tier(p: Profile, path: str, event: Event, requested: bool):
+    if not p.survives(f"{path}/file", event, requested=requested):
+        return
+    mounts = [t for t in p.storage if t.path == "/" or path == t.path or path.startswith(t.path + "/")]
+    deepest = [t for t in mounts if len(t.path) == max(len(m.path) for m in mounts)]
+    counted = [t for t in deepest if t.present == "always" or (t.present == "on_request" and requested)]
+    assert "sometimes" not in [t.present for t in deepest]
+    asked = [t for t in counted if t.present == "on_request"] or counted
+    assert [getattr(t.survives, event) for t in asked] == [True]
+
+
+# ------------------------------------------------------------------------------------------------- prose and tables
+
+SECTIONS = ["What it is", "Storage", "Meter", "Interruptions", "Surface to the user"]
+FACT_IN_PROSE = re.compile(r"[$€¥]|\d\s*(?:%|s|h|d|min|sec|seconds?|minutes?|hours?|days?|weeks?|months?|[KMGT]i?B)\b")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_generated_blocks_are_up_to_date(file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert text == render_blocks(text, file.name), (
+        f"{file.name} is out of date; see render_blocks in gpuwarden.profiles"
+    )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_prose_has_its_sections_and_every_block(file: Path):
+    text = file.read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^## (.+)$", text) == SECTIONS
+    assert re.findall(r"<!-- generated:(\w+) -->", text) == list(BLOCKS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_prose_repeats_no_number_and_the_file_names_no_price(file: Path):
+    text = file.read_text(encoding="utf-8")
+    prose = re.sub(r"(?s)<!-- generated:.*?<!-- /generated -->", "", text.split("\n---\n", 1)[1])
+    assert not FACT_IN_PROSE.search(prose)
+    assert not re.search(r"[$€¥]\s*\d|\d\s*(?:USD|CNY|EUR)\b", text)
+
+
+def test_a_block_shows_what_the_front_matter_says():
+    text = text_of(
+        front(storage__0__survives__stop={"unknown": "stop one and look"}),
+        "<!-- generated:storage -->\n<!-- /generated -->\n",
+    )
+    done = render_blocks(text, "small.md")
+    assert "| disk | `/data` | always | unknown (stop one and look) | lost | none sold | no | no |  |" in done
+    assert "Source: https://example.org/docs (2026-08)." in done
+    assert render_blocks(done, "small.md") == done
+    assert render_blocks(done.replace("\n", "\r\n"), "small.md") == done
+
+
+def test_a_block_that_nobody_knows_is_refused():
+    with pytest.raises(BadRequest, match="no generated block 'weather'"):
+        render_blocks(text_of(front(), "<!-- generated:weather -->\n<!-- /generated -->\n"), "small.md")
+
+
+def test_a_bar_in_a_note_does_not_break_the_table():
+    text = text_of(front(storage__0__note="a | b\nc"), "<!-- generated:storage -->\n<!-- /generated -->\n")
+    assert "| a \\| b c |" in render_blocks(text, "small.md")
