@@ -162,7 +162,7 @@ async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path
     """Push, launch and poll with the line cut at random: the job runs once, whatever reply was lost."""
     place = far(proxy, tmp_path)
     rng = random.Random(11)
-    left = [rng.randrange(200, 40_000) for _ in range(cuts)]
+    left = [int(10 ** rng.uniform(2.5, 5.7)) for _ in range(cuts)]
     proxy.arm(lambda: left.pop() if left else None)
     spec = shell("echo run >> ../count; sleep 0.2; cat ../count")
     job, handle, asked = 0, None, 0

@@ -30,6 +30,8 @@ MAX_HOPS = 4
 # paramiko deadlocks when a channel closes while it renews keys, which it does every 512 MiB by default.
 # OpenSSH renews AES keys after 64 GiB.
 REKEY_BYTES = 16 << 30
+# paramiko says in words alone that the line went while a key was being looked at; the key was not refused.
+_LOST = ("transport shut down", "saw EOF", "timeout")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 
@@ -287,6 +289,8 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
             )
         case paramiko.PasswordRequiredException():
             return AuthFailed(f"a key for {endpoint} is encrypted", "Add it to the agent: ssh-add.")
+        case paramiko.AuthenticationException() if any(words in text for words in _LOST):
+            return Unreachable(f"the connection to {endpoint} ended before it let us in: {text[:200]}", "Try again.")
         case paramiko.AuthenticationException():
             keys = ", ".join(endpoint.identities) or "no key file"
             return AuthFailed(

@@ -258,7 +258,7 @@ class _Session:
             channel.exec_command(self.line)
         if stdin is not None:
             self.send(stdin)
-            channel.shutdown_write()
+            self._end_input()
         self._skip_noise()
 
     def _adopt(self, make: Callable[[], Any]) -> Any:
@@ -270,7 +270,8 @@ class _Session:
             raise
         with self._gate:
             if self._closed:
-                channel.close()
+                with suppress(Exception):
+                    channel.close()
                 self.machine.sessions.release()
                 raise Unreachable("canceled before it began")
             self.channel, self._holds, self._begun = channel, True, True
@@ -290,8 +291,7 @@ class _Session:
     def drain(self, limit: int, *, shut: bool = True) -> Ran:
         """Close stdin and read to the end."""
         if shut:
-            with suppress(OSError):
-                self.channel.shutdown_write()
+            self._end_input()
         out = bytearray()
         while chunk := self.read():
             out += chunk
@@ -328,6 +328,11 @@ class _Session:
         return self._recv()
 
     # ------------------------------------------------------------------------------------------------------ pieces
+
+    def _end_input(self) -> None:
+        """Close stdin. What went wrong is seen, and told apart, when the output is read."""
+        with suppress(OSError, EOFError):
+            self.channel.shutdown_write()
 
     def _skip_noise(self) -> None:
         """Read up to the mark; keep what follows it."""
