@@ -58,6 +58,8 @@ class CloudContract(ProviderContract):
     ident: ClassVar[str] = "abc123"
     spec: ClassVar[tuple[str, str] | None] = None
     """The published description: its file, and what its paths have before ours."""
+    gaps: ClassVar[tuple[str, ...]] = ()
+    """What the platform is known to answer although the description says otherwise."""
 
     @pytest.fixture
     def rig(self, tmp_path: Path, web: Web) -> CloudRig:
@@ -102,7 +104,8 @@ class CloudContract(ProviderContract):
             await rig.provider.list()
         spec = Spec(Path(SPECS) / self.spec[0], self.spec[1])
         faults = [fault for asked, told in rig.cloud.told for fault in spec.faults(asked, told)]
-        assert faults == []
+        unexpected = [f for f in faults if not any(gap in f for gap in self.gaps)]
+        assert not unexpected, unexpected
 
     # -------------------------------------------------------------------------------------------------- lost replies
 
@@ -130,7 +133,7 @@ class CloudContract(ProviderContract):
         assert isinstance(await rig.provider.terminate(instance.id), Unknown)
         await rig.settle()
         known(await rig.provider.terminate(instance.id))
-        assert rig.cloud.cloud.truth(instance.id).state is InstanceState.GONE
+        assert rig.cloud.cloud.truth(rig.cloud.inner(instance.id)).state is InstanceState.GONE
 
     async def test_a_request_that_changes_something_is_sent_once(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("limited", self.creates, count=9)]

@@ -33,7 +33,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 KEY = "key-of-this-account-0123456789abcdef"
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIN0000000000000000000000000000000000000000TEST"
 USD = {"NVIDIA H100 80GB HBM3": 2.99, "NVIDIA GeForce RTX 4090": 0.69, "NVIDIA L40S": 0.86, "NVIDIA L4": 0.43}
-SETTINGS = Settings(boot_s=10, stop_s=5, resume_s=20, catalog=USD, default_usd_per_hour=2.99, capacity=64)
+SETTINGS = Settings(boot_s=10, stop_s=5, resume_s=20, default_usd_per_hour=2.99, capacity=64)
 Kind = Literal["lost_request", "lost_reply", "truncated", "html", "error_500", "limited", "empty", "other"]
 
 
@@ -116,7 +116,10 @@ class Emulator:
     """One account of one platform. Subclasses add routes and the platform's words for refusals."""
 
     profile_id: ClassVar[str]
-    settings: ClassVar[Settings] = SETTINGS
+    gpus: ClassVar[dict[str, float]] = USD
+    """The platform's names of GPUs, and what one costs an hour."""
+    window: ClassVar[tuple[int, float] | None] = None
+    """How many requests in how many seconds are answered; the next one is refused with 429."""
     lag_s: ClassVar[float] = 2.0
     """How long lists lag behind: a new instance is not in them yet, a gone one is still seen as ending."""
 
@@ -128,11 +131,13 @@ class Emulator:
             folder,
             self.profile,
             clock,
-            settings=settings or self.settings,
+            settings=settings or SETTINGS.model_copy(update={"catalog": self.gpus}),
             faults=Faults(faults=(*faults, *lag)),  # type: ignore[arg-type]
             supervise=False,
         )
+        self.prices = dict(self.gpus)
         self.own: dict[str, dict[str, Any]] = {}
+        self.recent: list[float] = []
         self.key = KEY
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
@@ -156,6 +161,22 @@ class Emulator:
 
     def listed(self) -> list[Instance]:
         return list(known(self.cloud.list()))
+
+    def inner(self, ident: str) -> str:
+        """The cloud's id of an instance."""
+        return ident
+
+    def number(self, inner: str) -> int:
+        """A number for an instance, for platforms that count."""
+        return 4_200_001 + list(self.own).index(inner)
+
+    def numbered(self, ident: str) -> str:
+        """The instance of a number, "" for none."""
+        index = int(ident) - 4_200_001 if ident.isdigit() else -1
+        return list(self.own)[index] if 0 <= index < len(self.own) else ""
+
+    def full(self) -> bool:
+        return len(self.listed()) >= self.cloud.settings.capacity
 
     def booted(self, ident: str) -> None:
         """Count a start; pretend addresses change with it."""
@@ -186,18 +207,27 @@ class Emulator:
         with self.lock:
             self.asked.append(asked)
             try:
-                told = self._route(asked)
+                told = self.limited() if self._too_often() else self._route(asked)
             except Refuse as refusal:
                 told = refusal.told
             self.told.append((asked, told))
             return told
+
+    def _too_often(self) -> bool:
+        if self.window is None:
+            return False
+        count, seconds = self.window
+        now = self.clock.now()
+        self.recent = [t for t in self.recent if now - t < seconds]
+        self.recent.append(now)
+        return len(self.recent) > count
 
     def _route(self, asked: Asked) -> Told:
         if not self.authorized(asked):
             return self.unauthorized()
         for handler in self.routes:
             method, pattern = handler.route  # type: ignore[attr-defined]
-            if method == asked.method and (found := pattern.fullmatch(asked.path)):
+            if method == asked.method and (found := pattern.fullmatch(asked.path.rstrip("/"))):
                 return handler(self, asked, found.groupdict())
         return self.unknown_route(asked)
 

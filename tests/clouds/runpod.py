@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import USD, Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import Asked, Emulator, Refuse, Told, alive, route
 from gpuwarden.core.errors import Conflict, NoCapacity, NotFound
 from gpuwarden.core.models import Instance, InstanceState, Resources
 
@@ -49,7 +49,6 @@ class RunPodCloud(Emulator):
         self.ssh_keys: list[str] = ["ssh-ed25519 AAAA me@example.com"]
         self.volumes = [{"id": "vol1", "name": "gpuwarden", "size": 100, "dataCenter": "EU-RO-1", "type": "STANDARD"}]
         self.cluster_pods: list[str] = []
-        self.prices = dict(USD)
 
     def unauthorized(self) -> Told:
         return problem(401, "Unauthorized", "missing bearer token")
