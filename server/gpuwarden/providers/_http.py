@@ -65,10 +65,15 @@ class Reply:
             return None
 
     def text(self, *names: str) -> str:
-        """The first of the named fields of a JSON object that holds a text."""
-        body = self.json
-        found = (body.get(name) for name in names) if isinstance(body, dict) else ()
+        """The first of the named fields of a JSON object that holds a text; "error.code" is `code` inside `error`."""
+        found = (self._at(name.split(".")) for name in names)
         return next((f for f in found if isinstance(f, str) and f), "")
+
+    def _at(self, way: list[str]) -> Any:
+        value = self.json
+        for name in way:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
 
 Refusal = Callable[[Reply, str], WardenError | None]
