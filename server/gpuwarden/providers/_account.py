@@ -123,6 +123,16 @@ def same_key(text: str) -> str | None:
     return f"{match[1]} {match[2]}" if match else None
 
 
+def let_in(key: str) -> str:
+    """A line of shell for a machine's start that lets a public key in, as often as it is run.
+
+    The key's alphabet has no quote, and one space between its two words.
+    """
+    assert same_key(key) == key
+    file = "~/.ssh/authorized_keys"
+    return f"mkdir -p -m 700 ~/.ssh; grep -qsF '{key}' {file} || echo '{key}' >> {file}"
+
+
 def _first_line(file: Path) -> str:
     try:
         with file.open("rb") as stream:

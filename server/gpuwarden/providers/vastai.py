@@ -22,6 +22,7 @@ from gpuwarden.core.errors import AuthFailed, NoCapacity, NotFound, RateLimited,
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.providers._account import let_in
 from gpuwarden.providers._http import Api, Reply, Shape
 from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, gpu_matches, no_such, usd
 
@@ -34,8 +35,6 @@ TRIES: Final = 3
 BILL_DAYS: Final = 60
 ON_START: Final = "touch ~/.no_auto_tmux"
 """Else a login lands in tmux, and so would every command."""
-LET_IN: Final = "mkdir -p ~/.ssh; grep -qsF '{key}' ~/.ssh/authorized_keys || echo '{key}' >> ~/.ssh/authorized_keys"
-"""Runs at every start. The key's alphabet has no quote and no space but one."""
 
 Status = Literal["created", "loading", "running", "stopped", "frozen", "exited", "rebooting", "unknown", "offline"]
 
@@ -290,7 +289,7 @@ class Vast(Rented):
             "onstart": ON_START,
         }
         if key := self.ssh_key():
-            order["onstart"] = f"{ON_START}; {LET_IN.format(key=key)}"
+            order["onstart"] = f"{ON_START}; {let_in(key)}"
         price = _price(offer, resources)
         if resources.interruptible:
             order["price"] = price
