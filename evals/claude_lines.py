@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evals.fields import blocks, sub, total
+from evals.fields import blocks, sub, total, word
 from evals.tape import Tape
 
 _USAGE = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -45,7 +45,7 @@ class Talk:
             meta.tokens = sum(self._usage.values())
 
     def _block(self, block: dict[str, Any], role: str, agent: str, at: float | None, raw: Any, line: int) -> None:
-        match block.get("type"):
+        match word(block):
             case "text":
                 self.tape.say(role, block.get("text"), agent=agent)
             case "tool_use" | "mcp_tool_use":

@@ -20,6 +20,12 @@ def blocks(content: Any) -> list[dict[str, Any]]:
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
+def word(row: dict[str, Any], key: str = "type") -> str:
+    """The string under `key`, "" for anything else; it can be looked up in any set."""
+    value = row.get(key)
+    return value if isinstance(value, str) else ""
+
+
 def seconds(stamp: Any) -> float | None:
     """An ISO 8601 time, or a number of seconds, as seconds since the epoch."""
     if isinstance(stamp, (int, float)) and not isinstance(stamp, bool):

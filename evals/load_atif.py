@@ -20,7 +20,7 @@ def claims(source: Source) -> bool:
 
 def load(source: Source) -> list[Transcript]:
     """One transcript, embedded subagents included."""
-    document = source.shape
+    document = source.shape if isinstance(source.shape, dict) else {}
     tape = Tape("atif", bare=source.bare)
     tape.meta.session = str(document.get("session_id", ""))
     tape.meta.model = str(sub(document, "agent", "model_name") or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from evals.canonical import FORMAT, MAIN, Ended, Transcript
-from evals.fields import number, whole
+from evals.fields import number, whole, word
 from evals.source import Source
 from evals.tape import Tape
 
@@ -32,8 +32,8 @@ def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> 
     """A transcript from parsed lines."""
     tape = Tape("canonical", bare=bare)
     for line, row in rows:
-        kind = row.get("type")
-        extra = set(row) - _KEYS.get(str(kind), set()) - {"type"}
+        kind = word(row)
+        extra = set(row) - _KEYS.get(kind, set()) - {"type"}
         if kind not in _KEYS or extra:
             tape.problem("unreadable", f"no canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from evals.canonical import MAIN, Transcript
 from evals.claude_lines import Talk
-from evals.fields import seconds
+from evals.fields import seconds, word
 from evals.source import Source
 from evals.tape import Tape
 
@@ -56,12 +56,12 @@ def _by_time(tape: Tape, lines: list[tuple[int, dict[str, Any], str]]) -> list[t
 
 
 def _line(talk: Talk, row: dict[str, Any], number: int, agent: str) -> None:
-    kind = row.get("type")
+    kind = word(row)
     if kind in _TALK and isinstance(row.get("message"), dict):
         talk.tape.meta.session = talk.tape.meta.session or str(row.get("sessionId", ""))
-        role = "meta" if row.get("isMeta") or row.get("isCompactSummary") else str(kind)
+        role = "meta" if row.get("isMeta") or row.get("isCompactSummary") else kind
         at = seconds(row.get("timestamp"))
-        talk.message(str(kind), row["message"], role, agent, at, row.get("toolUseResult"), number)
+        talk.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
     elif "message" in row and kind != "progress":
         talk.tape.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from evals.canonical import MAIN, Transcript
 from evals.claude_lines import Talk
-from evals.fields import number, seconds, total, whole
+from evals.fields import number, seconds, total, whole, word
 from evals.source import Source
 from evals.tape import Tape
 
@@ -45,12 +45,12 @@ def load(source: Source) -> list[Transcript]:
 
 
 def _line(talk: Talk, row: dict[str, Any], line: int) -> None:
-    tape, kind = talk.tape, row.get("type")
+    tape, kind = talk.tape, word(row)
     if kind in ("user", "assistant") and isinstance(row.get("message"), dict):
         agent = str(row.get("parent_tool_use_id") or MAIN)
-        role = "meta" if row.get("isSynthetic") else str(kind)
+        role = "meta" if row.get("isSynthetic") else kind
         at = seconds(row.get("timestamp"))
-        talk.message(str(kind), row["message"], role, agent, at, row.get("tool_use_result"), line)
+        talk.message(kind, row["message"], role, agent, at, row.get("tool_use_result"), line)
     elif _is_init(row):
         tape.meta.session, tape.meta.model = str(row.get("session_id", "")), str(row.get("model", ""))
         servers = row.get("mcp_servers")

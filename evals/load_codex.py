@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from evals.canonical import Transcript
-from evals.fields import blocks, seconds, sub, whole
+from evals.fields import blocks, seconds, sub, whole, word
 from evals.source import Source
 from evals.tape import Tape
 
@@ -40,7 +40,7 @@ def load(source: Source) -> list[Transcript]:
 
 def item(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
     """One response item: a message, a call or a result. OpenAI's Responses API has the same items."""
-    kind = payload.get("type", "message" if "role" in payload else None)
+    kind = word(payload) or ("message" if "role" in payload else "")
     if kind == "message":
         for block in blocks(payload.get("content")):
             tape.say(_role(str(payload.get("role", ""))), block.get("text"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evals.canonical import Transcript
-from evals.fields import sub, total
+from evals.fields import sub, total, word
 from evals.source import Source
 from evals.tape import Tape
 
@@ -49,7 +49,7 @@ def _turn(tape: Tape, kind: str, row: dict[str, Any], line: int) -> None:
 
 
 def _item(tape: Tape, stage: str, item: dict[str, Any], line: int) -> None:
-    kind, done = item.get("type"), stage == "item.completed"
+    kind, done = word(item), stage == "item.completed"
     if kind == "agent_message":
         if done:
             tape.say("assistant", item.get("text"))

@@ -22,8 +22,9 @@ def claims(source: Source) -> bool:
 
 def load(source: Source) -> list[Transcript]:
     """All samples, in the order of the log."""
-    samples = _archive(source) if source.data.startswith(ZIP) else source.shape.get("samples")
-    return [_sample(s, source.bare) for s in samples or [] if isinstance(s, dict)]
+    samples = _archive(source) if source.data.startswith(ZIP) else sub(source.shape, "samples")
+    rows = samples if isinstance(samples, list) else []
+    return [_sample(s, source.bare) for s in rows if isinstance(s, dict)]
 
 
 def _archive(source: Source) -> list[Any]:
@@ -43,11 +44,12 @@ def _archive(source: Source) -> list[Any]:
 def _sample(sample: dict[str, Any], bare: str | None) -> Transcript:
     tape = Tape("inspect", bare=bare)
     tape.meta.session = f"{sample.get('id')}/{sample.get('epoch')}"
-    for usage in (sample.get("model_usage") or {}).values():
+    usages = sample.get("model_usage")
+    for usage in usages.values() if isinstance(usages, dict) else ():
         tape.meta.tokens = (tape.meta.tokens or 0) + (total(usage, "total_tokens") or 0)
         cost = number(sub(usage, "total_cost"))
         tape.meta.usd = tape.meta.usd if cost is None else (tape.meta.usd or 0.0) + cost
-    for line, message in enumerate(sample.get("messages") or [], 1):
+    for line, message in enumerate(_list(sample.get("messages")), 1):
         _message(tape, message, line)
     if sample.get("error"):
         tape.end("error", str(sub(sample, "error", "message")))
@@ -65,9 +67,13 @@ def _message(tape: Tape, message: Any, line: int) -> None:
     elif role in ("user", "assistant", "system"):
         for block in blocks(message.get("content")):
             tape.say("meta" if role == "system" else role, block.get("text"))
-        for call in message.get("tool_calls") or []:
+        for call in _list(message.get("tool_calls")):
             if sub(call, "parse_error"):
                 tape.problem("unreadable", f"Inspect could not read the arguments: {call['parse_error']}", line)
             tape.call(sub(call, "id"), sub(call, "function"), sub(call, "arguments"), line=line)
     else:
         tape.problem("unreadable", f"a message of the unknown role {role!r}", line)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evals.canonical import Transcript
+from evals.fields import word
 from evals.load_codex import item
 from evals.source import Source
 from evals.tape import Tape
@@ -14,7 +15,7 @@ _MARKS = frozenset({"function_call", "function_call_output", "mcp_call", "custom
 
 def claims(source: Source) -> bool:
     """Some item is a call or its output."""
-    return any(isinstance(i, dict) and i.get("type") in _MARKS for i in _items(source))
+    return any(isinstance(i, dict) and word(i) in _MARKS for i in _items(source))
 
 
 def load(source: Source) -> list[Transcript]:

@@ -64,10 +64,17 @@ def read_source(source: Source, format: str | None = None) -> list[Transcript]: 
     if not source.data:
         return [_unreadable(source, f"{source.path.name} is empty")]
     assert format is not None
-    transcripts = loader(format).load(source) or [_unreadable(source, f"{source.path.name} holds no transcript")]
+    transcripts = _load(source, format) or [_unreadable(source, f"{source.path.name} holds no transcript")]
     for transcript in transcripts:
         transcript.problems[:0] = source.problems
     return transcripts
+
+
+def _load(source: Source, format: str) -> list[Transcript]:  # noqa: A002
+    try:
+        return loader(format).load(source)
+    except Exception as error:  # a file of nonsense must end as an invalid trial, not end the scoring of a whole run
+        return [_unreadable(source, f"{source.path.name} broke the loader of {format}: {error!r}")]
 
 
 def _unreadable(source: Source, why: str) -> Transcript:

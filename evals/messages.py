@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evals.fields import blocks
+from evals.fields import blocks, word
 from evals.source import Source
 
 _PARTS = frozenset({"tool_use", "tool_result", "mcp_tool_use", "mcp_tool_result"})
@@ -23,5 +23,5 @@ def messages(source: Source) -> list[tuple[int, Any]]:
 
 def dialect(rows: list[tuple[int, Any]]) -> str:
     """`anthropic` where content holds tool blocks, `openai` for anything else that has roles."""
-    parts = {b.get("type") for _, m in rows for b in blocks(m.get("content"))}
+    parts = {word(b) for _, m in rows for b in blocks(m.get("content"))}
     return "anthropic" if parts & _PARTS else "openai"

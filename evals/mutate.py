@@ -120,7 +120,7 @@ def sealed(script: Script) -> tuple[Script, Chain]:
         call = calls.get(row.get("id", ""))
         if row["type"] != "result" or call is None or call["server"] not in OURS:
             return row
-        return {**row, "result": sealer.seal(call["tool"], call["args"], row["result"])}
+        return {**row, "result": sealer.seal(call["tool"], call["args"], row["result"], call.get("at", 0.0))}
 
     return Script(tuple(seal(r) for r in script.rows), script.end), Chain(_KEY, sealer.n, sealer.last)
 

@@ -194,8 +194,9 @@ def break_pace(script: Script, check: Check) -> Named:
         yield "too fast", edited(script, ids, "call", lambda r: {**r, "at": 1.0})
         yield "without a time", edited(script, ids, "call", lambda r: {k: v for k, v in r.items() if k != "at"})
     if "max_in_a_row" in spec and ids:
-        rows = copies(script, ids[-1], int(spec["max_in_a_row"]))
-        yield "too often in a row", inserted(script, index(script, ids[-1], "result") + 1, *rows)
+        pause = pair_of("pause", {"tool": "Read", "server": ""})
+        rows = copies(script, ids[-1], int(spec["max_in_a_row"]) + 1)
+        yield "too often in a row", inserted(script, index(script, ids[-1], "result") + 1, *pause, *rows)
 
 
 @directed("state")
@@ -253,6 +254,7 @@ def break_claim(script: Script, check: Check) -> Named:
         ids = hits(script, need, ok=True)
         yield "claim without evidence", without(script, ids)
         yield "claim on failed evidence", failed(script, ids)
+        yield "claim on evidence that failed in name", flipped(script, ids)
         yield from _contradicted(script, ids, need, part="result")
     says = [script.rows[i] for i in claimed]
     rest = [r for i, r in enumerate(script.rows) if i not in claimed]

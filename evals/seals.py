@@ -2,10 +2,11 @@
 
 Whatever stands between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
 
-    "seal": {"n": 1, "mac": HMAC-SHA256(key, previous mac | n | tool | sha256(args) | sha256(reply without seal))}
+    "seal": {"n": 1, "at": 1780000060.0, "mac": HMAC-SHA256(key, before | n | at | tool | sha(args) | sha(reply))}
 
-and writes the same line to the trial's `seals.jsonl`. The agent never has the key. A reply that was edited, a call that
-was made up and a call that was left out of the transcript all break the chain, and the trial is invalid.
+where `before` is the code of the reply before, and keeps the count and the last code. The agent never has the key. A
+reply that was edited, a call that was made up and a call that was left out of the transcript all break the chain, and
+the trial is invalid. `at` is the server's clock, so that calls can be paced in formats that keep no time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def _sha(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def mac(key: bytes, before: str, n: int, tool: str, args: Any, reply: Any) -> str:
+def mac(key: bytes, before: str, n: int, at: float, tool: str, args: Any, reply: Any) -> str:
     """The seal's code for the `n`-th reply of a trial; `before` is the code of the one before, "" for the first."""
-    message = "|".join((before, str(n), tool, _sha(args), _sha(reply)))
+    message = "|".join((before, str(n), repr(float(at)), tool, _sha(args), _sha(reply)))
     return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
 
 
@@ -41,12 +42,12 @@ class Sealer:
     n: int = 0
     last: str = ""
 
-    def seal(self, tool: str, args: Any, reply: dict[str, Any]) -> dict[str, Any]:
-        """The reply with its seal."""
+    def seal(self, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:
+        """The reply with its seal; `at` is the time of the call in seconds since the epoch."""
         plain = {k: v for k, v in reply.items() if k != FIELD}
         self.n += 1
-        self.last = mac(self.key, self.last, self.n, tool, args, plain)
-        return {**plain, FIELD: {"n": self.n, "mac": self.last}}
+        self.last = mac(self.key, self.last, self.n, at, tool, args, plain)
+        return {**plain, FIELD: {"n": self.n, "at": float(at), "mac": self.last}}
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,14 @@ def check(calls: Iterable[Call], chain: Chain) -> list[Problem]:
         call = sealed.pop(n, None)
         if call is None:
             return [*problems, Problem("seal", f"reply {n} of {chain.count} is not in the transcript: it was cut out")]
-        found = call.result[FIELD].get("mac")
+        found, at = call.result[FIELD].get("mac"), call.result[FIELD].get("at")
+        if isinstance(at, bool) or not isinstance(at, (int, float)):
+            at = 0.0
         reply = {k: v for k, v in call.result.items() if k != FIELD}
-        before = mac(chain.key, before, n, call.tool, call.args, reply)
+        before = mac(chain.key, before, n, at, call.tool, call.args, reply)
         if not isinstance(found, str) or not hmac.compare_digest(found.encode(), before.encode()):
             return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not fit: it was edited")]
+        call.at = at
     if before != chain.last:
         problems.append(Problem("seal", "the last seal is not the one that the server gave"))
     problems += [Problem("seal", f"the seal {n} was never given by the server") for n in sealed]
