@@ -113,7 +113,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [plain("from datasets import load_dataset\nload_dataset('trl-lib/tldr').map(lambda r: {'n': r['question']})")],
         [
             plain(
-                "from datasets import load_dataset\nload_dataset('trl-lib/tldr').map(lambda r: {'n': r['prompt']}).map(lambda r: {'m': r['n']})"  # noqa: E501
+                "from datasets import load_dataset\nload_dataset('trl-lib/tldr').map(lambda r: {'n': r['prompt']}).map(lambda r: {'m': r['n']})"
             )
         ],
     ),
@@ -158,7 +158,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
         [
             plain(
-                "import subprocess\nsubprocess.run('sudo apt-get install -y cmake', shell=True)\nsubprocess.run(['cmake', '-B', 'b'], check=True)"  # noqa: E501
+                "import subprocess\nsubprocess.run('sudo apt-get install -y cmake', shell=True)\nsubprocess.run(['cmake', '-B', 'b'], check=True)"
             )
         ],
     ),
@@ -217,7 +217,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
             {"script": sft(), "gpu": "t4-small"},
             {
                 "script": plain(
-                    "from transformers import AutoModel\nAutoModel.from_pretrained('Qwen/Qwen3-0.6B', attn_implementation='flash_attention_2')"  # noqa: E501
+                    "from transformers import AutoModel\nAutoModel.from_pretrained('Qwen/Qwen3-0.6B', attn_implementation='flash_attention_2')"
                 ),
                 "gpu": "T4",
             },

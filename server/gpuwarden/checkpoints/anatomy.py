@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +110,7 @@ class Span:
 
 @dataclass
 class Anatomy:
-    """Everything a reader found in one file. `scan` lists tensors whose bytes can be scanned in place."""
+    """Everything a reader found in one file."""
 
     format: str
     tensors: list[Tensor] = field(default_factory=list)
@@ -123,6 +124,8 @@ class Anatomy:
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
+    # Work that costs a read of the whole file, done at level content only; it may raise Broken or add findings.
+    later: list[Callable[[], None]] = field(default_factory=list)
 
 
 def short(text: object, limit: int = 120) -> str:

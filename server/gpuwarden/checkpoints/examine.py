@@ -170,6 +170,11 @@ def _take(entry: Entry, anatomy: Anatomy) -> None:
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     wanted = tuple(expected.digests) if expected else ()
     seen = scan.sweep(source, anatomy, wanted, ask.progress)
+    known = len(anatomy.problems), len(anatomy.proved)
+    for work in anatomy.later:
+        work()
+    entry.problems += anatomy.problems[known[0] :]
+    entry.proved += anatomy.proved[known[1] :]
     if seen.bad_spans:
         entry.problems.append(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
     elif seen.spans:

@@ -246,7 +246,7 @@ class Machine:
 
 def _key(value: Any) -> Any:
     """A key that hashes at once: deep tuples would exhaust the C stack."""
-    if isinstance(value, _KEYS):
+    if isinstance(value, (*_KEYS, Call)):  # a call hashes by identity
         return value
     if isinstance(value, tuple) and len(value) <= 16 and all(isinstance(v, _KEYS) for v in value):
         return value

@@ -15,7 +15,7 @@ from typing import Any
 from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Broken, DType, Span, Tensor
 from gpuwarden.checkpoints.source import Source
 
-CHUNK = 1 << 20  # 64 KiB is 20 to 45 % slower, larger ones leave the CPU's cache
+CHUNK = 1 << 19  # fits the second-level cache, so that every pass but the first is free of memory traffic
 
 Progress = Callable[[int], None]
 

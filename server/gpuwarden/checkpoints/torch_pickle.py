@@ -56,6 +56,9 @@ torch._inductor torch.hub torch.jit torch.load torch.serialization torch.utils t
 urllib2 uuid venv weakref webbrowser xmlrpc zipfile zipimport
 """
 _RUNNERS = frozenset(_NOTORIOUS.split())
+# Files that hold a library's objects by design; they are read, but nothing here would ever unpickle them.
+_INERT = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
+_LIBRARIES = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "__main__"})
 
 
 @dataclass(frozen=True)
@@ -98,17 +101,18 @@ def fill(
     evil = [n for n in strangers if runs_code(n)]
     if evil:
         found.problems.append(f"would run code when unpickled: it names {some(evil)}")
-    inert = name.endswith("training_args.bin") and not evil and all(_plain_class(n) for n in strangers)
+    inert = name.endswith(_INERT) and not evil and bool(strangers) and all(_plain_class(n) for n in strangers)
     if inert:
         found.meta["inert"] = True
-        found.unproved.append("that it unpickles: it holds objects of a library, and nothing needs it for a resume")
+        found.unproved.append(
+            f"that it unpickles: it holds objects of {some(sorted({n.module for n in strangers}))}; not run"
+        )
     elif strangers and not evil:
         found.doubts.append(f"needs code to be unpickled, so it was not: it names {some(strangers)}")
     found.doubts += [f"its pickle {o}" for o in tree.odd if not inert]
     found.meta["globals"] = sorted(str(n) for n in tree.named)
     storages = _storages(tree, stored)
-    if not inert:
-        found.tensors = _tensors(tree, stored)
+    found.tensors = _tensors(tree, stored)
     found.content = tree.root
     found.proved.append(f"{len(found.tensors):,} tensors in {len(storages):,} storages; read without running anything")
     unused = [k for k in stored if k not in storages]
@@ -121,7 +125,7 @@ def _plain_class(name: Global) -> bool:
     root = name.module.partition(".")[0]
     if root == "torch":
         return name in (Global("torch.distributed", "ProcessGroup"), Global("torch._C", "device"))
-    return root in {"transformers", "trl", "peft", "accelerate", "datasets", "__main__"} and name.name[:1].isupper()
+    return root in _LIBRARIES and name.name[:1].isupper()
 
 
 def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
