@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuwarden.checkpoints import formats, layouts, manifest, scan
+from gpuwarden.checkpoints import formats, layouts, manifest, scan, suspect
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.source import Source
@@ -216,9 +216,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> 
         entry.doubts.append(f"{len(seen.strange):,} tensors may hold NaN or infinity; 200 were looked at")
     else:
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite")
-    large = [t for t in seen.zero if t.numel >= 1024 and len(t.shape) > 1]
-    if large:
-        entry.warnings.append(f"all zero: {some(short(t.name, 80) for t in large)}")
+    entry.warnings += suspect.suspicions(source, anatomy, seen.zero)
 
 
 def reader(name: str, head: bytes) -> ModuleType | None:

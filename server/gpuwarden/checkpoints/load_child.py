@@ -42,9 +42,8 @@ def _limit(memory: int) -> None:
 def _load(path: Path, form: str) -> dict[str, Any]:
     if form == "numpy":
         return _numpy(path)
-    try:
-        import torch
-    except ImportError:
+    torch = _torch()
+    if torch is None:
         return _own(path)
     if form == "safetensors":
         from safetensors.torch import load_file
@@ -54,6 +53,16 @@ def _load(path: Path, form: str) -> dict[str, Any]:
         with torch.serialization.safe_globals(_numpy_globals()):
             return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
     return _own(path)
+
+
+def _torch() -> Any:
+    """The torch module, where it is there and its safe loader is safe: before 2.6 it could be made to run code."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    version = tuple(int(p) for p in torch.__version__.split(".")[:2] if p.isdecimal())
+    return torch if version >= (2, 6) else None
 
 
 def _numpy_globals() -> list[Any]:
