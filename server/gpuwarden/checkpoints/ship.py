@@ -26,7 +26,7 @@ from gpuwarden.checkpoints.findings import Ask
 from gpuwarden.checkpoints.seal import Sealer, lowest_priority
 
 # What needs more than the standard library stays at home.
-_HOME = {"verify.py", "load.py", "load_child.py", "compare.py", "savelib.py"}
+_HOME = {"verify.py", "render.py", "load.py", "load_child.py", "compare.py", "savelib.py"}
 _CORE = ("__init__.py", "errors.py", "registry.py")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
