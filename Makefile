@@ -11,15 +11,14 @@ UV := $(shell command -v uv 2>/dev/null)
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
+# uv where it is there and works; else what Python brings along.
 $(READY): pyproject.toml
-ifeq ($(UV),)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
-else
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
-	$(UV) pip install --quiet --python $(BIN)/python --editable . --group dev
-endif
+	@{ [ -n "$(UV)" ] \
+	  && $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV) \
+	  && $(UV) pip install --quiet --python $(BIN)/python --editable . --group dev; } \
+	|| { $(PYTHON) -m venv $(VENV) \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev; }
 	@touch $@
 
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
