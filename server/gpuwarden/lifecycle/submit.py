@@ -6,7 +6,7 @@ import hashlib
 import secrets as random
 from dataclasses import dataclass, field
 
-from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
 from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
@@ -52,8 +52,10 @@ async def submit(w: Warden, spec: JobSpec, *, dry_run: bool = False, receipt: st
 
     On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
     and the same arguments, launches. Raises Refused with the findings, NotFound or Conflict for a receipt that is
-    not ours, stale or for something else.
+    not ours, stale or for something else, BadRequest for a dry run that brings one.
     """
+    if receipt is not None and dry_run:
+        raise BadRequest("dry_run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
     if receipt is not None:
         return await _redeem(w, spec, receipt)
     checked = await _check(w, spec)
