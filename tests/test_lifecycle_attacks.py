@@ -12,6 +12,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.check import Checked, check
+from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
@@ -57,3 +58,32 @@ async def test_a_dry_run_with_a_receipt_launches_nothing(w: Warden) -> None:
     with pytest.raises(BadRequest, match="dry_run"):
         await submit(w, job(), dry_run=True, receipt=checked.receipt)
     assert job_ids(w.ledger) == []
+
+
+async def test_one_jobs_copies_never_replace_anothers(w: Warden, tmp_path: Path) -> None:
+    first, second = await ended(w, job(name="first")), await ended(w, job(name="second"))
+    await pull(w, first.job.id, tmp_path / "results")
+    with pytest.raises(BadRequest, match=f"holds the files of {first.job.id}"):
+        await pull(w, second.job.id, tmp_path / "results")
+    with pytest.raises(BadRequest, match=f"holds the files of {first.job.id}"):
+        await pull(w, second.job.id, tmp_path / "results" / "out")
+    assert (await pull(w, first.job.id, tmp_path / "results")).received.complete
+
+
+@pytest.mark.parametrize("taken", ["Makefile", ".git/config"])
+async def test_a_pull_replaces_no_file_that_was_there_before(w: Warden, tmp_path: Path, taken: str) -> None:
+    file = tmp_path / "project" / taken
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    seen = await ended(w, job(f'save("{taken}")', outputs=[taken]))
+    with pytest.raises(BadRequest, match="holds files that are no copies of this job"):
+        await pull(w, seen.job.id, tmp_path / "project")
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", ["", "locks", "artifacts", "artifacts/j0000000000"])
+async def test_a_pull_writes_nothing_among_our_own_records(w: Warden, below: str) -> None:
+    seen = await ended(w, job('save("ledger.db")', outputs=["ledger.db"]))
+    with pytest.raises(BadRequest, match="own records"):
+        await pull(w, seen.job.id, w.home / below)
+    assert w.ledger.count() and not (w.home / below / "owner").exists()

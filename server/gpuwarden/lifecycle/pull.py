@@ -39,8 +39,8 @@ async def pull(
 ) -> PullResult:
     """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
 
-    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine,
-    Unreachable when the machine does not answer; what arrived before is kept and continued.
+    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is ours
+    or holds other things, Unreachable when the machine does not answer; what arrived before is kept and continued.
     """
     job = await advance(w, job_id)
     if job.handle is None:
@@ -48,7 +48,7 @@ async def pull(
     target = dest_of(w, job, dest)
     backend = w.backend(job.handle.backend)
     manifest = await backend.manifest(job.handle, job.spec.outputs)
-    received = await receive(_Machine(backend, job.handle), manifest, target, progress=progress)
+    received = await receive(_Machine(backend, job.handle), manifest, target, owner=job_id, progress=progress)
     log = await _pull_log(backend, job.handle, target)
     places = {f.path: f.local for f in received.files}
     missing = tuple(p.path for p in received.problems)
@@ -65,16 +65,22 @@ async def pull(
 
 def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
     """Where the copies go. Never onto the machine that may die, nor into gpuwarden's own records."""
-    target = (dest or w.home / "artifacts" / job.id).expanduser().absolute()
+    own = w.home / "artifacts" / job.id
+    target = (dest or own).expanduser().absolute()
     real = Path(*target.parts).resolve()
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
         raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
-    if real.is_relative_to((w.home / "providers").resolve()):
-        raise BadRequest(f"{target} lies inside the rehearsal cloud", "Choose a folder outside.")
+    if real != own.resolve() and _lies_in(real, w.home):
+        raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
     if target.exists() and not target.is_dir():
         raise BadRequest(f"{target} is no folder", "Name a folder; it is made when it does not exist.")
     return real
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies below it, also where a file system takes other spellings for the same."""
+    return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
 
 
 class _Machine:

@@ -1,5 +1,8 @@
 """Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
 
+A destination belongs to one owner, a job: a folder that holds anything else is refused, so no file of anybody is ever
+replaced by another's of the same name.
+
 `receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a folder of this machine. Each file
 grows as a part below `dest/.gpuwarden/`, is hashed as it arrives, and takes its name only when size and digest are
 those of the manifest. A stall or a lost connection is retried from where it stopped; `kill -9` at any line leaves
@@ -34,6 +37,7 @@ STALL_S = 30.0
 TRIES = 6
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
+OWNER = "owner"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -99,6 +103,7 @@ async def receive(
     manifest: Manifest,
     dest: Path,
     *,
+    owner: str = "",
     progress: Callable[[Progress], None] | None = None,
     parallel: int = PARALLEL,
     stall_s: float = STALL_S,
@@ -107,12 +112,17 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` below `dest` and compare digests.
 
+    `owner`, where given, is whose files these are: `dest` is new or empty then, or was this owner's before.
     `tries` is how often in a row a file may fail without a new byte before `Unreachable` is raised; what arrived
-    stays and the next call continues. Raises `BadRequest` when space or inodes can't hold it, and `Conflict` when
-    another process is receiving into `dest`.
+    stays and the next call continues. Raises `BadRequest` when space or inodes can't hold it or `dest` holds what is
+    not the owner's, and `Conflict` when another process is receiving into `dest`.
     """
+    if owner:
+        await to_thread.run_sync(_refuse_others, dest, owner)
     dest = await to_thread.run_sync(_prepare, dest)
     with _only_writer(dest):
+        if owner:
+            await to_thread.run_sync(_claim, dest, owner)
         job = _Receiver(source, dest, progress or (lambda _: None), stall_s, tries, clock or SystemClock())
         return await job.run(manifest, parallel)
 
@@ -122,6 +132,31 @@ def _prepare(dest: Path) -> Path:
     if (dest / STAGING).is_symlink():
         raise BadRequest(f"{dest / STAGING} is a symbolic link; parts are not written through it", "Remove the link.")
     return dest.resolve()
+
+
+def _refuse_others(dest: Path, owner: str) -> None:
+    """Refuse a folder in another owner's, or that holds anything before it was claimed."""
+    holder = next((h for h in map(_holder, (dest, *dest.parents)) if h), "")
+    others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
+    if others or holder not in {"", owner}:
+        what = f"the files of {holder[:80]}" if holder else "files that are no copies of this job"
+        raise BadRequest(
+            f"{dest} holds {what}; nothing there is replaced", "Choose a new or an empty folder, one for each job."
+        )
+
+
+def _holder(folder: Path) -> str:
+    """Whose folder it is, empty when nobody's."""
+    mark = folder / STAGING / OWNER
+    return mark.read_text("utf-8", "replace") if mark.is_file() and not mark.is_symlink() else ""
+
+
+def _claim(dest: Path, owner: str) -> None:
+    """Write down whose folder this is. The caller holds the folder's lock."""
+    _refuse_others(dest, owner)
+    draft = dest / STAGING / f"{OWNER}.draft"
+    draft.write_text(owner, "utf-8")
+    draft.replace(dest / STAGING / OWNER)
 
 
 @contextmanager
