@@ -15,6 +15,8 @@ from gpuwarden.lifecycle.check import Checked, check
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import request
+from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
 
 pytestmark = pytest.mark.anyio
@@ -87,3 +89,22 @@ async def test_a_pull_writes_nothing_among_our_own_records(w: Warden, below: str
     with pytest.raises(BadRequest, match="own records"):
         await pull(w, seen.job.id, w.home / below)
     assert w.ledger.count() and not (w.home / below / "owner").exists()
+
+
+# Where an absolute path of the machine lies in a rehearsal.
+MACHINE = 'root = os.environ["GPUWARDEN_RUN_DIR"].split("/workspace/")[0]\n'
+
+
+@pytest.fixture
+def runpod(tmp_path: Path) -> Warden:
+    return quick_warden(tmp_path / "home", "rehearsal/runpod")
+
+
+async def test_an_absolute_output_can_be_proven(runpod: Warden) -> None:
+    spec = job(MACHINE + 'save(root + "/workspace/res/m.safetensors"); save("workspace/res/m.safetensors")')
+    spec = spec.model_copy(update={"platform": "rehearsal/runpod", "outputs": ("/workspace/res", "workspace/res")})
+    seen = await ended(runpod, spec)
+    assert (await pull(runpod, seen.job.id)).received.complete
+    report = await verify_job(runpod, seen.job.id)
+    assert (report.verdict, len(report.files)) == ("proven", 2), report.reasons
+    assert (await request(runpod, seen.job.id, "terminate")).record.state == "awaiting_human"
