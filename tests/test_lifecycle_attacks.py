@@ -108,3 +108,19 @@ async def test_an_absolute_output_can_be_proven(runpod: Warden) -> None:
     report = await verify_job(runpod, seen.job.id)
     assert (report.verdict, len(report.files)) == ("proven", 2), report.reasons
     assert (await request(runpod, seen.job.id, "terminate")).record.state == "awaiting_human"
+
+
+async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Warden) -> None:
+    """On RunPod /workspace outlives a stop and the container's disk does not."""
+    spec = job(
+        MACHINE + 'os.makedirs(root + "/root/big"); os.symlink(root + "/root/big", root + "/workspace/res")\n'
+        'save(root + "/workspace/res/m.safetensors")',
+        platform="rehearsal/runpod", outputs=["/workspace/res"], teardown="stop",
+    )  # fmt: skip
+    seen = await ended(runpod, spec)
+    view = await request(runpod, seen.job.id, "stop")
+    assert [f.path for f in view.dying] == ["/root/big/m.safetensors"]
+    assert view.record.state == "blocked"
+    await pull(runpod, seen.job.id)
+    assert (await verify_job(runpod, seen.job.id)).verdict == "proven"
+    assert (await request(runpod, seen.job.id, "stop")).record.state == "awaiting_human"

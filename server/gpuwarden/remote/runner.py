@@ -1300,12 +1300,18 @@ class Roster:
         real = os.path.realpath(top)
         if not os.path.lexists(real):
             self.missing.append(declared)
-        elif not inside(real, bound):
+        elif not inside(real, bound) or (declared.startswith("/") and real == bound):
             self.skip(declared, "a link that leaves its folder")
         elif os.path.isdir(real):
-            self.walk(declared.rstrip("/"), real)
+            self.walk(self.shown(declared, real), real)
         else:
-            self.file(declared, real)
+            self.file(self.shown(declared, real), real)
+
+    def shown(self, declared: str, real: str) -> str:
+        """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
+        if not declared.startswith("/"):
+            return declared.rstrip("/")
+        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))
 
     def walk(self, declared: str, top: str) -> None:
         """Everything in a folder, in a stable order, through no link."""
