@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anyio
@@ -124,3 +125,20 @@ async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Warden
     await pull(runpod, seen.job.id)
     assert (await verify_job(runpod, seen.job.id)).verdict == "proven"
     assert (await request(runpod, seen.job.id, "stop")).record.state == "awaiting_human"
+
+
+async def test_a_change_that_keeps_size_and_time_is_seen(w: Warden) -> None:
+    """As a program does that writes in place and sets the time back with os.utime."""
+    seen = await ended(w, job())
+    await pull(w, seen.job.id)
+    assert (await verify_job(w, seen.job.id)).verdict == "proven"
+    assert (await request(w, seen.job.id, "terminate")).record.state == "awaiting_human"
+    assert seen.job.handle is not None
+    file = Path(seen.job.handle.run_dir, "work/out/model.safetensors")
+    before = file.stat()
+    with file.open("r+b") as there:
+        there.seek(-4, os.SEEK_END)
+        there.write(b"XXXX")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    view = await request(w, seen.job.id, "terminate")
+    assert {f.rule for f in view.findings if f.blocks} == {"TD-COPY-001", "TD-COPY-002"}
