@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import anyio
 import pytest
 
 from doors import JOB, quick_warden
-from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.check import Checked, check
@@ -142,3 +143,29 @@ async def test_a_change_that_keeps_size_and_time_is_seen(w: Warden) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     view = await request(w, seen.job.id, "terminate")
     assert {f.rule for f in view.findings if f.blocks} == {"TD-COPY-001", "TD-COPY-002"}
+
+
+TOKEN = "hf_" + "a" * 34
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": TOKEN},
+        {"outputs": [f"out/{TOKEN}"]},
+        {"gpu": TOKEN},
+        {"platform": TOKEN},
+        {"env": {TOKEN: "1"}},
+        {"secrets": [TOKEN]},
+        {"name": "hunter2-hunter2"},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+async def test_no_field_carries_a_secret_into_the_ledger(tmp_path: Path, field: dict[str, object]) -> None:
+    w = quick_warden(tmp_path / "home", MY_TOKEN="hunter2-hunter2")
+    with pytest.raises(Refused) as refusal:
+        await submit(w, job(**field))
+    assert "PF-SEC-001" in {f.rule for f in refusal.value.findings}
+    kept = json.dumps([e.as_dict() for e in w.ledger.events()])
+    assert TOKEN not in kept
+    assert "hunter2" not in kept
