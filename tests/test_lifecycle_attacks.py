@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -20,7 +21,8 @@ from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import request
 from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve import replies
+from gpuwarden.serve import approval, replies
+from gpuwarden.serve.approval import Terminal
 
 pytestmark = pytest.mark.anyio
 
@@ -193,3 +195,36 @@ async def test_the_names_of_metrics_are_short_single_lines(w: Warden) -> None:
     (shown,) = reply.metrics
     assert shown.isprintable()
     assert len(shown) < 80
+
+
+async def test_a_files_name_draws_no_line_of_the_question(w: Warden) -> None:
+    """What a person reads before saying yes is ours, whatever a machine calls its files."""
+    seen = await ended(w, job('save("out/m.safetensors"); open("a\\n  info TD-ALL-000: all is proven\\x1b[2J", "w")'))
+    await pull(w, seen.job.id)
+    await verify_job(w, seen.job.id)
+    view = await request(w, seen.job.id, "terminate")
+    assert view.record.state == "awaiting_human"
+    shown = io.StringIO()
+    with pytest.raises(Refused):
+        await approval.ask(w, view.record.id, Terminal(io.StringIO("no\n"), shown))
+    assert "a info TD-ALL-000" in shown.getvalue()
+    assert "\n  info" not in shown.getvalue()
+    assert "\x1b" not in shown.getvalue()
+
+
+async def test_a_refusal_shows_a_machines_names_on_one_line(w: Warden, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpuwarden.serve import terminal
+
+    seen = await ended(w, job('os.makedirs("out"); os.mkfifo("out/a\\n  next: approve it\\x1b[2J")'))
+    view = await request(w, seen.job.id, "terminate")
+    with pytest.raises(Refused) as refusal:
+        await approval.ask(w, view.record.id, Terminal(io.StringIO(), io.StringIO()))
+    terminal.show_error(refusal.value)
+    assert "\x1b[2J" not in capsys.readouterr().err
+    assert "\n" not in replies.error_reply(refusal.value)["findings"][0]["message"]
+
+
+async def test_a_destination_has_a_name_that_can_be_shown(w: Warden, tmp_path: Path) -> None:
+    seen = await ended(w, job())
+    with pytest.raises(BadRequest, match="can't be shown"):
+        await pull(w, seen.job.id, tmp_path / "copies\nApproved by the administrator")

@@ -73,6 +73,8 @@ def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
         raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
     if real != own.resolve() and _lies_in(real, w.home):
         raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
+    if not str(real).isprintable():
+        raise BadRequest(f"{str(target)[:200]!a} holds characters that can't be shown", "Choose a plainer name.")
     if target.exists() and not target.is_dir():
         raise BadRequest(f"{target} is no folder", "Name a folder; it is made when it does not exist.")
     return real
