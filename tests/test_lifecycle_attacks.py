@@ -228,3 +228,13 @@ async def test_a_destination_has_a_name_that_can_be_shown(w: Warden, tmp_path: P
     seen = await ended(w, job())
     with pytest.raises(BadRequest, match="can't be shown"):
         await pull(w, seen.job.id, tmp_path / "copies\nApproved by the administrator")
+
+
+@pytest.mark.parametrize("name", ["gpuwarden-job.log", "gpuwarden-job.log/m.safetensors", "gpuwarden-job.part"])
+async def test_the_log_takes_no_outputs_place(w: Warden, name: str) -> None:
+    seen = await ended(w, job(f'save("{name}"); print("said", flush=True)', outputs=[name]))
+    result = await pull(w, seen.job.id)
+    assert result.log is not None
+    assert "said" in result.log.read_text()
+    problems = (await verify_job(w, seen.job.id)).reasons
+    assert not [p for p in problems if "manifest" in p], problems

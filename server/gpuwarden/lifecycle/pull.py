@@ -4,7 +4,7 @@ every copy is compared with it. The log comes along, also when nothing else was 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import Pulled, save_pull
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import STAGING
 from gpuwarden.remote.receive import Progress, Received, receive
 
 LOG_NAME = "gpuwarden-job.log"
@@ -49,8 +50,8 @@ async def pull(
     backend = w.backend(job.handle.backend)
     manifest = await backend.manifest(job.handle, job.spec.outputs)
     received = await receive(_Machine(backend, job.handle), manifest, target, owner=job_id, progress=progress)
-    log = await _pull_log(backend, job.handle, target)
     places = {f.path: f.local for f in received.files}
+    log = await _pull_log(backend, job.handle, target, places.values())
     missing = tuple(p.path for p in received.problems)
     save_pull(
         w,
@@ -96,13 +97,18 @@ class _Machine:
         return self.backend.read(self.handle, artifact, offset)
 
 
-async def _pull_log(backend: Backend, handle: Handle, target: Path) -> Path | None:
-    """Save the log's last part beside the artifacts. It is no proof of anything, so its loss stops nothing."""
-    path = target / LOG_NAME
+def _log_path(target: Path, artifacts: Iterable[str]) -> Path:
+    """Beside the artifacts, unless one of them, or a folder of theirs, has that name."""
+    taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
+    return target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME
+
+
+async def _pull_log(backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]) -> Path | None:
+    """Save the log's last part. It is no proof of anything, so its loss stops nothing."""
+    path, part = _log_path(target, artifacts), target / STAGING / f"{LOG_NAME}.draft"
     try:
         chunk = await backend.logs(handle, 0, 1)
         cursor = max(0, chunk.size - LOG_LIMIT)
-        part = path.with_suffix(".part")
         with part.open("w", encoding="utf-8", errors="replace") as file:
             while cursor < chunk.size:
                 piece = await backend.logs(handle, cursor, _CHUNK)
