@@ -322,13 +322,18 @@ def _usable(path: str) -> Path:
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
-    """An agent's destination: below the server's working directory, whatever links and dots it holds."""
+    """An agent's destination: below the server's working directory, whatever links and dots it holds.
+
+    Never a hidden folder: programs read their settings from those, and a machine chooses the files' names.
+    """
     if dest is None:
         return None
     root = Path.cwd().resolve()
     real = (root / _usable(dest)).resolve()
     if not real.is_relative_to(root):
         raise BadRequest("dest leaves the working directory", "Name a folder below it, or omit dest.")
+    if any(part.startswith(".") for part in real.relative_to(root).parts):
+        raise BadRequest("dest is a hidden folder", "Name one without a leading dot, or omit dest.")
     return real
 
 

@@ -6,11 +6,12 @@ fenced and bounded here, on its way out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpuwarden.core.errors import WardenError
+from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import fence, line
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
@@ -175,20 +176,24 @@ class InstancesReply(Reply):
 
 def error_reply(error: WardenError) -> dict[str, Any]:
     """The one form of an error."""
-    return error.as_dict()
+    body = error.as_dict()
+    if isinstance(error, Refused):
+        body["findings"] = [f.model_dump() for f in findings(error.findings)]
+    return body
 
 
-def _findings(findings: tuple[Finding, ...]) -> list[FindingReply]:
+def findings(found: Sequence[Finding]) -> list[FindingReply]:
+    """The findings of a gate as they leave: what a machine named stays on one line and moves no cursor."""
     return [
         FindingReply(rule=f.rule, severity=f.severity, message=line(f.message, 600), fix=line(f.fix, 400))
-        for f in findings
+        for f in found
     ]
 
 
 def submitted(result: Submission) -> SubmitReply:
     """A reply to submit_job."""
     reply = SubmitReply(
-        findings=_findings(result.findings),
+        findings=findings(result.findings),
         receipt=None if result.job else result.receipt,
         receipt_expires_at=None if result.job else result.expires_at,
         price_usd_per_hour=result.quote.price_usd_per_hour if result.quote else None,
@@ -225,7 +230,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         message=line(result.note),
         hint=advice(job, result.lease),
         step=seen.step if seen else None,
-        metrics=dict(list(seen.metrics.items())[:SHOWN]) if seen else {},
+        metrics={line(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         exit_code=seen.exit_code if seen else None,
         alerts=[line(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=_meter(result.lease) if result.lease else None,
@@ -334,7 +339,7 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
         state=record.state,
         verb=record.verb,
         job_id=record.job_id,
-        findings=_findings(view.findings),
+        findings=findings(view.findings),
         deletes=[line(f.path) for f in view.dying[:SHOWN]],
         copy_at=view.copy_at,
         expires_at=record.expires_at if record.state is Teardown.AWAITING_HUMAN else None,

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import plain
+from gpuwarden.serve import replies
 from gpuwarden.serve.replies import (
     CheckReply,
     FindingReply,
@@ -71,7 +72,7 @@ def show_error(error: WardenError) -> None:
     """What happened, what is known, what to do next."""
     err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
     if isinstance(error, Refused) and error.findings:
-        _findings([FindingReply(**f.model_dump(mode="json")) for f in error.findings], err)
+        _findings(replies.findings(error.findings), err)
     if error.hint:
         err.print(f"[dim]next:[/] {spoken(error.hint)}")
 
