@@ -125,6 +125,8 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary:
         _unfinished(entry)
+    elif anatomy.opaque and not entry.sealed:
+        entry.doubts.append("only a digest recorded at save time could prove it, and none was compared")
 
 
 def _unfinished(entry: Entry) -> None:
