@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import need
-from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints import examine, formats, manifest
 from gpuwarden.checkpoints.anatomy import Limits
 from gpuwarden.checkpoints.crc32c import crc32c, masked
 from gpuwarden.checkpoints.formats import dcp as our_dcp
@@ -293,3 +293,29 @@ def test_orbax_by_structure_and_digest(tmp_path: Path) -> None:
         path.write_bytes(data[:-1])
         assert verify(tmp_path / "out", Level.STRUCTURE).verdict is Verdict.REFUTED, path
         path.write_bytes(data)
+
+
+# ------------------------------------------------------------------------------------------------------- tokenizers
+
+
+def test_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
+    pieces = b"".join(b"\n" + bytes([len(p) + 2]) + b"\n" + bytes([len(p)]) + p for p in (b"<unk>", b"a", b"bc"))
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(pieces)
+    report = verify(path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN
+    assert "3 pieces" in report.files[0].proved[0]
+    for bad in (pieces[:-1], pieces + b"\n\x09", b"\n\3\n\1\xff"):
+        path.write_bytes(bad)
+        assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_no_two_formats_claim_the_same_name() -> None:
+    heads = (b"", b"PK\3\4", b"{}", b"\x80\x02", b"GGUF")
+    names = ("model.safetensors", "a.pt", "a.bin", "a.json", "a.jsonl", "a.npz", "a.npy", "a.gguf", "a.onnx", "a.txt",
+             "tokenizer.model", ".metadata", "__0_0.distcp", "events.out.tfevents.1", "manifest.ocdbt", "process_0",
+             "a.model", "a.xyz", "d" * 32)  # fmt: skip
+    for name in names:
+        for head in heads:
+            claiming = [p.NAME for p in examine._plugins(formats, "format") if p.claims(name, head)]
+            assert len(claiming) <= 1, (name, head, claiming)
