@@ -219,7 +219,10 @@ class Instance(Frozen):
 
 
 class Resources(Frozen):
-    """What is asked of a provider."""
+    """What is asked of a provider.
+
+    `deadline_s` is how long the machine is wanted at most; a platform that has a deadline of its own is given it.
+    """
 
     gpu: str | None = None
     gpu_count: int = 1
@@ -227,6 +230,7 @@ class Resources(Frozen):
     interruptible: bool = False
     durable_storage: bool = False
     max_price_usd_per_hour: float | None = None
+    deadline_s: int | None = Field(default=None, ge=1)
 
 
 class Quote(Frozen):
