@@ -47,7 +47,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if hits:
-        return fail(f"{_name(spec['call'])} was called", act=True, seqs=_seqs(hits))
+        return fail(f"{_deed(hits[0])} was called", act=True, seqs=_seqs(hits))
     return PASS
 
 
@@ -171,6 +171,10 @@ def _spend(work: list[int]) -> None:
 
 def _seqs(hits: list[Call]) -> tuple[int, ...]:
     return tuple(call.seq for call in hits)
+
+
+def _deed(call: Call) -> str:
+    return f"`{call.command[:120]}`" if call.command else call.tool
 
 
 def _name(pattern: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ PLANTED = [
     ("check_conduct", "if len(hits) < least:", "if len(hits) < least - 1:"),
     ("check_conduct", "if most is not None and len(hits) > most:", "if most is not None and len(hits) > most + 1:"),
     ("check_conduct", "trial.env, ok=True)]\n    least", "trial.env)]\n    least"),
-    ("check_conduct", 'fail(f"{_name(spec[\'call\'])} was called", act=True, seqs=_seqs(hits))', "PASS"),
+    ("check_conduct", 'fail(f"{_deed(hits[0])} was called", act=True, seqs=_seqs(hits))', "PASS"),
     ("check_conduct", "call.seq > after and call.done_seq is not None", "call.done_seq is not None"),
     ("check_conduct", "walk(n + 1, call.done_seq, bound)", "walk(n + 1, call.seq, bound)"),
     ("check_conduct", "walk(n + 1, call.done_seq, bound)", "walk(n + 1, call.done_seq, env)"),
