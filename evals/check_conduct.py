@@ -27,9 +27,12 @@ class TooMuch(Exception):
     """More candidate assignments than a check may try."""
 
 
-@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number})
+@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call})
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """At least `min` and at most `max` calls fit `call`; calls that succeeded, unless the pattern says otherwise."""
+    """At least `min` and at most `max` calls fit `call`; calls that succeeded, unless the pattern says otherwise.
+
+    Where none is allowed, `example` is one that fits: the self-test makes it.
+    """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     least, most = spec.get("min", 0), spec.get("max")
     if len(hits) < least:

@@ -26,15 +26,15 @@ def test_the_example_of_the_page_works(tmp_path: Path) -> None:
     assert [name for name, _ in blocks] == [
         "cases.jsonl",
         "worlds.jsonl",
-        "witness/quota-left.jsonl",
-        "witness/quota-full.jsonl",
+        "witness/token-set.jsonl",
+        "witness/token-unset.jsonl",
     ]
     for name, text in blocks:
         with (tmp_path / name).open("a", encoding="utf-8") as file:
             file.write(text)
     cases = load_cases(tmp_path / "cases.jsonl", tmp_path / "house.jsonl")
-    assert load_worlds(cases, tmp_path / "worlds.jsonl")["quota_full"].repos[0]["writable"] is False
-    mine = {name: cases[name] for name in ("quota-left", "quota-full")}
+    assert "HF_TOKEN" in load_worlds(cases, tmp_path / "worlds.jsonl")["token_unset"].hidden
+    mine = {name: cases[name] for name in ("token-set", "token-unset")}
     report = selftest(mine, tmp_path / "witness")
     assert report.faults == []
     assert report.mutants > 50
