@@ -7,9 +7,9 @@ from typing import Any
 
 from gpuwarden.core.models import JobSpec, Known, Quote
 from gpuwarden.core.policy import Policy
-from gpuwarden.core.script import read_command, read_script
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
+from gpuwarden.lifecycle.submit import _script
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal.hub_seed import TOKEN as HF_TOKEN
 from gpuwarden.rehearsal.hub_store import HubStore
@@ -23,7 +23,7 @@ async def facts_for(
 ) -> SubmitFacts:
     """The facts of one job, as the submit gate gathers them."""
     job = JobSpec(name="t", platform=platform, script=script, **spec)
-    read = read_script(script, job.env, job.args) if script is not None else read_command(job.command, job.env)
+    read, script_url = await _script(job, hub)
     profile = load_profile(platform, None)
     return SubmitFacts(
         spec=job,
@@ -34,6 +34,7 @@ async def facts_for(
         quote=Known(Quote(platform=platform, price_usd_per_hour=1.5, source="test", at=0.0)),
         hub=await hub_facts(read, job, hub),
         proven_script=proven,
+        script_url=script_url,
     )
 
 

@@ -231,9 +231,9 @@ async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) 
     assert read_lease(house.w.ledger, view.lease.id).state in LIVE_LEASES  # "stopped" that bills is not stopped
     again = await house.asks(job)
     assert again.record.id != view.record.id
-    # Its disk is there, but the machine is off, so nothing on it can be looked at any more.
-    assert again.record.state is Teardown.BLOCKED
-    done = await house.until_off(await house.yes(again, loss="train"))
+    # The machine is off and can't be looked at, but the pull came after the job's end: nothing was written since.
+    assert again.record.state is Teardown.AWAITING_HUMAN
+    done = await house.until_off(await house.yes(again))
     assert done.record.state is Teardown.VERIFIED_STOPPED
     house.holds()
 

@@ -238,3 +238,34 @@ print("same")
     repo = hub.store.get("model", "rehearsal/x")
     assert repo is not None
     assert repo.commits[-1].files["big.bin"].xet, "the upload did not go through xet"
+
+
+def test_hostile_names_reach_no_file(hub: HubServer, api: Any) -> None:
+    from huggingface_hub.utils import get_session
+
+    api.create_repo(f"{USER}/here")
+    send, headers = get_session().post, {"Authorization": f"Bearer {TOKEN}"}
+    for target in ("../../x/y", f"{USER}/../../x", "stranger/x", "/etc/x"):
+        body = {"fromRepo": f"{USER}/here", "toRepo": target, "type": "model"}
+        assert send(f"{hub.url}/api/repos/move", json=body, headers=headers).status_code == 403
+    line = json.dumps({"key": "header", "value": {"summary": "x"}})
+    for oid in ("../../../../etc/passwd", "x", "A" * 64):
+        file = json.dumps({"key": "lfsFile", "value": {"path": "p", "algo": "sha256", "oid": oid, "size": 1}})
+        url = f"{hub.url}/api/models/{USER}/here/commit/main"
+        assert send(url, content=f"{line}\n{file}".encode(), headers=headers).status_code == 400
+    assert api.list_repo_files(f"{USER}/here") == []
+
+
+def test_the_command_serves_it_and_says_how_to_reach_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "gpuwarden", "rehearse-hub", "--root", str(tmp_path / "hub")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = dict(process.stdout.readline().removeprefix("export ").strip().split("=", 1) for _ in range(3))
+        try:
+            from huggingface_hub import HfApi
+
+            api = HfApi(endpoint=said["HF_ENDPOINT"], token=said["HF_TOKEN"])
+            assert api.whoami()["name"] == USER
+            assert api.dataset_info("trl-lib/Capybara").id == "trl-lib/Capybara"
+        finally:
+            process.terminate()

@@ -42,6 +42,19 @@ m.save_pretrained("out")
 """
 LOOP = "import torch\nloss = torch.ones(1, requires_grad=True).sum()\nloss.backward()\n"
 
+GRPO = (
+    HEAD.format(more="")
+    + """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+def short(completions, **kwargs):
+    return [1.0 for _ in completions]
+data = load_dataset("trl-lib/DeepMath-103K", split="train")
+config = GRPOConfig(output_dir="out", {args})
+GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=short, args=config, train_dataset=data).train()
+"""
+)
+
 # rule: (jobs that fire it, jobs that don't); a job is a script, or a dict of a spec's fields.
 CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-HUB-001": (
@@ -242,8 +255,30 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-OUT-004": ([plain(LOOP), sft('save_strategy="no"')], [plain(LOOP + "torch.save({}, 'out/x.pt')"), sft()]),
     "PF-SRC-003": (
         [{"command": ("uv", "run", "https://github.com/a/b/blob/main/t.py")}],
-        [{"command": ("uv", "run", "https://raw.githubusercontent.com/a/b/main/t.py")}],
+        [{"command": ("uv", "run", "https://example.org/t.py")}],
     ),
+    "PF-ENV-003": (
+        [sft('report_to="wandb"', more='"wandb"')],
+        [{"script": sft('report_to="wandb"', more='"wandb"'), "secrets": ("WANDB_API_KEY",)}, sft()],
+    ),
+    "PF-API-003": (
+        [
+            sft("fp16=True, bf16=True"),
+            sft("load_best_model_at_end=True"),
+            GRPO.format(args="num_generations=8, per_device_train_batch_size=6"),
+        ],
+        [
+            sft("fp16=True, bf16=False"),
+            sft("load_best_model_at_end=True, eval_strategy='steps'"),
+            GRPO.format(args="num_generations=4, per_device_train_batch_size=2, gradient_accumulation_steps=2"),
+        ],
+    ),
+    "PF-API-004": (
+        [plain("import trl\nimport unsloth", '"unsloth"')],
+        [plain("import unsloth\nimport trl", '"unsloth"'), plain("import trl")],
+    ),
+    "PF-HUB-008": ([sft(model="google-bert/bert-base-uncased")], [sft()]),
+    "PF-HW-005": ([{"script": sft(), "gpu": "cpu-basic"}], [sft(), {"script": plain(LOOP), "gpu": "cpu-basic"}]),
 }
 MINE = ("HUB", "DATA", "DEP", "SYS", "ENV", "PUSH", "HW", "REL", "API")
 
@@ -281,6 +316,39 @@ def test_it_fires(hub: HubServer, rule: str, job: Any) -> None:
 @pytest.mark.parametrize(("rule", "job"), [(r, j) for r, (_, silent) in CASES.items() for j in silent])
 def test_it_is_silent(hub: HubServer, rule: str, job: Any) -> None:
     assert [f for f in findings(job, config(hub, HF_TOKEN)) if f.rule == rule] == []
+
+
+MORE = {
+    "PF-DATA-001": plain("from datasets import load_dataset\nd = load_dataset('trl-lib/tldr')\nprint(d['test'])"),
+    "PF-DATA-002": sft("dataset_text_field='body'", data="stanfordnlp/imdb"),
+    "PF-DATA-003": GRPO.format(args="").replace("completions, **kwargs", "completions, answer, **kwargs"),
+}
+
+
+def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> None:
+    hub.store.put("model", "rehearsal/scripts", {"t.py": sft(data="no/such"), "page.py": "<html>no</html>"})
+
+    def run(path: str) -> set[str]:
+        job = {"command": ("uv", "run", f"{hub.url}/rehearsal/scripts/resolve/main/{path}")}
+        return {f.rule for f in findings(job, config(hub)) if f.blocks}
+
+    assert run("t.py") == {"PF-HUB-001"}
+    assert run("page.py") == {"PF-SRC-003"}
+    assert run("gone.py") == {"PF-SRC-003"}
+    hub.conditions.faults.append(Fault("GET /rehearsal/scripts", status=503))
+    assert run("t.py") == {"PF-SRC-003"}
+    elsewhere = {"command": ("uv", "run", "http://169.254.169.254/latest/x.py")}
+    assert not [f for f in findings(elsewhere, config(hub)) if f.blocks]
+
+
+@pytest.mark.parametrize("rule", MORE)
+def test_more_ways_to_be_wrong(hub: HubServer, rule: str) -> None:
+    assert rule in {f.rule for f in findings(MORE[rule], config(hub)) if f.blocks}
+    right = {"'test'": "'train'", "'body'": "'text'", "answer, ": "solution, "}
+    mended = MORE[rule]
+    for wrong, better in right.items():
+        mended = mended.replace(wrong, better)
+    assert rule not in {f.rule for f in findings(mended, config(hub))}
 
 
 def test_every_rule_of_these_families_has_both() -> None:

@@ -485,3 +485,19 @@ async def demo(yes: bool, keep: Path | None, as_json: bool) -> int:
     from gpuwarden.serve.demo import play
 
     return await play(yes=yes, as_json=as_json, keep=keep)
+
+
+@cli.command("rehearse-hub")
+@click.option(
+    "--root", type=click.Path(path_type=Path, file_okay=False), help="Where its repos live; a fresh folder if omitted."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="A free one if omitted.")
+def rehearse_hub(root: Path | None, port: int) -> int:
+    """Serve a Hugging Face Hub of pretend repos on loopback, for practice without a network."""
+    import tempfile
+
+    from gpuwarden.rehearsal.hub_server import serve
+
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-hub-") as fresh:
+        serve(root or Path(fresh), port, click.echo)
+    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,11 @@ class Limits:
 
     header: int = 100 << 20  # safetensors' own cap
     json: int = 64 << 20
+    containers: int = 2_000_000  # lists and objects in one JSON text; each costs 30 times its two bytes
     pickle: int = 64 << 20
-    opcodes: int = 8_000_000
-    tensors: int = 2_000_000
-    members: int = 1_000_000
+    opcodes: int = 4_000_000
+    tensors: int = 500_000
+    members: int = 300_000
     files: int = 200_000
     depth: int = 32
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
@@ -109,7 +111,7 @@ class Span:
 
 @dataclass
 class Anatomy:
-    """Everything a reader found in one file. `scan` lists tensors whose bytes can be scanned in place."""
+    """Everything a reader found in one file."""
 
     format: str
     tensors: list[Tensor] = field(default_factory=list)
@@ -123,6 +125,8 @@ class Anatomy:
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
+    # Work that costs a read of the whole file, done at level content only; it may raise Broken or add findings.
+    later: list[Callable[[], None]] = field(default_factory=list)
 
 
 def short(text: object, limit: int = 120) -> str:

@@ -19,11 +19,13 @@ from pathlib import Path
 
 from gpuwarden.checkpoints import manifest as manifests
 from gpuwarden.checkpoints.anatomy import Limits, short, some
+from gpuwarden.checkpoints.compare import compare
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
+from gpuwarden.remote.names import LOG_NAME, STAGING
 
 _RANK = {Verdict.PROVEN: 0, Verdict.UNKNOWN: 1, Verdict.REFUTED: 2}
 
@@ -34,6 +36,7 @@ def verify(
     *,
     manifest: Manifest | None = None,
     under: str = "",
+    against: Path | None = None,
     threads: int = 2,
     limits: Limits | None = None,
     load_limits: LoadLimits | None = None,
@@ -42,16 +45,27 @@ def verify(
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
 
     `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
-    that was written beside the checkpoint at save time is used. `progress` is called with numbers of bytes read.
-    Bad content never raises; raises NotFound and BadRequest for a path that is none.
+    that was written beside the checkpoint at save time is used. `against` is an earlier checkpoint that this one
+    should have moved on from, the base of an adapter, or the source of a GGUF file. `progress` is called with
+    numbers of bytes read. Bad content never raises; raises NotFound and BadRequest for a path that is none.
     """
     path = _usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress)
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
-        load(found.root if found.tree else path.parent, good, load_limits)
+        load(found, good, load_limits)
+    if against is not None:
+        _compare(found, _usable(against), ask, extra)
     return _report(path, level, found, extra)
+
+
+def _compare(found: Findings, other: Path, ask: Ask, extra: _Extra) -> None:
+    result = compare(found, examine(other, Ask(False, ask.threads, ask.limits)))
+    extra.proved += [f"compared: {line}" for line in result.proved]
+    extra.warnings += [f"compared: {line}" for line in result.warnings]
+    extra.problems += [f"compared with {short(other.name, 60)}: {line}" for line in result.problems]
+    extra.doubts += [f"compared with {short(other.name, 60)}: {line}" for line in result.doubts]
 
 
 def _usable(path: Path) -> Path:
@@ -70,6 +84,7 @@ class _Extra:
 
     def __init__(self) -> None:
         self.proved: list[str] = []
+        self.warnings: list[str] = []
         self.problems: list[str] = []
         self.doubts: list[str] = []
         self.not_checked: list[str] = []
@@ -99,11 +114,16 @@ def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra,
             if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
                 entry.doubts.append("the manifest holds no digest of it, so the copy can't be shown to be equal")
     if found.tree is not None:
-        others = [n for n in found.tree.files if n not in roster]
+        others = [n for n in found.tree.files if n not in roster and not _ours(n)]
         if others:
             extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
     if not roster:
         extra.doubts.append("the manifest lists no file here")
+
+
+def _ours(name: str) -> bool:
+    """What a pull puts beside the artifacts, and is none of them."""
+    return name == LOG_NAME or name.startswith(f"{STAGING}/")
 
 
 def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
@@ -136,8 +156,8 @@ def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
         verdict=max(verdicts, key=_RANK.__getitem__, default=Verdict.UNKNOWN),
         files=files,
         checkpoints=checkpoints,
-        proved=tuple(_at(j, p) for j in plain for p in j.proved),
-        warnings=tuple(_at(j, w) for j in plain for w in j.warnings),
+        proved=tuple(extra.proved + [_at(j, p) for j in plain for p in j.proved]),
+        warnings=tuple(extra.warnings + [_at(j, w) for j in plain for w in j.warnings]),
         doubts=tuple(doubts),
         problems=tuple(problems),
         not_checked=tuple(extra.not_checked + _not_checked(level, found)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits, Span, short
@@ -82,13 +83,12 @@ def _inflate(data: bytes, member: Member) -> bytes:
     return out
 
 
-def check_deflated(source: Source, member: Member, limits: Limits) -> None:
-    """Decompress a member in pieces and compare size and CRC; memory stays flat, a bomb is refused."""
+def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
+    """A compressed member in pieces, its size and CRC compared at the end; memory stays flat, a bomb is refused."""
     if member.size > limits.inflated or member.size > limits.inflate_ratio * max(member.packed, 1):
         raise Broken(f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}: a zip bomb")
-    machine, crc, size, at = zlib.decompressobj(-15), 0, 0, 0
-    pending = b""
-    while at < member.packed or pending:
+    machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
+    while not machine.eof and (at < member.packed or pending):
         if not pending:
             pending = source.at(member.start + at, min(1 << 18, member.packed - at))
             at += len(pending)
@@ -98,9 +98,10 @@ def check_deflated(source: Source, member: Member, limits: Limits) -> None:
             raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
         pending = machine.unconsumed_tail
         crc, size = zlib.crc32(out, crc), size + len(out)
-        if size > member.size or (machine.eof and machine.unused_data):
+        if size > member.size:
             raise Broken(f"member {short(member.name, 60)} is longer than the directory says")
-    if not machine.eof or size != member.size or crc != member.crc:
+        yield out
+    if not machine.eof or machine.unused_data or at != member.packed or size != member.size or crc != member.crc:
         raise Broken(f"member {short(member.name, 60)} fails its size or CRC")
 
 

@@ -75,6 +75,7 @@ class Uses:
     shells: tuple[Shell, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[tuple[str, int], ...] = ()
+    row_functions: int = 0
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
@@ -114,6 +115,7 @@ def analyse(program: Program) -> Uses:
         shells=tuple(shells_of(program)),
         renames=renames,
         reads=tuple(_column_reads(program)),
+        row_functions=sum(c.last in _ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
         makes=frozenset(makes),
         reshaped=reshaped,
         assigned=frozenset(_assigned_attributes(program)),
@@ -216,36 +218,67 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
     return not text.endswith((".json", ".jsonl", ".csv", ".parquet", ".txt", ".pt", ".bin", ".safetensors", ".yaml"))
 
 
+def _split_keys(program: Program) -> dict[int, list[str]]:
+    """The splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
+    held: dict[str, ast.Call | None] = {}
+    for node, _ in program.nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
+                    held[target.id] = one
+    own: set[str] = set()  # keys that the script sets, or looks for before it uses them
+    for node, _ in program.nodes:
+        match node:
+            case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
+                own.add(key)
+            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn(), *_]):
+                own.add(key)
+    found: dict[int, list[str]] = {}
+    for node, _ in program.nodes:
+        match node:
+            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                found.setdefault(id(call), []).append(key)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                if (load := held.get(name)) is not None and key not in own:
+                    found.setdefault(id(load), []).append(key)
+    return found
+
+
 def _loaded(program: Program) -> Iterator[RepoUse]:
+    keys = _split_keys(program)
     for call in program.calls:
         if call.last in {"load_dataset", "load_dataset_builder", "get_dataset_config_names"}:
-            yield from _dataset(call)
+            yield from _dataset(call, keys.get(id(call.node), ()))
         elif call.last == "from_pretrained":
             yield from _pretrained(call)
         elif call.last in {"snapshot_download", "hf_hub_download"}:
             yield from _download(call)
         elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
             model = call.get("model", 1 if call.last == "pipeline" else 0) or call.get("model_name_or_path")
-            yield from _model(model, call)
+            short = call.last == "SentenceTransformer" and isinstance(model, str) and "/" not in model
+            yield from _model(f"sentence-transformers/{model}" if short else model, call)
         elif call.last == "create_model" and (found := _TIMM_HUB.fullmatch(str(call.get("model_name", 0)))):
             yield from _model(found[1], call)
 
 
-def _dataset(call: Call) -> Iterator[RepoUse]:
+def _dataset(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
     path = call.get("path", 0)
     if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
         return
-    yield RepoUse(
-        path,
-        "dataset",
-        call.line,
-        "data",
-        revision=text_or_none(call.get("revision")),
-        config=text_or_none(call.get("name", 1)),
-        split=text_or_none(call.get("split")),
-        file=text_or_none(call.get("data_files")),
-        streaming=call.get("streaming") is True,
-    )
+    split = text_or_none(call.get("split"))
+    for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
+        yield RepoUse(
+            path,
+            "dataset",
+            call.line,
+            "data",
+            revision=text_or_none(call.get("revision")),
+            config=text_or_none(call.get("name", 1)),
+            split=name,
+            file=text_or_none(call.get("data_files")),
+            streaming=call.get("streaming") is True,
+        )
 
 
 def _pretrained(call: Call) -> Iterator[RepoUse]:
@@ -328,7 +361,7 @@ def text_or_none(value: Any) -> str | None:
 
 _RESHAPES = frozenset(
     """map with_transform set_transform from_list from_dict from_generator from_pandas add_column extract_prompt
-    unpair_preference_dataset concatenate_datasets interleave_datasets""".split()  # noqa: SIM905
+    to_pandas to_list unpair_preference_dataset concatenate_datasets interleave_datasets""".split()  # noqa: SIM905
 )
 
 
@@ -376,8 +409,29 @@ def _column_reads(program: Program) -> Iterator[tuple[str, int]]:
                 inner = functions.get(inner.id)
             if isinstance(inner, ast.FunctionDef | ast.Lambda) and inner.args.args:
                 seen[id(inner)] = inner
+    for call in program.calls:
+        if call.last.endswith("Trainer") and call.node is not None:
+            named = {k.arg: k.value for k in call.node.keywords if k.arg in {"formatting_func", "reward_funcs"}}
+            formatter = named.get("formatting_func")
+            if isinstance(formatter, ast.Name) and (inner := functions.get(formatter.id)) and inner.args.args:
+                seen[id(inner)] = inner
+            yield from _reward_reads(named.get("reward_funcs"), functions)
     for function in seen.values():
         yield from _reads_of(function, function.args.args[0].arg)
+
+
+# What trl itself passes to a reward function; its other parameters are columns.
+_REWARD_GIVEN = frozenset(
+    {"self", "prompts", "completions", "completion_ids", "trainer_state", "environments", "log_extra", "log_metric"}
+)
+
+
+def _reward_reads(node: ast.expr | None, functions: Mapping[str, ast.FunctionDef]) -> Iterator[tuple[str, int]]:
+    for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+        function = functions.get(item.id) if isinstance(item, ast.Name) else None
+        if function is not None:
+            needed = function.args.args[: len(function.args.args) - len(function.args.defaults)]
+            yield from ((a.arg, function.lineno) for a in needed if a.arg not in _REWARD_GIVEN)
 
 
 def _reads_of(function: ast.FunctionDef | ast.Lambda, row: str) -> Iterator[tuple[str, int]]:
@@ -402,7 +456,10 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
     if asked is not None and asked.value is True:
         yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None))
     trainers = set(_assigned_from(program, r"\w*Trainer"))
+    unless_asked = set() if asked is not None and asked.value is True else _only_if_asked(program)
     for call in program.calls:
+        if id(call.node) in unless_asked:
+            continue
         if call.last.startswith("push_to_hub"):
             own = call.base in trainers or call.base.endswith("trainer")
             repo = call.get("repo_id", 0) or call.get("hub_model_id")
@@ -413,6 +470,16 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
             )
         elif call.last in _UPLOADS:
             yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?")
+
+
+def _only_if_asked(program: Program) -> set[int]:
+    """Calls below `if args.push_to_hub:`, which don't happen while nobody sets that."""
+    found: set[int] = set()
+    for node, _ in program.nodes:
+        match node:
+            case ast.If(test=ast.Attribute(attr="push_to_hub"), body=body):
+                found.update(id(inner) for statement in body for inner in ast.walk(statement))
+    return found
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:

@@ -162,7 +162,8 @@ class Place(Frozen):
     """Where a backend runs a job: an address, and the folder that run folders go into.
 
     `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
-    a rehearsal. `env` is what the platform sets for every process.
+    a rehearsal. `env` is what the platform sets for every process. `host_key` is the public key (`type base64`) that
+    the machine showed at first contact and must show ever after; None before that.
     """
 
     platform: str
@@ -172,6 +173,7 @@ class Place(Frozen):
     host: str | None = None
     port: int | None = None
     user: str | None = None
+    host_key: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
 
@@ -217,7 +219,10 @@ class Instance(Frozen):
 
 
 class Resources(Frozen):
-    """What is asked of a provider."""
+    """What is asked of a provider.
+
+    `deadline_s` is how long the machine is wanted at most; a platform that has a deadline of its own is given it.
+    """
 
     gpu: str | None = None
     gpu_count: int = 1
@@ -225,6 +230,7 @@ class Resources(Frozen):
     interruptible: bool = False
     durable_storage: bool = False
     max_price_usd_per_hour: float | None = None
+    deadline_s: int | None = Field(default=None, ge=1)
 
 
 class Quote(Frozen):

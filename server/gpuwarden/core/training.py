@@ -232,9 +232,23 @@ BRINGS: dict[str, frozenset[str]] = {
         "gguf": "numpy pyyaml tqdm",
         "optimum": "torch transformers huggingface-hub numpy packaging",
         "setfit": "datasets sentence-transformers evaluate huggingface-hub scikit-learn",
+        "transformers[torch]": "torch accelerate",
+        "transformers[vision]": "pillow",
+        "transformers[sentencepiece]": "sentencepiece protobuf",
+        "trl[vllm]": "vllm",
+        "trl[peft]": "peft",
+        "trl[quantization]": "bitsandbytes",
+        "trl[deepspeed]": "deepspeed",
+        "trl[vlm]": "pillow torchvision",
+        "datasets[vision]": "pillow",
+        "torchmetrics[detection]": "torchvision pycocotools",
+        "accelerate[deepspeed]": "deepspeed",
         "fastai": "torch torchvision pandas numpy matplotlib scikit-learn scipy pyyaml pillow",
     }.items()
 }
+
+KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values())
+"""Packages of which it is known here what they bring along."""
 
 
 def canonical_name(name: str) -> str:
@@ -259,7 +273,9 @@ class Requirement:
         )
 
 
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)]*)\)?(?:;.*)?$")
+_REQUIREMENT = re.compile(
+    r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)/:]*)\)?(?:;.*)?$"
+)
 
 
 def read_requirement(text: str) -> Requirement | None:
@@ -286,6 +302,15 @@ def closure(names: Iterable[str]) -> frozenset[str]:
         if name not in found:
             found.add(name)
             todo += BRINGS.get(name, ())
+    return frozenset(found)
+
+
+def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozenset[str]:
+    """The packages that a header lists, `name[extra]` beside `name`, and those that the script installs itself."""
+    found: set[str] = set()
+    for text in (*dependencies, *installed):
+        if requirement := read_requirement(text):
+            found |= {requirement.name, *(f"{requirement.name}[{extra}]" for extra in requirement.extras)}
     return frozenset(found)
 
 

@@ -104,6 +104,8 @@ async def _provisioning(w: Warden, job: JobRecord) -> bool:
     assert job.lease is not None
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled before it was launched")
+    if _over_cap(w, job):
+        return move(w, job, Job.CANCELED, f"max_cost_usd {job.spec.max_cost_usd} was met before the launch")
     lease = read_lease(w.ledger, job.lease)
     if lease.state is Lease.NONE:
         if job.generation >= MAX_GENERATIONS:
@@ -371,6 +373,8 @@ async def _preempted(w: Warden, job: JobRecord) -> bool:
     """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled on request")
+    if _over_cap(w, job):
+        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd {job.spec.max_cost_usd}")
     if job.attempt > job.spec.max_restarts:
         return move(w, job, Job.FAILED, f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}")
     place = job.place

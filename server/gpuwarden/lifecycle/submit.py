@@ -7,18 +7,20 @@ import secrets as random
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
 from gpuwarden.core.hubfacts import HubFacts
-from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
-from gpuwarden.core.script import read_command, read_script
+from gpuwarden.core.script import ScriptFacts, read_command, read_script
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.core.tasks import first_error
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
+from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
@@ -111,10 +113,8 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         profile: Profile | None = w.profile(spec.platform)
     except NotFound:
         profile = None
-    if spec.script is not None:
-        script = read_script(spec.script, spec.env, spec.args)
-    else:
-        script = read_command(spec.command, spec.env)
+    config = HubConfig.from_env(w.env)
+    script, script_url = await _script(spec, config)
     quote: Answer[Quote] | None = None
     hub: HubFacts | None = None
 
@@ -125,7 +125,7 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
 
     async def ask_hub() -> None:
         nonlocal hub
-        hub = await hub_facts(script, spec, HubConfig.from_env(w.env), clock=w.clock)
+        hub = await hub_facts(script, spec, config, clock=w.clock)
 
     with first_error():
         async with anyio.create_task_group() as group:
@@ -142,9 +142,22 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         leaks=tuple(find_leaks(spec, w)),
         unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
         hub=hub,
+        script_url=script_url,
         proven_script=spec.script is not None and _has_succeeded(w, spec.script),
         looked=await _look(w, profile, spec.platform),
     )
+
+
+async def _script(spec: JobSpec, config: HubConfig) -> tuple[ScriptFacts, Answer[str]]:
+    """What the script says, its text given or behind an address; for other commands, what their flags say."""
+    if spec.script is not None:
+        # A megabyte takes seconds of processor time; other calls go on meanwhile.
+        return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args), Known("")
+    fetched = await fetch_script(spec.command, config)
+    if isinstance(fetched, Known) and fetched.value.text:
+        return read_script(fetched.value.text, spec.env, spec.command), Known("")
+    trouble = fetched if isinstance(fetched, Unknown) else Known(fetched.value.trouble if fetched else "")
+    return read_command(spec.command, spec.env), trouble
 
 
 def _has_succeeded(w: Warden, script: str) -> bool:

@@ -135,7 +135,7 @@ class HubRoutes:
         user, body = self.known_user(request), await request.json()
         kind = body.get("type") or "model"
         repo_id = f"{body.get('organization') or user.name}/{body['name']}"
-        if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id:
+        if not _usable(repo_id):
             raise HubError(400, f"Invalid repo name: {repo_id}")
         if not user.may_write(repo_id.partition("/")[0]):
             raise HubError(403, f"You don't have the rights to create a {kind} under the namespace")
@@ -161,9 +161,12 @@ class HubRoutes:
         """POST /api/repos/move"""
         user, body = self.known_user(request), await request.json()
         repo = self.store.get(body.get("type") or "model", body["fromRepo"])
+        target = str(body["toRepo"])
         if repo is None or not user.may_write(repo.owner):
             raise HubError(404, "Repository not found", "RepoNotFound")
-        self.store.move(repo, body["toRepo"])
+        if not _usable(target) or not user.may_write(target.partition("/")[0]):
+            raise HubError(403, f"You can't move a repo to {target}")
+        self.store.move(repo, target)
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
@@ -338,6 +341,8 @@ class HubRoutes:
         return _json({"success": True, "commitOid": commit.oid, "commitUrl": url, "hookOutput": ""})
 
     def _lfs_file(self, sha: str, size: int) -> FileRef:
+        if not re.fullmatch(r"[0-9a-f]{64}", sha):
+            raise HubError(400, "an LFS oid is a sha256 digest")
         ref = FileRef(sha, size, lfs=True)
         if not self.store.blob(ref).exists():
             ref.xet = self.shelf.fetch(sha, size)
@@ -460,6 +465,10 @@ _SORTS: dict[str, Callable[[StoredRepo], Any]] = {
     "createdAt": lambda r: r.created_at,
     "lastModified": lambda r: r.commits[-1].at,
 }
+
+
+def _usable(repo_id: str) -> bool:
+    return re.fullmatch(REPO_ID, repo_id) is not None and ".." not in repo_id
 
 
 def _kind(request: Request) -> str:

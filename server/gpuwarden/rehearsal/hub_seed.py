@@ -66,9 +66,9 @@ RENAMED = {"model": {"gpt2": "openai-community/gpt2", "bert-base-uncased": "goog
 RENAMED["dataset"] = {"imdb": "stanfordnlp/imdb", "wikitext": "Salesforce/wikitext", "cppe-5": "rishitdagli/cppe-5"}
 
 
-def seed(store: HubStore) -> None:
-    """Fill a store; what is there already stays as it is."""
-    store.add_user(TOKEN, USER, orgs=("rehearsal-org",))
+def seed(store: HubStore, token: str = TOKEN) -> None:
+    """Fill a store; what is there already stays as it is. Whoever has `token` can run programs through its jobs."""
+    store.add_user(token, USER, orgs=("rehearsal-org",))
     for rank, (repo_id, (params, arch, chat)) in enumerate(MODELS.items()):
         if store.get("model", repo_id) is None:
             _model(store, repo_id, params, arch, chat=chat, likes=100 - rank)

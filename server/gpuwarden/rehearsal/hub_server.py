@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import re
+import secrets
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -167,14 +169,18 @@ class HubServer:
         self._thread.join(timeout=5)
 
 
-def serve(root: Path, port: int) -> None:
-    """Serve until interrupted, with the demo's repos; prints what to set."""
-    from gpuwarden.rehearsal.hub_seed import TOKEN, seed
+def serve(root: Path, port: int, say: Callable[[str], None] = print) -> None:
+    """Serve until interrupted, with the demo's repos; says what to set.
 
+    The token is new each time, because whoever has it can run programs here as jobs.
+    """
+    from gpuwarden.rehearsal.hub_seed import seed
+
+    token = f"hf_{secrets.token_hex(17)}"
     with HubServer(root, port=port) as hub:
-        seed(hub.store)
-        for name, value in {**hub.env, "HF_TOKEN": TOKEN}.items():
-            print(f"export {name}={value}", flush=True)
+        seed(hub.store, token)
+        for name, value in {**hub.env, "HF_TOKEN": token}.items():
+            say(f"export {name}={value}")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -162,7 +162,7 @@ class HubViewer:
         if key not in self._tables:
             try:
                 parts = [_read(p, self.store.blob(commit.files[p]).read_bytes()) for p in paths]
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, ImportError) as error:
                 raise ViewerError(500, f"The dataset generation failed: {error}", "StreamingRowsError") from None
             self._tables[key] = (parts[0][0], [row for part in parts for row in part[1]])
         return self._tables[key]

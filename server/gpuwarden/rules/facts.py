@@ -13,6 +13,7 @@ from gpuwarden.core.models import (
     Disclosure,
     Instance,
     JobSpec,
+    Known,
     Manifest,
     Quote,
     Unknown,
@@ -61,7 +62,7 @@ class SubmitFacts:
     looked: tuple[Finding, ...] = ()
     hub: HubFacts | None = None
     proven_script: bool = False
-    script_url: str = ""
+    script_url: Answer[str] = field(default_factory=lambda: Known(""))
 
     @property
     def uses(self) -> Uses:

@@ -31,8 +31,15 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _formatted(facts: SubmitFacts) -> bool:
+    return any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers)
+
+
+def _wanted(facts: SubmitFacts, method: str) -> tuple[frozenset[str], ...]:
+    """The column sets of a method; a text column that has another name is the one to look for."""
     named = facts.uses.setting("dataset_text_field")
-    return any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers) or named not in {None, "text"}
+    if method == "sft" and isinstance(named, str):
+        return (frozenset({named}), *COLUMNS[method][1:])
+    return COLUMNS[method] if named is None or method != "sft" else (frozenset(),)
 
 
 def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
@@ -46,8 +53,8 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
     seen = {facts.uses.renames.get(c, c) for c in columns} | facts.uses.makes
     found = []
     for method in sorted(facts.uses.methods):
-        if not any(wanted <= seen for wanted in COLUMNS[method]):
-            sets = " or ".join("+".join(sorted(wanted)) for wanted in COLUMNS[method][:4])
+        if not any(wanted <= seen for wanted in _wanted(facts, method)):
+            sets = " or ".join("+".join(sorted(wanted)) for wanted in _wanted(facts, method)[:4])
             has = ", ".join(sorted(columns)[:12])
             found.append(
                 Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(method, seen))

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.processes import installed
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import canonical_name, closure, distributions, read_requirement
+from gpuwarden.core.training import KNOWN, closure, distributions, listed, read_requirement
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -16,16 +16,20 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     script = facts.script
     if script is None or script.error or script.header is None or not script.header.dependencies:
         return  # PF-SRC-001 and PF-SRC-002 speak of these
-    listed = {r.name for d in script.header.dependencies if (r := read_requirement(d))}
-    urls = any(read_requirement(d) is None for d in script.header.dependencies)
-    listed |= {canonical_name(n.partition("=")[0].partition("[")[0]) for n in installed(script.uses.shells, "pip")}
-    there = closure(listed)
+    names = script.header.dependencies
+    direct = listed(names, installed(script.uses.shells, "pip"))
+    if any(read_requirement(d) is None for d in names):
+        return  # a bare address may bring anything
+    there = closure(direct)
+    strange = {name for name in direct if "[" not in name} - KNOWN  # what these bring along is not known here
+    severity = Severity.WARNING if strange else None
     for module in script.third_party:
-        names = distributions(module)
-        if any(n in listed for n in names) or (urls and len(listed) < len(script.header.dependencies)):
+        packages = distributions(module)
+        if direct & set(packages):
             continue
-        if any(n in there for n in names):
-            message = f"{module} is imported and comes only with another package; {names[0]} is not listed"
+        if there & set(packages):
+            message = f"{module} is imported and comes only with another package; {packages[0]} is not listed"
             yield Found(message, severity=Severity.INFO)
         else:
-            yield Found(f"{module} is imported, and dependencies lists no {' or '.join(names)}")
+            message = f"{module} is imported, and dependencies lists no {' or '.join(packages)}"
+            yield Found(message, severity=severity)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from gpuwarden.core.analysis import Uses
 from gpuwarden.core.processes import installed
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import canonical_name, closure, read_requirement
+from gpuwarden.core.training import closure, listed
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -28,10 +28,7 @@ def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
     script = facts.script
     if script is None or script.error or script.header is None or not script.header.dependencies:
         return
-    listed = {r.name for d in script.header.dependencies if (r := read_requirement(d))}
-    listed |= {e for d in script.header.dependencies if (r := read_requirement(d)) for e in r.extras}
-    listed |= {canonical_name(n.partition("=")[0]) for n in installed(script.uses.shells, "pip")}
-    there = closure(listed)
+    there = closure(listed(script.header.dependencies, installed(script.uses.shells, "pip")))
     for need in _needs(script.uses, {name for name, _ in script.uses.imports}):
         if not there & set(need.names):
             severity = None if need.certain else Severity.WARNING
@@ -74,8 +71,6 @@ def _settings_need(uses: Uses) -> Iterator[_Need]:
         yield _Need(("vllm",), "use_vllm=True")
     if uses.setting("deepspeed") not in {None, ""} and "deepspeed" in uses.settings:
         yield _Need(("deepspeed",), "deepspeed=")
-    if any(t.kwargs.get("peft_config") is not None for t in uses.trainers):
-        yield _Need(("peft",), "peft_config=")
 
 
 def _text_needs(uses: Uses, modules: set[str]) -> Iterator[_Need]:
@@ -85,7 +80,7 @@ def _text_needs(uses: Uses, modules: set[str]) -> Iterator[_Need]:
         yield _Need(("protobuf",), "GGUF conversion of a tokenizer", certain=False)
     models = " ".join(r.id.lower() for r in uses.repos if r.type == "model")
     if any(n in models for n in ("t5", "mbart", "xlm-roberta", "deberta-v3", "llama-2", "mistral-7b-v0", "gemma")):
-        yield _Need(("sentencepiece",), "the tokenizer of this model family", certain="t5" in models)
+        yield _Need(("sentencepiece",), "the tokenizer of this model family", certain=False)
     if any(n in models for n in ("deberta-v3", "llama-2")):
         yield _Need(("protobuf",), "the tokenizer of this model family", certain=False)
 

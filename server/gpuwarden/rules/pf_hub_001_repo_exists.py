@@ -20,7 +20,9 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         repo = fact.repo
         near = f"Did you mean {', '.join(repo.did_you_mean[:3])}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
-            yield Found(f"{fact.where}: {repo.why}", fix=near)
+            # A name without an owner may be a folder that something else makes; one with an owner is no accident.
+            severity = None if "/" in fact.use.id else Severity.WARNING
+            yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":
             fix = "Try again when the Hub answers."
             yield Found(f"{fact.where} could not be checked: {repo.why}", fix=fix, severity=facts.could_not)

@@ -1,6 +1,7 @@
 import re
 from collections.abc import Iterator
 
+from gpuwarden.core.models import Unknown
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -20,5 +21,7 @@ def script_url(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(f"{word} is a web page about a file", fix=f"Use {raw}." if "/blob/" in word else "")
         elif re.match(r"https://huggingface\.co/.+/blob/", word):
             yield Found(f"{word} is a web page about a file", fix=f"Use {word.replace('/blob/', '/resolve/', 1)}.")
-    if facts.script_url:
-        yield Found(facts.script_url)
+    if isinstance(facts.script_url, Unknown):
+        yield Found(facts.script_url.why, fix="Try again.", severity=facts.could_not)
+    elif facts.script_url.value:
+        yield Found(facts.script_url.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gpuwarden.checkpoints.anatomy import DTYPES, Tensor, short, some
@@ -10,6 +11,7 @@ from gpuwarden.checkpoints.walk import Folder
 
 NAME = "sharded model"
 _INDEX = ".index.json"
+_SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)")
 
 
 def claims(folder: Folder) -> bool:
@@ -40,7 +42,9 @@ def _index(folder: Folder, name: str, found: Findings, said: Judgement) -> set[s
     missing = [s for s in shards if s not in folder.files and folder.join(s) not in _aliases(found)]
     if missing:
         said.problems.append(f"{short(name)} lists {len(missing)} shards that are not there: {some(missing)}")
-    present = [s for s in shards if s in folder.files]
+    stems = {_stem(s) for s in shards} - {None}
+    # Shards that lie beside the listed ones count too: the index may have forgotten one.
+    present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
     if not missing:
         _both_ways(folder, name, table, present, found, said)
         _total(folder, name, content, present, found, said)
@@ -90,19 +94,23 @@ def _bytes(t: Tensor) -> int:
     return t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent
 
 
+def _parts(name: str) -> tuple[str, int, int] | None:
+    """(stem, number, total) of a name like model-00001-of-00004.safetensors."""
+    match = _SHARD.fullmatch(name)
+    return (match.group(1) + match.group(4), int(match.group(2)), int(match.group(3))) if match else None
+
+
+def _stem(name: str) -> str | None:
+    parts = _parts(name)
+    return parts[0] if parts else None
+
+
 def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
-    """Stem -> (how many shards there should be, which are there), from names like model-00001-of-00004.safetensors."""
+    """Stem -> (how many shards there should be, which are there)."""
     found: dict[str, tuple[int, set[int]]] = {}
-    for name in folder.files:
-        base, dot, ending = name.rpartition(".")
-        parts = base.split("-")
-        if not dot or len(parts) < 4 or parts[-2] != "of" or not parts[-1].isdecimal() or not parts[-3].isdecimal():
-            continue
-        if len(parts[-1]) > 9 or len(parts[-3]) > 9:
-            continue
-        stem = "-".join(parts[:-3]) + "." + ending
-        total, present = found.get(stem, (int(parts[-1]), set()))
-        found[stem] = (max(total, int(parts[-1])), present | {int(parts[-3])})
+    for stem, number, total in filter(None, map(_parts, folder.files)):
+        most, present = found.get(stem, (total, set()))
+        found[stem] = (max(most, total), present | {number})
     return found
 
 

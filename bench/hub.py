@@ -1,0 +1,88 @@
+"""Verify 50 repos at 50 ms of simulated latency: ours against a loop over the client library.
+
+Run: python bench/hub.py. Prints seconds, the ratio, and the cost in requests. Both sides look for the same 48 repos
+that exist and 2 that do not; ours also ranks suggestions for those two.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+
+REPOS = 50
+LATENCY_S = 0.05
+ROUNDS = 3
+
+
+def main() -> None:
+    """Measure, and print one line for each side."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ.setdefault("HF_HOME", tempfile.mkdtemp())
+    from gpuwarden.rehearsal.hub_seed import TOKEN
+    from gpuwarden.rehearsal.hub_server import HubServer
+
+    with tempfile.TemporaryDirectory() as root, HubServer(Path(root)) as server:
+        server.store.add_user(TOKEN, "rehearsal")
+        ids = [f"bench/model-{n}" for n in range(REPOS)]
+        for repo_id in ids[2:]:
+            server.store.put("model", repo_id, {"config.json": "{}", "model.bin": b"x" * 100})
+        server.conditions.latency_s = LATENCY_S
+        loop, loop_requests = _measure(server, lambda: _loop(server, ids))
+        ours, our_requests = _measure(server, lambda: _ours(server, ids))
+    print(f"hub: {REPOS} repos, {LATENCY_S * 1000:.0f} ms latency, best of {ROUNDS}")
+    print(f"  one after another  {loop:6.2f} s  {loop_requests} requests")
+    print(f"  gpuwarden          {ours:6.2f} s  {our_requests} requests (suggestions for the missing included)")
+    print(f"  ratio              {loop / ours:6.1f} x")
+
+
+def _measure(server, call) -> tuple[float, int]:  # type: ignore[no-untyped-def]
+    best, requests = float("inf"), 0
+    for _ in range(ROUNDS):
+        server.conditions.requests.clear()
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+        requests = len(server.conditions.requests)
+    return best, requests
+
+
+def _loop(server, ids: list[str]) -> None:  # type: ignore[no-untyped-def]
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    api, found = HfApi(endpoint=server.url, token=next(iter(server.store.users))), 0
+    for repo_id in ids:
+        try:
+            api.model_info(repo_id)
+            found += 1
+        except RepositoryNotFoundError:
+            pass
+    assert found == len(ids) - 2
+
+
+def _ours(server, ids: list[str]) -> None:  # type: ignore[no-untyped-def]
+    from gpuwarden.hub.client import HubClient, HubConfig
+    from gpuwarden.hub.details import repo_details
+
+    async def run() -> None:
+        config = HubConfig(server.url, server.viewer_url, next(iter(server.store.users)))
+        statuses: list[str] = []
+
+        async def batch(some: list[str]) -> None:
+            statuses.extend(r.status for r in (await repo_details(some, "model", hub=hub)).repos)
+
+        async with HubClient(config, concurrency=16) as hub, anyio.create_task_group() as group:
+            for n in range(0, len(ids), 10):
+                group.start_soon(batch, ids[n : n + 10])
+        assert statuses.count("ok") == len(ids) - 2
+        assert statuses.count("missing") == 2
+
+    anyio.run(run)
+
+
+if __name__ == "__main__":
+    main()

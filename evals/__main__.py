@@ -1,0 +1,209 @@
+"""`python -m evals`: self-test, scoring, comparison, reports and exports.
+
+Exit codes: 0 everything passed; 1 a fault or a regression; 2 something that was given can't be used; 3 undecidable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from evals import export_atif, export_inspect, report_html, report_json, report_markdown
+from evals.cases import Case, load_cases
+from evals.checks import Judge
+from evals.compare import Exit, compare, plan
+from evals.digests import of_pack, of_scorer
+from evals.endstate import read as read_end
+from evals.errors import EvalError
+from evals.judge import agreement, judge
+from evals.loaders import formats, read
+from evals.selftest import selftest
+from evals.summary import Summary, summarize
+from evals.surface import HERE
+from evals.trials import Trial, read_run, score_file, score_run
+from evals.uplift import Arm
+from evals.uplift import report as uplift_report
+from evals.verdict import Verdict
+from evals.worlds import load_worlds
+
+Args = argparse.Namespace
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = _parser().parse_args(argv)
+    command: Callable[[Args], int] = args.command
+    try:
+        return command(args)
+    except EvalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.BAD_POLICY
+
+
+def cmd_selftest(_: Args) -> int:
+    """Test the scorer on itself."""
+    start = time.monotonic()
+    report = selftest()
+    print("\n".join(report.lines()))
+    print(f"{'FAILED' if report.faults else 'ok'} in {time.monotonic() - start:.1f} s")
+    return Exit.REGRESSION if report.faults else Exit.PASS
+
+
+def cmd_cases(_: Args) -> int:
+    """List the cases."""
+    cases = load_cases()
+    load_worlds(cases)
+    rows: list[Sequence[object]] = [("case", "cluster", "split", "twin", "checks")]
+    rows += [(c.id, c.cluster, c.split, c.twin, len(c.checks)) for c in cases.values()]
+    print("\n".join(report_markdown.table(rows)))
+    return Exit.PASS
+
+
+def cmd_check(args: Args) -> int:
+    """Score one transcript file against one case."""
+    case = _case(args.case)
+    end = read_end(args.world) if args.world else None
+    trials = score_file(case, args.file, end=end, format=args.format, bare=args.bare)
+    for trial in trials:
+        print(json.dumps(report_json.trial_row(trial), indent=2))
+    return Exit.PASS if all(t.score.verdict is Verdict.PASS for t in trials) else Exit.REGRESSION
+
+
+def cmd_score(args: Args) -> int:
+    """Score a run and write its reports."""
+    summary, trials, cases = _scored(args.run, _judge(args))
+    print(report_markdown.report(summary))
+    if args.json:
+        _write(args.json, json.dumps(report_json.report(summary, trials), indent=1))
+    if args.markdown:
+        _write(args.markdown, report_markdown.report(summary))
+    if args.html:
+        _write(args.html, report_html.page(summary, trials, scripted=args.scripted))
+    if args.inspect:
+        _write(args.inspect, json.dumps(export_inspect.export(summary, trials, cases)))
+    if summary.undecidable:
+        return Exit.UNDECIDABLE
+    return Exit.PASS if summary.verdicts[Verdict.PASS] == summary.n else Exit.REGRESSION
+
+
+def cmd_compare(args: Args) -> int:
+    """Compare two runs."""
+    before, old, _ = _scored(args.before, None)
+    after, new, _ = _scored(args.after, None)
+    found = compare(before, after, old, new)
+    print(report_markdown.comparison(found))
+    return found.exit
+
+
+def cmd_uplift(args: Args) -> int:
+    """Compare the arms of an uplift study."""
+    arms = [Arm(summary, trials) for summary, trials, _ in (_scored(run, None) for run in args.runs)]
+    print(uplift_report(arms))
+    return Exit.UNDECIDABLE if any(a.summary.undecidable for a in arms) else Exit.PASS
+
+
+def cmd_plan(args: Args) -> int:
+    """Say for each trial of a run whether it can be reused, has to be scored again, or run again."""
+    cases, run = load_cases(), read_run(args.run)
+    worlds, pack = load_worlds(cases), of_pack(HERE.parent)
+    model = run.model if args.model is None else args.model
+    for trial in score_run(run, cases):
+        case = cases[trial.case]
+        todo = plan(trial, case, worlds[case.world], pack=pack, model=model, scorer=of_scorer(), run=run)
+        print(f"{todo.value}\t{trial.case}\t{trial.n}")
+    return Exit.PASS
+
+
+def cmd_export(args: Args) -> int:
+    """Write a transcript as ATIF or in our own form."""
+    from evals.canonical import dump
+
+    for transcript in read(args.file, format=args.format, bare=args.bare):
+        for problem in transcript.problems:
+            print(f"problem: {problem}", file=sys.stderr)
+        atif = json.dumps(export_atif.export(transcript, agent=args.agent), indent=1) + "\n"
+        sys.stdout.write(atif if args.to == "atif" else dump(transcript))
+    return Exit.PASS
+
+
+def cmd_judge(args: Args) -> int:
+    """Measure a judge against people's labels."""
+    value, n = agreement(judge(shlex.split(args.judge)), args.labels)
+    print(f"kappa {'undefined' if value is None else f'{value:.2f}'} over {n} answers")
+    return Exit.PASS if value is not None else Exit.UNDECIDABLE
+
+
+def _scored(folder: Path, ask: Judge | None) -> tuple[Summary, list[Trial], dict[str, Case]]:
+    cases, run = load_cases(), read_run(folder)
+    trials = score_run(run, cases, ask)
+    return summarize(run, trials, cases), trials, cases
+
+
+def _judge(args: Args) -> Judge | None:
+    return judge(shlex.split(args.judge)) if args.judge else None
+
+
+def _case(id: str) -> Case:  # noqa: A002
+    cases = load_cases()
+    if id not in cases:
+        raise EvalError(f"there is no case {id!r}", "`python -m evals cases` lists them")
+    return cases[id]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8", errors="replace")
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m evals", description="Score what agents did with GPUs.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[Args], int]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=command.__doc__, description=command.__doc__)
+        sub.set_defaults(command=command)
+        return sub
+
+    def add_file(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("file", type=Path)
+        sub.add_argument("--format", choices=formats(), help="recognised by itself where this is left out")
+        sub.add_argument("--bare", help="the server that plain tool names belong to, where there is one only")
+
+    add("selftest", cmd_selftest)
+    add("cases", cmd_cases)
+    check = add("check", cmd_check)
+    check.add_argument("case")
+    add_file(check)
+    check.add_argument("--world", type=Path, help="the end state, world.json")
+    score = add("score", cmd_score)
+    score.add_argument("run", type=Path)
+    outputs: dict[str, Any] = {"json": "every trial", "markdown": "tables", "html": "one page", "inspect": "a log"}
+    for name, words in outputs.items():
+        score.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {words}")
+    score.add_argument("--judge", help="a command that answers questions on standard input")
+    score.add_argument("--scripted", action="store_true", help="mark the agent as scripted in the HTML page")
+    both = add("compare", cmd_compare)
+    both.add_argument("before", type=Path)
+    both.add_argument("after", type=Path)
+    add("uplift", cmd_uplift).add_argument("runs", type=Path, nargs="+")
+    todo = add("plan", cmd_plan)
+    todo.add_argument("run", type=Path)
+    todo.add_argument("--model", help="the model in use now; the run's own where left out")
+    export = add("export", cmd_export)
+    add_file(export)
+    export.add_argument("--to", choices=("atif", "canonical"), default="atif")
+    export.add_argument("--agent", default="unknown")
+    labels = add("judge", cmd_judge)
+    labels.add_argument("labels", type=Path)
+    labels.add_argument("--judge", required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""The one form that every transcript takes before it is scored.
+
+A transcript is a row of events: a call is issued, its result arrives, somebody says something. Each event has a place
+in one counter, so `a.done_seq < b.seq` means that `a`'s result was there before `b` was asked: happens-before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+OURS = frozenset({"gpuwarden", "plugin_gpuwarden_gpuwarden", "plugin:gpuwarden:gpuwarden"})
+"""Names under which clients know the server under test: plain, and as part of a plug-in."""
+
+MAIN = "main"
+FORMAT = "gpuwarden-transcript/1"
+
+Ended = Literal["completed", "limit", "error", "unknown"]
+ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "shape", "seal"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call. `server` is empty for tools built into the harness; `ok` None means that nobody said."""
+
+    seq: int
+    id: str
+    server: str
+    tool: str
+    args: Any
+    agent: str = MAIN
+    at: float | None = None
+    result: Any = None
+    ok: bool | None = None
+    done_seq: int | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether it went to the server under test."""
+        return self.server in OURS
+
+    @property
+    def command(self) -> str | None:
+        """The command line of a harness's own shell tool, None for any other call."""
+        if self.server or not isinstance(self.args, dict):
+            return None
+        for key in ("command", "cmd", "script", "chars"):
+            value = self.args.get(key)
+            if isinstance(value, str):
+                return value
+            if isinstance(value, list):
+                return " ".join(str(word) for word in value)
+        return None
+
+
+@dataclass(slots=True)
+class Say:
+    """Words of the user, the assistant or the harness (`meta`: text that a skill or a compaction put in)."""
+
+    seq: int
+    role: str
+    text: str
+    agent: str = MAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What could not be read. One is enough to make a trial invalid. `line` counts from 1; 0 is the whole file."""
+
+    kind: ProblemKind
+    text: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}" if self.line else self.text
+
+
+@dataclass(slots=True)
+class Meta:
+    """What a transcript says of itself. None is "not said"; `ignored` counts the lines that hold no conversation."""
+
+    format: str = ""
+    session: str = ""
+    model: str = ""
+    ended: Ended = "unknown"
+    why: str = ""
+    tokens: int | None = None
+    usd: float | None = None
+    turns: int | None = None
+    denied: int = 0
+    servers: tuple[str, ...] = ()
+    ignored: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What an agent did and said, and what could not be read of it."""
+
+    meta: Meta
+    calls: list[Call]
+    says: list[Say]
+    problems: list[Problem]
+
+    def final_words(self) -> str:
+        """What the main agent said after its last call to the server under test."""
+        last = max((c.seq if c.done_seq is None else c.done_seq for c in self.calls if c.ours), default=-1)
+        return "\n".join(s.text for s in self.says if s.role == "assistant" and s.agent == MAIN and s.seq > last)
+
+
+def events(transcript: Transcript) -> Iterator[dict[str, Any]]:
+    """The canonical lines of a transcript, in order; `load_canonical` reads them back to the same transcript."""
+    meta = transcript.meta
+    head = {"session": meta.session, "model": meta.model}
+    yield {"type": "meta", "format": FORMAT, **{k: v for k, v in head.items() if v}}
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for call in transcript.calls:
+        rows.append((call.seq, _call_row(call)))
+        if call.done_seq is not None:
+            rows.append((call.done_seq, {"type": "result", "id": call.id, "ok": call.ok, "result": call.result}))
+    rows += [(s.seq, _say_row(s)) for s in transcript.says]
+    for _, row in sorted(rows, key=lambda pair: pair[0]):
+        yield row
+    tail = {"why": meta.why or None, "tokens": meta.tokens, "usd": meta.usd, "turns": meta.turns}
+    yield {"type": "end", "ended": meta.ended, **{k: v for k, v in tail.items() if v is not None}}
+
+
+def _call_row(call: Call) -> dict[str, Any]:
+    row = {"type": "call", "id": call.id, "server": call.server, "tool": call.tool, "args": call.args}
+    extra = {"agent": call.agent if call.agent != MAIN else None, "at": call.at}
+    return row | {k: v for k, v in extra.items() if v is not None}
+
+
+def _say_row(say: Say) -> dict[str, Any]:
+    return {"type": "say", "role": say.role, "text": say.text} | ({"agent": say.agent} if say.agent != MAIN else {})
+
+
+def dump(transcript: Transcript) -> str:
+    """The transcript as canonical JSON lines."""
+    return "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in events(transcript))

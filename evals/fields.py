@@ -1,0 +1,54 @@
+"""Small readers of foreign fields that return None instead of raising."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+
+def sub(value: Any, *keys: str) -> Any:
+    """`value[k1][k2]...`, or None where a step is missing or no object."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def blocks(content: Any) -> list[dict[str, Any]]:
+    """Message content as blocks: a string becomes one text block, anything that is no block is dropped."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+
+
+def word(row: dict[str, Any], key: str = "type") -> str:
+    """The string under `key`, "" for anything else; it can be looked up in any set."""
+    value = row.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def seconds(stamp: Any) -> float | None:
+    """An ISO 8601 time, or a number of seconds, as seconds since the epoch."""
+    if isinstance(stamp, (int, float)) and not isinstance(stamp, bool):
+        return float(stamp)
+    if not isinstance(stamp, str):
+        return None
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """A count, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: Any) -> float | None:
+    """A number, or None."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def total(usage: Any, *keys: str) -> int | None:
+    """The sum of the counts under `keys`, None where none of them is there."""
+    counts = [n for n in (whole(sub(usage, key)) for key in keys) if n is not None]
+    return sum(counts) if counts else None

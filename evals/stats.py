@@ -1,0 +1,95 @@
+"""Statistics of small samples: intervals, pass@k, pass^k, and comparisons that respect clusters."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Z95: Final = 1.959963984540054
+_SEED: Final = 20_261_121
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson(passes: int, n: int, z: float = Z95) -> Interval | None:
+    """Wilson's score interval of a rate; None without trials."""
+    if n <= 0:
+        return None
+    rate = passes / n
+    middle = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    return Interval(rate, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
+    """Newcombe's hybrid-score interval of the difference of two independent rates, `passes/n - passes0/n0`."""
+    a, b = wilson(passes, n), wilson(passes0, n0)
+    if a is None or b is None:
+        return None
+    delta = a.value - b.value
+    low = delta - math.hypot(a.value - a.low, b.high - b.value)
+    return Interval(delta, low, delta + math.hypot(a.high - a.value, b.value - b.low))
+
+
+def pass_at_k(n: int, passes: int, k: int) -> float | None:
+    """Chance that at least one of `k` trials passes, without bias; None where there are fewer than `k` trials."""
+    if n < k or k < 1:
+        return None
+    return 1.0 - math.comb(n - passes, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, passes: int, k: int) -> float | None:
+    """Chance that all of `k` trials pass (pass^k); None where there are fewer than `k` trials."""
+    if n < k or k < 1:
+        return None
+    return math.comb(passes, k) / math.comb(n, k)
+
+
+def zero_bound(n: int) -> float | None:
+    """The 95 % upper bound of a rate that was seen zero times in `n` trials: about 3/n."""
+    return None if n < 1 else 1.0 - 0.05 ** (1.0 / n)
+
+
+def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) -> Interval | None:
+    """The mean of all values with an interval from resampling whole clusters.
+
+    Twins and paraphrases of one situation rise and fall together, so that resampling cases would flatter the result.
+    With fewer than two clusters there is no interval to be had: None.
+    """
+    groups = [(sum(v), len(v)) for v in values.values() if v]
+    if len(groups) < 2:
+        return None
+    rng = random.Random(_SEED)  # seeded: the same results give the same interval
+    means = []
+    for _ in range(draws):
+        drawn = rng.choices(groups, k=len(groups))
+        means.append(sum(s for s, _ in drawn) / sum(n for _, n in drawn))
+    means.sort()
+    low, high = means[int(0.025 * draws)], means[min(draws - 1, int(0.975 * draws))]
+    return Interval(sum(s for s, _ in groups) / sum(n for _, n in groups), low, high)
+
+
+def normalized_gain(rate: float, base: float) -> float | None:
+    """How much of the possible improvement was made: (rate - base) / (1 - base); None where the base is perfect."""
+    return None if base >= 1.0 else (rate - base) / (1.0 - base)
+
+
+def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
+    """Cohen's kappa of two raters; None where chance alone would agree always, or without pairs."""
+    n = len(pairs)
+    if n == 0:
+        return None
+    agree = sum(a == b for a, b in pairs) / n
+    yes_a, yes_b = sum(a for a, _ in pairs) / n, sum(b for _, b in pairs) / n
+    chance = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
+    return None if chance >= 1.0 else (agree - chance) / (1 - chance)

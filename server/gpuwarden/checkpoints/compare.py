@@ -1,0 +1,178 @@
+"""Compare a checkpoint with an earlier one, with the base of an adapter, or with the source of a GGUF file.
+
+Two checkpoints of one run have the same tensors, the later one stands at a later step, and its weights have moved.
+Nothing is loaded: tensors are compared as bytes, up to the first difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import Doubtful, Tensor, some
+from gpuwarden.checkpoints.findings import Findings
+from gpuwarden.checkpoints.layouts.adapter import pairs
+from gpuwarden.checkpoints.source import Source
+
+_MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
+_NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
+_PIECE = 1 << 20
+
+
+@dataclass
+class Compared:
+    """What a comparison came to."""
+
+    proved: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor and the file that holds it."""
+
+    path: Path
+    tensor: Tensor
+
+
+def compare(now: Findings, before: Findings) -> Compared:
+    """Judge `now` against `before`: another checkpoint, an adapter's base, or a GGUF file's source."""
+    said = Compared()
+    new, old = _held(now), _held(before)
+    if not new or not old:
+        said.doubts.append(
+            "there are no tensors to compare" + ("" if new else " in it") + ("" if old else " in the other")
+        )
+        return said
+    if any(h.path.suffix == ".gguf" for h in new.values()) and not any(h.path.suffix == ".gguf" for h in old.values()):
+        _conversion(now, new, before, old, said)
+    elif _is_adapter(new) and not _is_adapter(old):
+        _onto_base(new, old, said)
+    else:
+        _steps(now, before, said)
+        if _same_roster(new, old, said):
+            _moved(new, old, said)
+    return said
+
+
+def _held(found: Findings) -> dict[str, _Held]:
+    held: dict[str, _Held] = {}
+    for path, entry in found.entries.items():
+        name = path.rsplit("/", 1)[-1].lower()
+        model = path.endswith(_MODEL) and not entry.temporary and not any(n in name for n in _NOT_MODEL)
+        if model and entry.anatomy and not entry.problems:
+            held.update((t.name, _Held(found.place(path), t)) for t in entry.anatomy.tensors)
+    return held
+
+
+def _is_adapter(held: dict[str, _Held]) -> bool:
+    return any(".lora_" in name for name in held)
+
+
+def _steps(now: Findings, before: Findings, said: Compared) -> None:
+    steps = [max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before)]
+    new, old = steps
+    if new is None or old is None:
+        said.doubts.append("the steps of the two are not both known")
+    elif new <= old:
+        said.problems.append(f"stands at step {new}, the earlier one at step {old}")
+    else:
+        said.proved.append(f"the step went from {old} to {new}")
+
+
+def _same_roster(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> bool:
+    before = len(said.problems)
+    for what, names in (
+        ("lacks tensors that the other has", [n for n in old if n not in new]),
+        ("has tensors that the other lacks", [n for n in new if n not in old]),
+        ("has tensors of another shape", [n for n in new if n in old and new[n].tensor.shape != old[n].tensor.shape]),
+        ("has tensors of another type", [n for n in new if n in old and new[n].tensor.dtype != old[n].tensor.dtype]),
+    ):
+        if names:
+            said.problems.append(f"{what}: {some(names)}")
+    return len(said.problems) == before
+
+
+def _moved(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> None:
+    try:
+        still = [n for n, h in new.items() if h.tensor.numel and _equal(h, old[n])]
+    except Doubtful as why:
+        said.doubts.append(f"the bytes could not be compared: {why}")
+        return
+    if len(still) == len(new):
+        said.problems.append(f"all {len(new):,} tensors are the same as before: nothing was learned between the two")
+    else:
+        said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have moved")
+        if still:
+            said.warnings.append(f"{len(still):,} tensors have not moved; frozen ones should not: {some(still)}")
+
+
+def _equal(a: _Held, b: _Held) -> bool:
+    if a.tensor.extent != b.tensor.extent:
+        return False
+    if a.tensor.start < 0 or b.tensor.start < 0:
+        raise Doubtful("they are compressed")
+    with Source(a.path) as left, Source(b.path) as right:
+        for at in range(0, a.tensor.extent, _PIECE):
+            size = min(_PIECE, a.tensor.extent - at)
+            if left.at(a.tensor.start + at, size) != right.at(b.tensor.start + at, size):
+                return False
+    return True
+
+
+def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
+    """Every adapted module exists in the base, with the dimensions that A and B need."""
+    found = pairs({n: h.tensor for n, h in new.items()})
+    for module, ab in sorted(found.items()):
+        name = module.removeprefix("base_model.model.") + ".weight"
+        target = base.get(name) or base.get(name.removeprefix("model."))
+        if target is None:
+            said.problems.append(f"adapts {module}, which the base lacks")
+        elif set(ab) == {"A", "B"} and target.tensor.shape not in _spans(ab):
+            said.problems.append(f"does not fit {name} of shape {target.tensor.shape}")
+        if len(said.problems) > 5:
+            return
+    if found and not said.problems:
+        said.proved.append(f"all {len(found):,} adapted modules are in the base, in the right dimensions")
+
+
+def _spans(ab: dict[str, Tensor]) -> set[tuple[int, ...]]:
+    """Shapes that B times A can be added to; layers that store their weight transposed count too."""
+    rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
+    return {(rows, columns), (columns, rows)}
+
+
+def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
+    """GGUF against its source: the same matrices, and the numbers of the config."""
+    meta = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
+    entry = before["config.json"]
+    config = entry.anatomy.content if entry and entry.anatomy and isinstance(entry.anatomy.content, dict) else {}
+    if not config:
+        said.doubts.append("the source has no config.json to compare with")
+    _numbers(meta, config, said)
+    ours, theirs = (Counter(h.tensor.shape for h in held.values() if len(h.tensor.shape) > 1) for held in (new, old))
+    if ours != theirs:
+        lost, extra = theirs - ours, ours - theirs
+        said.problems.append(f"its matrices differ from the source's: lost {some(lost)}; new {some(extra)}")
+    else:
+        said.proved.append(f"its {sum(ours.values()):,} matrices have the source's shapes")
+
+
+def _numbers(meta: dict[str, Any], config: dict[str, Any], said: Compared) -> None:
+    kind = meta.get("general.architecture", "")
+    tokens = meta.get("tokenizer.ggml.tokens")
+    pairs_of = (
+        ("layers", meta.get(f"{kind}.block_count"), config.get("num_hidden_layers")),
+        ("width", meta.get(f"{kind}.embedding_length"), config.get("hidden_size")),
+        ("heads", meta.get(f"{kind}.attention.head_count"), config.get("num_attention_heads")),
+        ("vocabulary", tokens.get("count") if isinstance(tokens, dict) else None, config.get("vocab_size")),
+    )
+    for what, ours, theirs in pairs_of:
+        if ours is not None and theirs is not None and ours != theirs:
+            said.problems.append(f"{what}: {ours} here, {theirs} in the source's config.json")
+        elif ours is not None and theirs is not None:
+            said.proved.append(f"{what}: {ours}, as in the source")

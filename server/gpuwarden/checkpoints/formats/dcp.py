@@ -1,0 +1,127 @@
+"""torch.distributed.checkpoint: `.metadata`, a pickle that says what lies where, and `.distcp` files of small archives.
+
+Each record of a `.distcp` file is an archive of torch.save, so the CRCs that `dcp.load` ignores are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.checkpoints import pickles, torch_pickle
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Span, short, some
+from gpuwarden.checkpoints.formats import torch_zip
+from gpuwarden.checkpoints.source import Source
+
+NAME = "dcp"
+LOAD = "tensors"
+_HOUSE = ("torch.distributed.checkpoint", "torch.distributed._shard", "torch.distributed.tensor")
+_SMALL = {"builtins.getattr", "pathlib.PosixPath", "torch.serialization._get_layout", "copyreg._reconstructor"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: the tensor's name, its file, and its bytes there."""
+
+    name: str
+    file: str
+    offset: int
+    length: int
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name."""
+    return name == ".metadata" or name.endswith(".distcp")
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """The roster, or every record of one file of the roster."""
+    if source.path.name == ".metadata":
+        return _metadata(source, limits)
+    place = source.path.with_name(".metadata")
+    if not place.is_file():
+        raise Broken("lies beside no .metadata: the save was never finished, and nothing can load it")
+    with Source(place) as beside:
+        rows = [r for r in _metadata(beside, limits).content if r.file == source.path.name]
+    return _records(source, sorted(rows, key=lambda r: r.offset), limits)
+
+
+def _metadata(source: Source, limits: Limits) -> Anatomy:
+    found = Anatomy("dcp metadata")
+    tree = pickles.Machine(source.at(0, min(source.size, limits.pickle)), limits).run()
+    if tree.end != source.size:
+        raise Broken("bytes follow the end of its pickle")
+    strangers = [n for n in {**tree.named, **tree.called} if not _expected(n)]
+    if any(torch_pickle.runs_code(n) for n in strangers):
+        found.problems.append(f"would run code when unpickled: it names {some(strangers)}")
+    elif strangers:
+        found.doubts.append(f"names what such a roster never does: {some(strangers)}")
+    state = tree.root.state if isinstance(tree.root, pickles.Call) else None
+    storage = state.get("storage_data") if isinstance(state, dict) else None
+    if not isinstance(storage, dict):
+        raise Broken("its pickle holds no storage_data")
+    found.content = [_row(key, value) for key, value in storage.items()]
+    found.proved.append(f"lists {len(found.content):,} records in {len({r.file for r in found.content}):,} files")
+    return found
+
+
+def _expected(name: pickles.Global) -> bool:
+    full = f"{name.module}.{name.name}"
+    return torch_pickle.known(name) or name.module.startswith(_HOUSE) or full in _SMALL
+
+
+def _row(key: Any, value: Any) -> Record:
+    index = key.state if isinstance(key, pickles.Call) else None
+    info = value.state if isinstance(value, pickles.Call) else None
+    if isinstance(index, dict) and isinstance(info, dict):
+        name, file, at, length = (index.get("fqn"), *(info.get(k) for k in ("relative_path", "offset", "length")))
+        named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
+        if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
+            return Record(str(name), str(file), int(at or 0), int(length or 0))
+    raise Broken("its roster has an entry that makes no sense, or that points out of the folder")
+
+
+class _Window(Source):
+    """A part of a file, read like a file of its own."""
+
+    def __init__(self, whole: Source, offset: int, size: int) -> None:
+        self.whole, self.offset, self.size = whole, offset, size
+        self.path, self.name, self.fd = whole.path, whole.name, -1
+
+    def at(self, offset: int, length: int) -> bytes:
+        """Bytes of the part."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Broken("a record ends before the bytes that it announces")
+        return self.whole.at(self.offset + offset, length)
+
+
+def _records(source: Source, rows: list[Record], limits: Limits) -> Anatomy:
+    found = Anatomy(NAME)
+    at = 0
+    for row in rows:
+        if row.offset != at or row.offset + row.length > source.size:
+            what = "leaves a gap or overlaps" if row.offset != at else f"needs bytes up to {row.offset + row.length:,}"
+            raise Broken(f"has {source.size:,} bytes; record {short(row.name, 60)} {what}")
+        at = row.offset + row.length
+        _record(found, source, row, limits)
+    if not rows:
+        raise Doubtful("is not on the roster of .metadata")
+    if at != source.size:
+        raise Broken(f"{source.size - at:,} bytes follow its last record")
+    found.proved.append(f"{len(rows):,} records fill the file, as .metadata says")
+    return found
+
+
+def _record(found: Anatomy, source: Source, row: Record, limits: Limits) -> None:
+    window = _Window(source, row.offset, row.length)
+    if window.head(2) != b"PK":
+        raise Doubtful(f"record {short(row.name, 60)} is no archive of torch.save")
+    part = torch_zip.read(window, limits)
+    found.tensors += [
+        replace(t, name=f"{row.name}.{t.name}" if t.name else row.name, start=t.start + row.offset)
+        for t in part.tensors
+    ]
+    found.spans += [Span(f"{row.name}/{s.label}", s.start + row.offset, s.end + row.offset, s.crc) for s in part.spans]
+    found.problems += part.problems
+    found.doubts += part.doubts

@@ -1,0 +1,164 @@
+"""GGUF: llama.cpp's single file of metadata, tensor table and (quantised) tensors, without a checksum."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Tensor, short
+from gpuwarden.checkpoints.source import Source
+
+NAME = "gguf"
+LOAD = "tensors"
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
+# ggml type -> (name, elements per block, bytes per block); the list of ggml.h
+BLOCKS = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+_KEEP = 4096
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name."""
+    return name.endswith(".gguf")
+
+
+class _Cursor:
+    """Reads forward through the header, a window at a time."""
+
+    def __init__(self, source: Source, limits: Limits) -> None:
+        self.source = source
+        self.at = 0
+        self.end = min(source.size, limits.header)
+        self.window = b""
+        self.base = 0
+
+    def take(self, n: int) -> bytes:
+        if n > self.end - self.at:
+            raise Broken(f"its header needs {n:,} bytes at {self.at:,}, beyond its end or the limit")
+        if self.at + n > self.base + len(self.window):
+            self.base, length = self.at, max(n, min(1 << 20, self.end - self.at))
+            self.window = self.source.at(self.at, length)
+        begin = self.at - self.base
+        self.at += n
+        return self.window[begin : begin + n]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack("<" + form, self.take(struct.calcsize(form)))[0]
+
+    def text(self) -> str:
+        length = self.number("Q")
+        if length > 1 << 24:
+            raise Broken(f"has a string of {length:,} bytes in its header")
+        return self.take(length).decode("utf-8", "replace")
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Metadata, tensor table, and every tensor's place against the file's size."""
+    cursor = _Cursor(source, limits)
+    if cursor.take(4) != b"GGUF":
+        raise Broken("does not begin with GGUF")
+    version, tensors, pairs = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
+    if version not in (2, 3):
+        raise Doubtful(f"is of GGUF version {version:,}, or big-endian; 2 and 3 are read")
+    if tensors > limits.tensors or pairs > 1_000_000:
+        raise Broken(f"claims {tensors:,} tensors and {pairs:,} metadata entries")
+    found = Anatomy(NAME)
+    for _ in range(pairs):
+        key = cursor.text()
+        if key in found.meta:
+            raise Broken(f"has the metadata key {short(key, 60)} twice")
+        found.meta[key] = _value(cursor, cursor.number("I"), 0)
+    table = [_row(cursor) for _ in range(tensors)]
+    align = found.meta.get("general.alignment", 32)
+    if type(align) is not int or not 8 <= align <= 1 << 20 or align & (align - 1):
+        raise Broken(f"states the impossible alignment {short(align, 30)}")
+    _place(found, table, -(-cursor.at // align) * align, align, source.size)
+    _describe(found)
+    return found
+
+
+def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
+    if kind in _SCALARS:
+        return cursor.number(_SCALARS[kind])
+    if kind == _STRING:
+        return cursor.text()
+    if kind != _ARRAY or depth > 4:
+        raise Broken(f"has metadata of the unknown type {kind}")
+    inner, count = cursor.number("I"), cursor.number("Q")
+    if inner in _SCALARS:
+        return _scalars(cursor, inner, count)
+    if count * 8 > cursor.end - cursor.at:
+        raise Broken(f"has a metadata array of {count:,} entries, more than fit")
+    kept = []
+    for i in range(count):
+        value = _value(cursor, inner, depth + 1)
+        if i < _KEEP:
+            kept.append(value)
+    return {"count": count, "first": kept}
+
+
+def _scalars(cursor: _Cursor, kind: int, count: int) -> dict[str, Any]:
+    size = struct.calcsize(_SCALARS[kind])
+    if count * size > cursor.end - cursor.at:
+        raise Broken(f"has a metadata array of {count:,} entries, more than fit")
+    raw = cursor.take(count * size)
+    keep = min(count, _KEEP)
+    return {"count": count, "first": list(struct.unpack(f"<{keep}{_SCALARS[kind]}", raw[: keep * size]))}
+
+
+def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name, dims = cursor.text(), cursor.number("I")
+    if dims > 8:
+        raise Broken(f"tensor {short(name, 60)} claims {dims:,} dimensions")
+    # ggml lists the fastest dimension first
+    shape = tuple(reversed([cursor.number("Q") for _ in range(dims)]))
+    return name, shape, cursor.number("I"), cursor.number("Q")
+
+
+def _place(
+    found: Anatomy, table: list[tuple[str, tuple[int, ...], int, int]], start: int, align: int, size: int
+) -> None:
+    """Tensors lie in order, back to back but for padding, and end where the file ends."""
+    if len({name for name, *_ in table}) != len(table):
+        raise Broken("lists a tensor twice")
+    at = 0
+    for name, shape, kind, offset in sorted(table, key=lambda row: row[3]):
+        if kind not in BLOCKS:
+            raise Doubtful(f"tensor {short(name, 60)} has the unknown type {kind}")
+        label, block, each = BLOCKS[kind]
+        t = Tensor(name, _PLAIN.get(kind, label), shape, start + offset, 0)
+        row = shape[-1] if shape else 1
+        if row % block:
+            raise Broken(f"tensor {short(name, 60)} has rows of {row:,}, no multiple of its block of {block}")
+        extent = t.numel // block * each
+        if offset != -(-at // align) * align:
+            raise Broken(f"tensor {short(name, 60)} overlaps the one before it, or leaves a gap")
+        at = offset + extent
+        found.tensors.append(Tensor(name, t.dtype, shape, t.start, extent))
+    if not at <= size - start <= -(-at // align) * align:
+        raise Broken(f"its tensors end at byte {start + at:,}, the file at {size:,}")
+    found.proved.append(f"{len(table):,} tensors fill the file to its end")
+
+
+def _describe(found: Anatomy) -> None:
+    architecture = found.meta.get("general.architecture")
+    if not isinstance(architecture, str):
+        found.problems.append("states no general.architecture; nothing can run it")
+    tokens = found.meta.get("tokenizer.ggml.tokens")
+    embedding = next((t for t in found.tensors if t.name == "token_embd.weight"), None)
+    if isinstance(tokens, dict) and embedding is not None:
+        if tokens["count"] == embedding.shape[0]:
+            found.proved.append(f"its {tokens['count']:,} tokens have an embedding each")
+        else:
+            found.problems.append(f"has {tokens['count']:,} tokens but embeddings for {embedding.shape[0]:,}")
+    if any(t.dtype not in _PLAIN.values() for t in found.tensors):
+        found.unproved.append("that the scales of quantised blocks are finite")

@@ -1,0 +1,119 @@
+"""numpy's .npy and .npz: a header in Python's notation, then the array; an .npz is a zip of those with CRCs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+from gpuwarden.checkpoints import scan, zips
+from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Broken, Doubtful, Limits, Tensor, short
+from gpuwarden.checkpoints.source import Source
+
+NAME = "numpy"
+LOAD = "tensors"
+_MAGIC = b"\x93NUMPY"
+_HEADER = 1 << 16
+_KINDS = {
+    "f8": "F64", "f4": "F32", "f2": "F16", "c8": "C64", "c16": "C128", "b1": "BOOL",
+    "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8", "u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8",
+    "V2": "U16", "V1": "U8",  # bfloat16 and 8-bit floats lose their names in this format
+}  # fmt: skip
+_DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name."""
+    return name.endswith((".npy", ".npz"))
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Every array's type and shape, against the bytes that are there."""
+    found = Anatomy(NAME)
+    if source.name.endswith(".npy"):
+        start, found.big_endian = _array(found, "array", source.head(_HEADER), source.size, 0)
+        found.proved.append(f"one array of shape {found.tensors[0].shape} fills the file after byte {start:,}")
+        return found
+    orders = set()
+    members = zips.members(source, limits)
+    for m in members.values():
+        if not m.name.endswith(".npy"):
+            raise Doubtful(f"holds {short(m.name, 60)}, which is no array")
+        name = m.name[:-4]
+        if m.stored:
+            found.spans.append(zips.span(m))
+            head = source.at(m.start, min(m.size, _HEADER))
+            _, big = _array(found, name, head, m.size, m.start)
+        else:
+            big = _packed(found, name, source, m, limits)
+        orders.add(big)
+    found.big_endian = True in orders
+    if len(orders) > 1:
+        raise Doubtful("mixes byte orders")
+    found.proved.append(f"{len(members):,} arrays, each of the size that its header states")
+    return found
+
+
+def _packed(found: Anatomy, name: str, source: Source, m: zips.Member, limits: Limits) -> bool:
+    head = b""
+    for piece in zips.inflate(source, m, limits):
+        head += piece
+        if len(head) >= _HEADER or len(head) >= m.size:
+            break
+    start, big = _array(found, name, head[:_HEADER], m.size, 0)
+    t = found.tensors.pop()
+    found.tensors.append(Tensor(t.name, t.dtype, t.shape, -1, t.extent))
+    found.later.append(_unpack(found, t, source, m, limits, start, big))
+    return big
+
+
+def _unpack(
+    found: Anatomy, t: Tensor, source: Source, m: zips.Member, limits: Limits, start: int, big: bool
+) -> Callable[[], None]:
+    """Decompress one member whole, for its CRC and for NaN and infinity."""
+
+    def work() -> None:
+        dtype = PARTS.get(t.dtype, t.dtype)
+        kind = DTYPES[dtype]
+        test, size, rest, skip, strange = scan.kernel(big), kind.bits // 8, b"", start, False
+        for piece in zips.inflate(source, m, limits):
+            data = rest + piece[skip:]
+            skip = max(0, skip - len(piece))
+            whole = len(data) - len(data) % size
+            rest = data[whole:]
+            if kind.top is not None and whole and not strange:
+                strange = test(data[:whole], dtype)[0]
+        found.proved.append(f"the CRC of compressed member {short(t.name, 60)} fits")
+        if strange:
+            found.problems.append(f"not finite: {short(t.name, 60)}")
+
+    return work
+
+
+def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[int, bool]:
+    """Add the array to `found`. Returns where its data begin, and whether they are big-endian."""
+    if head[:6] != _MAGIC or len(head) < 12:
+        raise Broken(f"{short(name, 60)} does not begin as a numpy array")
+    wide = 2 if head[6] == 1 else 4
+    length = int.from_bytes(head[8 : 8 + wide], "little")
+    start = 8 + wide + length
+    if head[6] not in (1, 2, 3) or start > len(head):
+        raise Broken(f"{short(name, 60)} has a header that is cut off, too long or of an unknown version")
+    try:
+        header = ast.literal_eval(head[8 + wide : start].decode("utf-8" if head[6] == 3 else "latin-1").strip())
+        descr, shape = header["descr"], header["shape"]
+    except (ValueError, SyntaxError, LookupError, TypeError, MemoryError, RecursionError) as why:
+        raise Broken(f"{short(name, 60)} has a header that can't be read") from why
+    match = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
+    if match is None or match.group(2) not in _KINDS:
+        raise Doubtful(
+            f"{short(name, 60)} has elements of type {short(descr, 40)}; objects need pickle, which is not run"
+        )
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape) or len(shape) > 64:
+        raise Broken(f"{short(name, 60)} has a shape that makes no sense")
+    tensor = Tensor(name, _KINDS[match.group(2)], shape, at + start, 0)
+    extent = tensor.numel * DTYPES[tensor.dtype].bits // 8
+    if start + extent != size:
+        raise Broken(f"{short(name, 60)} needs {start + extent:,} bytes, but has {size:,}")
+    found.tensors.append(Tensor(name, tensor.dtype, shape, at + start, extent))
+    return start, match.group(1) == ">"

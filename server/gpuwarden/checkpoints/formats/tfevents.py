@@ -1,0 +1,60 @@
+"""TensorBoard's event files: records framed by lengths and CRC-32C, appended while a job runs."""
+
+from __future__ import annotations
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.source import Source
+
+NAME = "tfevents"
+LOAD = "parsed"
+_BODY_CAP = 8 << 20  # bytes of records whose CRC is computed in Python; beyond, only the frames are checked
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name: events.out.tfevents.<time>.<host>..."""
+    return "tfevents" in name
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Every frame's length and CRC; a torn last record is what a killed writer leaves and only a warning."""
+    found = Anatomy(NAME)
+    at = records = summed = 0
+    while at < source.size:
+        if source.size - at < 12:
+            found.warnings.append("its last record is torn, as a killed writer leaves it")
+            break
+        head = source.at(at, 12)
+        length = int.from_bytes(head[:8], "little")
+        if _masked(head[:8]) != int.from_bytes(head[8:], "little"):
+            raise Broken(f"record {records + 1:,} at byte {at:,} fails the CRC of its length")
+        if at + 16 + length > source.size:
+            found.warnings.append("its last record is torn, as a killed writer leaves it")
+            break
+        if summed + length <= _BODY_CAP:
+            body = source.at(at + 12, length + 4)
+            if _masked(body[:-4]) != int.from_bytes(body[-4:], "little"):
+                raise Broken(f"record {records + 1:,} at byte {at:,} fails its CRC")
+            summed += length
+        at, records = at + 16 + length, records + 1
+    found.proved.append(f"{records:,} records are framed well")
+    return found
+
+
+def _table() -> list[int]:
+    out = []
+    for n in range(256):
+        for _ in range(8):
+            n = n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1
+        out.append(n)
+    return out
+
+
+_CRC = _table()
+
+
+def _masked(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,64 @@
+"""A PEFT adapter: the config says what is adapted, the weights must hold a fitting pair for each."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import Tensor, short, some
+from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.walk import Folder
+
+NAME = "adapter"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
+
+
+def claims(folder: Folder) -> bool:
+    """By its files."""
+    return "adapter_config.json" in folder.files or any(n in folder.files for n in _WEIGHTS)
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """Config and weights are both there, every A has its B, ranks fit, every target is adapted."""
+    said = Judgement(NAME, folder.rel)
+    present = [n for n in _WEIGHTS if n in folder.files]
+    if not present:
+        said.problems.append("has a config but no adapter weights")
+    if "adapter_config.json" not in folder.files:
+        said.problems.append("has adapter weights but no adapter_config.json; nothing can apply them")
+        return said
+    entry = found[folder.join("adapter_config.json")]
+    config = entry.anatomy.content if entry and entry.anatomy else None
+    tensors = found.tensors(folder.join(n) for n in present)
+    if isinstance(config, dict) and config.get("peft_type") == "LORA" and tensors:
+        _lora(config, tensors, said)
+    return said
+
+
+def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Module -> its A and B matrices."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, t in tensors.items():
+        match = _PAIR.fullmatch(name)
+        if match:
+            found.setdefault(match.group(1), {})[match.group(2)] = t
+    return found
+
+
+def _lora(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
+    modules = pairs(tensors)
+    half = [m for m, ab in modules.items() if set(ab) != {"A", "B"}]
+    if half:
+        said.problems.append(f"modules with only one of the two matrices: {some(half)}")
+    plain = not config.get("rank_pattern") and type(config.get("r")) is int
+    odd = [m for m, ab in modules.items() if plain and not all(config["r"] in t.shape for t in ab.values())]
+    if odd:
+        said.problems.append(f"the config says rank {config['r']}, but not so: {some(odd)}")
+    targets = config.get("target_modules")
+    if isinstance(targets, list):
+        bare = [t for t in targets if not any(m == t or m.endswith("." + str(t)) for m in modules)]
+        if bare:
+            said.problems.append(f"modules that the config adapts but the weights lack: {some(map(short, bare))}")
+    if modules and not said.problems:
+        said.proved.append(f"{len(modules):,} modules have both matrices, of the rank that the config says")

@@ -1,0 +1,68 @@
+"""Scripts that a command names by their address: whether they answer, and what they say.
+
+Only places that are known to serve raw files are asked, and redirects are not followed: an address comes from whoever
+wrote the command, and this machine may reach what they can't.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.fence import line
+from gpuwarden.core.models import MAX_SCRIPT_BYTES, Answer, Known, Unknown
+from gpuwarden.core.script import decode
+from gpuwarden.hub.client import HubConfig
+
+RAW_HOSTS = frozenset({"raw.githubusercontent.com", "gist.githubusercontent.com", "huggingface.co"})
+_ADDRESS = re.compile(r"https?://\S+\.py(\?\S*)?", re.IGNORECASE)
+TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A script's text, or what is wrong with its address."""
+
+    text: str = ""
+    trouble: str = ""
+
+
+async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetched] | None:
+    """Ask for the first script address of a command; None when there is none that may be asked."""
+    hosts = RAW_HOSTS | {urlsplit(config.endpoint).netloc}
+    address = next((w for w in command if _ADDRESS.fullmatch(w) and urlsplit(w).netloc.lower() in hosts), None)
+    if address is None or "/blob/" in address:
+        return None
+    import httpx2
+
+    mine = address.startswith(config.endpoint + "/") and config.token
+    headers = {"Authorization": f"Bearer {config.token}"} if mine else {}
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
+            session.stream("GET", address, headers=headers) as reply,
+        ):
+            raw = bytearray()
+            async for chunk in reply.aiter_bytes():
+                raw += chunk
+                if len(raw) > MAX_SCRIPT_BYTES:
+                    return Known(Fetched(trouble=f"{line(address)} is longer than {MAX_SCRIPT_BYTES:,} bytes"))
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        return Unknown(f"{line(address)} could not be asked: {line(error, 100)}")
+    if reply.status_code >= 500 or reply.status_code == 429:
+        return Unknown(f"{line(address)} answered {reply.status_code}")
+    return Known(_judge(line(address), reply.status_code, reply.headers.get("content-type", ""), bytes(raw)))
+
+
+def _judge(address: str, status: int, kind: str, raw: bytes) -> Fetched:
+    if status != 200:
+        return Fetched(trouble=f"{address} answered {status}")
+    if "html" in kind or raw.lstrip()[:15].lower().startswith((b"<!doctype", b"<html")):
+        return Fetched(trouble=f"{address} is a web page, no script")
+    try:
+        return Fetched(text=decode(raw))
+    except BadRequest as error:
+        return Fetched(trouble=f"{address}: {error.message}")

@@ -1,0 +1,141 @@
+"""What a provider takes from the user: the account's key, the address of the interface, the public SSH key.
+
+| variable | meaning |
+|---|---|
+| `<PLATFORM>_API_KEY` or the like | the account's key itself |
+| the same name + `_FILE` | a file that holds the key; refused when anybody but its owner may read it |
+| `GPUWARDEN_<PROVIDER>_URL` | another address of the interface, https or loopback only |
+| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines let in; default: that of `~/.ssh` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gpuwarden.core.errors import AuthFailed, BadRequest
+
+MAX_KEY_BYTES = 8192
+SSH_KEY_VARIABLE = "GPUWARDEN_SSH_PUBLIC_KEY"
+_USUAL = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
+_PUBLIC = re.compile(
+    r"(ssh-(?:ed25519|rsa)|ecdsa-sha2-nistp\d+|sk-[a-z0-9-]+@openssh\.com) ([A-Za-z0-9+/]{40,}={0,2})(?: .*)?"
+)
+_KEY = re.compile(r"[\x21-\x7e]{8,4096}")
+
+
+def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
+    """The account's key from `variable` or from the file that `<variable>_FILE` names.
+
+    Raises AuthFailed, whose message never holds the key.
+    """
+    file = env.get(f"{variable}_FILE")
+    text = env.get(variable)
+    if text:
+        return _plausible(text.strip(), variable, platform)
+    if file:
+        return _plausible(_private_text(Path(file).expanduser(), platform), f"{variable}_FILE", platform)
+    raise AuthFailed(
+        f"there is no key for {platform}", f"Set {variable}, or {variable}_FILE to a file that only you may read."
+    )
+
+
+def _plausible(key: str, variable: str, platform: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise AuthFailed(
+            f"what {variable} gives can't be a key of {platform}: it is empty, too short or long, or has spaces in it",
+            "Copy the key again.",
+        )
+    return key
+
+
+def _private_text(file: Path, platform: str) -> str:
+    """The text of a file that nobody else may read. The mode is that of the very file that is read."""
+    try:
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise AuthFailed(f"the key file {file} of {platform} is no plain file", "Name a plain file.")
+            if os.name == "posix" and mode & 0o077:
+                raise AuthFailed(
+                    f"the key file {file} of {platform} may be read by others (mode {mode & 0o777:04o})",
+                    f"chmod 600 {file}, and consider replacing the key: others may have read it.",
+                )
+            return stream.read(MAX_KEY_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise AuthFailed(
+            f"the key file {file} of {platform} can't be read: {error.strerror or error}", "Check its name."
+        ) from None
+
+
+def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
+    """The address of the interface, without a slash at its end. Raises BadRequest for one that would leak the key."""
+    url = (env.get(variable) or default).rstrip("/")
+    try:
+        parts = urlsplit(url)
+        port_is_fine = parts.port is None or 0 < parts.port < 65536
+    except ValueError:
+        raise BadRequest(f"{variable} is no address", "Write it as https://host[:port][/path].") from None
+    plain = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
+    if not (plain and parts.hostname and port_is_fine) or parts.username or parts.query or parts.fragment:
+        raise BadRequest(
+            f"{variable} must be an https address, or an http one on this machine, without user, query or fragment",
+            "The account's key is sent there.",
+        )
+    return url
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host of an address is this machine."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host or "").is_loopback
+    return False
+
+
+def public_key(env: Mapping[str, str]) -> str | None:
+    """The user's public SSH key as `<type> <base64>`, without its comment; None where there is none.
+
+    Raises BadRequest when the variable names something else, such as a private key.
+    """
+    given = env.get(SSH_KEY_VARIABLE, "").strip()
+    if given:
+        text = given if _PUBLIC.fullmatch(given) else _first_line(Path(given).expanduser())
+        if (key := same_key(text)) is None:
+            raise BadRequest(
+                f"{SSH_KEY_VARIABLE} gives no public SSH key", "Name a .pub file, such as ~/.ssh/id_ed25519.pub."
+            )
+        return key
+    home = Path(env.get("HOME") or "~").expanduser()
+    return next((key for name in _USUAL if (key := same_key(_first_line(home / ".ssh" / name)))), None)
+
+
+def same_key(text: str) -> str | None:
+    """A line of an authorized_keys file reduced to what identifies the key; None for anything else."""
+    match = _PUBLIC.fullmatch(text.strip())
+    return f"{match[1]} {match[2]}" if match else None
+
+
+def let_in(key: str) -> str:
+    """A line of shell for a machine's start that lets a public key in, as often as it is run.
+
+    The key's alphabet has no quote, and one space between its two words.
+    """
+    assert same_key(key) == key
+    file = "~/.ssh/authorized_keys"
+    return f"mkdir -p -m 700 ~/.ssh; grep -qsF '{key}' {file} || echo '{key}' >> {file}"
+
+
+def _first_line(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_KEY_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,265 @@
+"""The one way in which providers speak HTTP, and how a reply is read.
+
+- a reply of the expected shape is `Known`
+- a definite refusal raises: nothing was done
+- everything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have been done.
+
+*Not found* is believed only in the platform's own words; a 404 page of some proxy is `Unknown`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
+
+import anyio
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
+from gpuwarden.core.fence import line, redact
+from gpuwarden.core.models import Answer, Known, Unknown
+from gpuwarden.providers._account import base_url, is_loopback, read_key
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
+
+T = TypeVar("T")
+CONNECT_S: Final = 15.0
+REPLY_S: Final = 60.0
+MAX_REPLY: Final = 16 << 20
+PATIENT_TRIES: Final = 4
+PATIENT_S: Final = 15.0
+"""A read waits out a rate limit that asks for no more than this; the caller hears of a longer one."""
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+class Shape(BaseModel):
+    """A part of a platform's reply: what we need, of exactly these types; what else there is does not matter."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One complete HTTP reply."""
+
+    status: int
+    raw: bytes
+    after_s: float | None = None
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON, or None where it is none."""
+        try:
+            return json.loads(self.raw)
+        except (ValueError, RecursionError):
+            return None
+
+    def text(self, *names: str) -> str:
+        """The first of the named fields of a JSON object that holds a text; "error.code" is `code` inside `error`."""
+        found = (self._at(name.split(".")) for name in names)
+        return next((f for f in found if isinstance(f, str) and f), "")
+
+    def _at(self, way: list[str]) -> Any:
+        value = self.json
+        for name in way:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+
+Refusal = Callable[[Reply, str], WardenError | None]
+
+
+def no_refusal(reply: Reply, said: str) -> WardenError | None:
+    """For platforms that refuse by status alone."""
+    return None
+
+
+@dataclass(frozen=True)
+class Api:
+    """What is particular about one platform's interface.
+
+    `scheme` stands before the key in the Authorization header. `refusal` reads the platform's own words first; None
+    leaves the reply to the status codes. `says` names the fields of an error body that hold a sentence. `pace_s` is
+    the time between two requests that the platform asks for.
+    """
+
+    platform: str
+    url: str
+    url_variable: str
+    key_variable: str
+    scheme: str = "Bearer "
+    refusal: Refusal = no_refusal
+    says: tuple[str, ...] = ("detail", "message", "msg", "error")
+    pace_s: float = 0.0
+
+
+@dataclass
+class Door:
+    """One account at one platform."""
+
+    api: Api
+    clock: Clock
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    _next: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.url = base_url(self.api.url_variable, self.api.url, self.env)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        shape: type[T] | None,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        body: object = None,
+        safe: bool | None = None,
+    ) -> Answer[T]:
+        """One request. `shape` None expects 204 without a body. A `safe` request may be sent again: reads are.
+
+        Raises AuthFailed, RateLimited, BadRequest, Conflict, NotFound or NoCapacity for a definite refusal.
+        """
+        reply = await self._send(method, path, params, body)
+        tries = 1
+        while (safe if safe is not None else method == "GET") and self._short_wait(reply) and tries < PATIENT_TRIES:
+            assert isinstance(reply, Reply)
+            await self.clock.sleep(reply.after_s if reply.after_s is not None else 2.0 * tries)
+            reply, tries = await self._send(method, path, params, body), tries + 1
+        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}")
+
+    def _read(self, reply: Reply, shape: type[T] | None, what: str) -> Answer[T]:
+        said = line(redact(reply.text(*self.api.says), self._secrets()), 300)
+        refusal = self.api.refusal(reply, said)
+        if refusal is not None:
+            raise refusal
+        if not 200 <= reply.status < 300:
+            self._refuse(reply, said)
+            return Unknown(
+                f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}"
+            )
+        if shape is None and reply.status == 204:
+            return Known(None)  # type: ignore[arg-type]
+        if shape is None:
+            return Unknown(f"{self.api.platform} answered {what} with status {reply.status} where 204 was expected")
+        return self.parse(reply.raw, shape, what)
+
+    def parse(self, raw: bytes, shape: type[T], what: str) -> Answer[T]:
+        """JSON text of a shape, or Unknown with the first place where it is another."""
+        try:
+            return Known(_adapter(cast("Any", shape)).validate_json(raw))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = line(".".join(str(part) for part in first["loc"]), 80)
+            return Unknown(
+                f"{self.api.platform} answered {what} in an unexpected shape: {where or 'body'}: {first['type']}"
+            )
+
+    def _refuse(self, reply: Reply, said: str) -> None:
+        platform, status = self.api.platform, reply.status
+        told = f" ({status}{': ' if said else ''}{said})"
+        if status in {401, 403}:
+            raise AuthFailed(f"{platform} refused the key{told}", f"Check {self.api.key_variable} and its scopes.")
+        if status == 429:
+            wait = "" if reply.after_s is None else f"; it asks to wait {reply.after_s:g} s"
+            raise RateLimited(f"{platform} was asked too often{wait}{told}", "Wait, then call again.", reply.after_s)
+        if status == 402:
+            raise BadRequest(f"{platform} refused for want of credit{told}", "Add credit to the account.")
+        if status in {400, 422}:
+            raise BadRequest(f"{platform} refused the request{told}")
+        if status == 409:
+            raise Conflict(f"{platform} says that can't be done in the present state{told}", "Look at it again.")
+
+    @staticmethod
+    def _short_wait(reply: Reply | Unknown) -> bool:
+        return isinstance(reply, Reply) and reply.status == 429 and (reply.after_s or 0.0) <= PATIENT_S
+
+    def _secrets(self) -> tuple[str, ...]:
+        try:
+            return (read_key(self.api.key_variable, self.api.platform, self.env),)
+        except AuthFailed:
+            return ()
+
+    async def _send(
+        self, method: str, path: str, params: Mapping[str, str | int] | None, body: object
+    ) -> Reply | Unknown:
+        import httpx2
+
+        key = read_key(self.api.key_variable, self.api.platform, self.env)
+        await self._pace()
+        silence = Unknown(f"{self.api.platform} did not answer {method} {path}")
+        try:
+            with anyio.fail_after(REPLY_S):
+                async with self._client() as client:
+                    request = client.build_request(
+                        method,
+                        self.url + path,
+                        params=dict(params or {}),
+                        json=body,
+                        headers={"Authorization": self.api.scheme + key, "Accept": "application/json"},
+                    )
+                    return await _whole(
+                        await client.send(request, stream=True), f"{self.api.platform}, {method} {path}"
+                    )
+        except TimeoutError:
+            return silence
+        except httpx2.HTTPError as error:
+            return Unknown(f"{silence.why}: {type(error).__name__}")
+
+    def _client(self) -> httpx2.AsyncClient:
+        import httpx2
+
+        local = is_loopback(urlsplit(self.url).hostname)
+        return httpx2.AsyncClient(
+            timeout=httpx2.Timeout(REPLY_S, connect=CONNECT_S),
+            verify=_tls(),
+            trust_env=not local,  # a proxy of the environment is for the network
+            follow_redirects=False,  # the key goes to no other address
+        )
+
+    async def _pace(self) -> None:
+        now = self.clock.now()
+        slot = max(now, self._next)
+        self._next = slot + self.api.pace_s
+        if slot > now:
+            await self.clock.sleep(slot - now)
+
+
+async def _whole(response: httpx2.Response, what: str) -> Reply | Unknown:
+    """The complete reply; one without end is Unknown."""
+    raw = bytearray()
+    async for piece in response.aiter_bytes():
+        raw += piece
+        if len(raw) > MAX_REPLY:
+            return Unknown(f"{what}: the reply is longer than {MAX_REPLY >> 20} MiB")
+    return Reply(response.status_code, bytes(raw), _seconds(response.headers.get("retry-after")))
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text.strip()) else None
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+@cache
+def _adapter(shape: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(shape)
+
+
+def is_safe_id(ident: str) -> bool:
+    """Whether an id can stand in a path; one that can't is no instance of any platform."""
+    return _SAFE_ID.fullmatch(ident) is not None

@@ -1,0 +1,319 @@
+"""Provider `autodl`: AutoDL's Pro instances, through the official interface.
+
+| variable | meaning |
+|---|---|
+| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; there is no narrower one |
+| `AUTODL_IMAGE` | uuid of the image of new instances |
+| `AUTODL_CNY_PER_USD` | what a dollar costs in yuan; without it prices are unknown, for AutoDL tells yuan |
+
+Prices are told of instances only, after they were rented, so no price cap can be held. The GPU is one of `SPECS`
+or AutoDL's own id of a kind. An instance has to be stopped before it can be released.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Generic, Literal, TypeVar
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import (
+    AuthFailed,
+    BadRequest,
+    Conflict,
+    NoCapacity,
+    NotFound,
+    NotSupported,
+    RateLimited,
+    WardenError,
+)
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers._account import let_in
+from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such, usd
+
+D = TypeVar("D")
+_S = InstanceState
+_PRO = "/api/v1/dev/instance/pro"
+DEFAULT_IMAGE: Final = "base-image-l2t43iu6uk"
+CUDA_FROM: Final = 118
+SYSTEM_DISK_GB: Final = 30
+MOST_DISK_GB: Final = 500
+MOST_GPUS: Final = 4
+PAGE: Final = 50
+SPECS: Final = {
+    "H800 80G": "h800",
+    "RTX 4090 48G": "v-48g",
+    "RTX PRO 6000 96G": "pro6000-p",
+    "RTX 4080 32G": "v-32g-p",
+    "RTX 3090 48G": "v-48g-350w",
+    "RTX 5090 32G": "5090-p",
+    "RTX 4090D": "4090D",
+}
+"""AutoDL's documentation, 2026-09. Another kind is asked for by AutoDL's id of it."""
+STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
+    "creating": (_S.BOOTING, None),
+    "created": (_S.BOOTING, None),
+    "starting": (_S.BOOTING, None),
+    "running": (_S.RUNNING, True),
+    "shutting_down": (_S.STOPPING, True),
+    "stopping": (_S.STOPPING, True),
+    "shutdown": (_S.STOPPED, False),
+    "stopped": (_S.STOPPED, False),
+    "releasing": (_S.TERMINATING, None),
+}
+
+
+class _Told(Shape, Generic[D]):
+    """Every reply's envelope; any other code is no success whatever the status says."""
+
+    code: Literal["Success"]
+    data: D
+
+
+class _Row(Shape):
+    uuid: str
+    name: str
+    status: str
+    created_at: datetime
+
+
+class _Page(Shape):
+    list: tuple[_Row, ...]
+    max_page: int
+    result_total: int
+
+
+class _Snapshot(Shape):
+    """The part of a snapshot that is no secret."""
+
+    proxy_host: str
+    ssh_port: int
+    payg_price: int | None = None
+
+
+class _Wallet(Shape):
+    assets: int
+
+
+def _refusal(reply: Reply, said: str) -> WardenError | None:
+    """AutoDL refuses with status 200, a code and a sentence; the codes are few and the sentences Chinese."""
+    code, text = reply.text("code"), reply.text("msg")
+    if code in {"", "Success"}:
+        return None
+    told = f"({code}: {said})"
+    if code == "RecordNotFoundError":
+        return NotFound(f"AutoDL says there is no such thing {told}")
+    if code == "TORealName":
+        return AuthFailed(f"AutoDL serves verified accounts only {told}", "Verify the account in AutoDL's console.")
+    if re.search(r"auth|token|login", code, re.IGNORECASE) or "登录" in text:
+        return AuthFailed(f"AutoDL refused the token {told}", "Check AUTODL_TOKEN.")
+    if "频繁" in text or reply.status == 429:
+        return RateLimited(f"AutoDL was asked too often {told}", "Wait, then call again.", reply.after_s)
+    if "库存" in text:
+        return NoCapacity(f"AutoDL has none of it now {told}", "Try another GPU, or later.")
+    if "余额" in text:
+        return BadRequest(f"AutoDL refused for want of credit {told}", "Add credit to the account.")
+    if "关机" in text:
+        return Conflict(f"AutoDL wants the instance stopped first {told}", "Stop it.")
+    if code == "RequestParameterIsWrong" or "规格不存在" in text:
+        return BadRequest(f"AutoDL refused the request {told}")
+    return None
+
+
+class AutoDL(Rented):
+    """A `Provider` over one AutoDL account."""
+
+    name = "autodl"
+    api = Api(
+        platform="AutoDL",
+        url="https://api.autodl.com",
+        url_variable="GPUWARDEN_AUTODL_URL",
+        key_variable="AUTODL_TOKEN",
+        scheme="",
+        refusal=_refusal,
+        says=("msg",),
+    )
+    max_name = 64
+
+    def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
+        super().__init__(profile, clock, env)
+        self._tokens: dict[str, str] = {}
+        """By instance, for only the list tells names."""
+
+    async def check_account(self) -> Findings:
+        """Whether there is credit, and a key to get in with."""
+        findings: Findings = []
+        answer = await self.door.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
+        if isinstance(answer, Known) and answer.value.data.assets <= 0:
+            findings.append(self.finding(Severity.ERROR, "the AutoDL account has no credit", "Add some."))
+        if self.ssh_key() is None:
+            message = "there is no public SSH key here; an AutoDL instance lets in only keys it was told in its console"
+            findings.append(self.finding(Severity.WARNING, message, "ssh-keygen -t ed25519"))
+        return findings
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The price is unknown: AutoDL tells it of instances only."""
+        spec = self._spec(resources)
+        note = f"{resources.gpu_count} x {spec}; AutoDL tells a price only once an instance is rented"
+        source = "AutoDL, which has no price list in its interface"
+        return Known(
+            Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
+        )
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent one instance; it starts by itself."""
+        label, spec = self.label(token), self._spec(resources)
+        if resources.max_price_usd_per_hour is not None:
+            raise NotSupported(
+                "AutoDL tells no price before it rents, so a price cap can't be held",
+                "Leave the price cap out; max_cost_usd still bounds the job.",
+            )
+        expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
+        if expand > MOST_DISK_GB:
+            raise BadRequest(f"AutoDL's system disk grows to {SYSTEM_DISK_GB + MOST_DISK_GB} GB at most")
+        order: dict[str, object] = {
+            "req_gpu_amount": resources.gpu_count,
+            "expand_system_disk_by_gb": expand,
+            "gpu_spec_uuid": spec,
+            "image_uuid": self.env.get("AUTODL_IMAGE") or DEFAULT_IMAGE,
+            "cuda_v_from": CUDA_FROM,
+            "instance_name": label,
+        }
+        if key := self.ssh_key():
+            order["start_command"] = let_in(key)
+        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[str], body=order)
+        if isinstance(answer, Unknown):
+            return answer
+        if not is_safe_id(answer.value.data):
+            return Unknown("AutoDL took the order and answered with no instance's id")
+        self._tokens[answer.value.data] = token
+        return Known(
+            Instance(id=answer.value.data, token=token, state=_S.BOOTING, created_at=self.clock.now(), why="rented")
+        )
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance: its status, and its address and price while it runs."""
+        if not is_safe_id(id):
+            return Known(None)
+        try:
+            answer = await self._ask_about(id, "status", _Told[str])
+            if isinstance(answer, Unknown):
+                return answer
+            if answer.value.data not in STATES:
+                return Unknown(f"AutoDL gives {id} a status that is not known here")
+            state, meter = STATES[answer.value.data]
+            seen = Instance(
+                id=id, token=self._tokens.get(id, ""), state=state, meter=meter, why=f"status {answer.value.data}"
+            )
+            return await self._placed(seen) if state is _S.RUNNING else Known(seen)
+        except NotFound:
+            return Known(None)
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every Pro instance, page by page; fewer than the total that is told with them is Unknown."""
+        found: dict[str, _Row] = {}
+        for page in range(1, MAX_PAGES + 1):
+            body = {"page_index": page, "page_size": PAGE}
+            answer = await self.door.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
+            if isinstance(answer, Unknown):
+                return answer
+            told = answer.value.data
+            found |= {row.uuid: row for row in told.list}
+            if page >= told.max_page:
+                break
+        if len(found) < told.result_total or page < told.max_page:
+            return Unknown(f"AutoDL listed {len(found)} of {told.result_total} instances")
+        strange = next((row.uuid for row in found.values() if row.status not in STATES), None)
+        if strange is not None:
+            return Unknown(f"AutoDL gives {strange} a status that is not known here")
+        return Known(tuple(self._view(row) for row in found.values()))
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Power on, with a GPU if there is one left."""
+        return await self._act(id, "power_on", payload="gpu")
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Power off; fifteen days later AutoDL releases what is still off."""
+        return await self._act(id, "power_off")
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Release. Raises Conflict unless the instance is off: AutoDL would refuse, or not."""
+        if not is_safe_id(id):
+            return Known(None)
+        try:
+            answer = await self._ask_about(id, "status", _Told[str])
+            if isinstance(answer, Unknown):
+                return answer
+            state, _ = STATES.get(answer.value.data, (None, None))
+            if state is _S.TERMINATING:
+                return Known(None)
+            if state is not _S.STOPPED:
+                raise Conflict(f"instance {id} is {answer.value.data!r}; AutoDL releases only stopped ones", "Stop it.")
+            return await self._act(id, "release")
+        except NotFound:
+            return Known(None)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
+        """A GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
+        return await self.door.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
+
+    async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
+        if not is_safe_id(id):
+            raise no_such("AutoDL", id)
+        answer = await self.door.ask("POST", f"{_PRO}/{verb}", _Told[object], body={"instance_uuid": id, **more})
+        return answer if isinstance(answer, Unknown) else Known(None)
+
+    async def _placed(self, seen: Instance) -> Answer[Instance | None]:
+        """A running instance with its address and price, as far as the snapshot tells them."""
+        answer = await self._ask_about(seen.id, "snapshot", _Told[_Snapshot])
+        if isinstance(answer, Unknown):
+            return Known(seen.model_copy(update={"why": f"{seen.why}; no address yet: {answer.why}"}))
+        told = answer.value.data
+        known = bool(told.proxy_host) and 0 < told.ssh_port < 65536
+        update = {
+            "place": self.place(seen.id, told.proxy_host, told.ssh_port) if known else None,
+            "price_usd_per_hour": self._usd(told.payg_price),
+        }
+        return Known(seen.model_copy(update=update))
+
+    def _view(self, row: _Row) -> Instance:
+        state, meter = STATES[row.status]
+        token = self._tokens[row.uuid] = self.token_in(row.name)
+        return Instance(
+            id=row.uuid,
+            token=token,
+            state=state,
+            meter=meter,
+            created_at=epoch(row.created_at),
+            why=f"status {row.status}",
+        )
+
+    def _usd(self, price: int | None) -> float | None:
+        """Dollars for thousandths of a yuan, where the user says what a dollar costs."""
+        try:
+            rate = float(self.env.get("AUTODL_CNY_PER_USD", ""))
+        except ValueError:
+            return None
+        return usd(price / 1000 / rate) if price is not None and 1 < rate < 100 else None
+
+    def _spec(self, resources: Resources) -> str:
+        asked = self.refuse_unsold(resources)
+        if not 1 <= resources.gpu_count <= MOST_GPUS:
+            raise BadRequest(f"AutoDL rents 1 to {MOST_GPUS} GPUs in one instance", "Ask for fewer.")
+        known = [spec for name, spec in SPECS.items() if asked == spec or gpu_matches(asked, (name,))]
+        if len(known) > 1:
+            raise BadRequest(f"{asked!r} is more than one kind of AutoDL's: {', '.join(known)}", "Name one of them.")
+        if not known and not is_safe_id(asked):
+            raise BadRequest(f"AutoDL has no GPU called {asked!r} here", f"Known are: {', '.join(SPECS)}.")
+        return known[0] if known else asked
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:
+    """The provider for one profile. It keeps no files."""
+    return AutoDL(profile, clock)

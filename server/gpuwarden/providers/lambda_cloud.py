@@ -1,0 +1,336 @@
+"""Provider `lambda_cloud`: Lambda's on-demand instances.
+
+| variable | meaning |
+|---|---|
+| `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; Lambda has no narrower one |
+| `LAMBDA_SSH_KEY_NAME` | which of the account's SSH keys goes into new instances; default the one that is yours |
+| `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
+
+There is no stop, no price cap and no bill to ask for; a cap is held against the price of the instance type before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
+from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, gpu_matches, usd
+
+_S = InstanceState
+_V1 = "/api/v1"
+STATES: dict[str, tuple[InstanceState, bool | None]] = {
+    "booting": (_S.BOOTING, None),
+    "active": (_S.RUNNING, True),
+    "unhealthy": (_S.FAILED, True),
+    "terminating": (_S.TERMINATING, None),
+    "terminated": (_S.GONE, False),
+    "preempted": (_S.INTERRUPTED, None),
+}
+
+
+class _Specs(Shape):
+    gpus: int
+
+
+class _Type(Shape):
+    name: str
+    description: str
+    gpu_description: str
+    price_cents_per_hour: int
+    specs: _Specs
+
+
+class _Region(Shape):
+    name: str
+
+
+class _Kind(Shape):
+    instance_type: _Type
+    regions_with_capacity_available: tuple[_Region, ...]
+
+
+class _Kinds(Shape):
+    data: dict[str, _Kind]
+
+
+class _Instance(Shape):
+    id: str
+    name: str | None = None
+    ip: str | None = None
+    status: Literal["booting", "active", "unhealthy", "terminating", "terminated", "preempted"]
+    instance_type: _Type
+
+
+class _One(Shape):
+    data: _Instance
+
+
+class _Many(Shape):
+    data: tuple[_Instance, ...]
+
+
+class _Launched(Shape):
+    instance_ids: tuple[str, ...]
+
+
+class _Launch(Shape):
+    data: _Launched
+
+
+class _Terminated(Shape):
+    terminated_instances: tuple[_Instance, ...]
+
+
+class _Termination(Shape):
+    data: _Terminated
+
+
+class _Key(Shape):
+    name: str
+    public_key: str
+
+
+class _Keys(Shape):
+    data: tuple[_Key, ...]
+
+
+class _Filesystem(Shape):
+    name: str
+    mount_point: str
+    region: _Region
+
+
+class _Filesystems(Shape):
+    data: tuple[_Filesystem, ...]
+
+
+def _refusal(reply: Reply, said: str) -> WardenError | None:
+    """Lambda's error codes; its messages may change at any time."""
+    code = reply.text("error.code")
+    if 400 <= reply.status < 500:
+        if code == "instance-operations/launch/insufficient-capacity":
+            return NoCapacity(f"Lambda has none of it now ({said})", "Try another region or type, or later.")
+        if code == "global/object-does-not-exist":
+            return NotFound(f"Lambda says there is no such thing: {said}")
+    return None
+
+
+class LambdaCloud(Rented):
+    """A `Provider` over one Lambda account."""
+
+    name = "lambda_cloud"
+    api = Api(
+        platform="Lambda",
+        url="https://cloud.lambda.ai",
+        url_variable="GPUWARDEN_LAMBDA_CLOUD_URL",
+        key_variable="LAMBDA_API_KEY",
+        refusal=_refusal,
+        says=("error.message", "error.code"),
+        pace_s=1.0,
+    )
+    max_name = 64
+
+    async def check_account(self) -> Findings:
+        """An instance can be launched only with an SSH key of the account."""
+        try:
+            await self._key_name()
+        except BadRequest as refusal:
+            return [self.finding(Severity.ERROR, refusal.message, refusal.hint)]
+        return []
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The price of the cheapest type that can be launched now."""
+        answer = await self._offer(resources)
+        if isinstance(answer, Unknown):
+            return answer
+        kind, region = answer.value
+        return Known(
+            Quote(
+                platform=self.profile.id,
+                price_usd_per_hour=_price(kind),
+                source="Lambda instance types",
+                at=self.clock.now(),
+                note=f"{kind.description} in {region}",
+            )
+        )
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Launch the type that `quote` names."""
+        label = self.label(token)
+        offer = await self._offer(resources)
+        if isinstance(offer, Unknown):
+            return offer
+        key = await self._key_name()
+        if isinstance(key, Unknown):
+            return key
+        kind, region = offer.value
+        order: dict[str, object] = {
+            "region_name": region,
+            "instance_type_name": kind.name,
+            "ssh_key_names": [key.value],
+            "name": label,
+        }
+        if resources.durable_storage:
+            order["file_system_names"] = [self._filesystem_name()]
+        answer = await self.door.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order)
+        if isinstance(answer, Unknown):
+            return answer
+        ids = answer.value.data.instance_ids
+        if len(ids) != 1:
+            return Unknown(f"Lambda was asked for one instance and named {len(ids)}")
+        return Known(
+            Instance(
+                id=ids[0],
+                token=token,
+                state=_S.BOOTING,
+                price_usd_per_hour=_price(kind),
+                created_at=self.clock.now(),
+                why=f"launched in {region}",
+            )
+        )
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance."""
+        if not is_safe_id(id):
+            return Known(None)
+        try:
+            answer = await self.door.ask("GET", f"{_V1}/instances/{id}", _One)
+        except NotFound:
+            return Known(None)
+        if isinstance(answer, Unknown):
+            return answer
+        if answer.value.data.id != id:
+            return Unknown(f"Lambda was asked for instance {id} and answered with another")
+        return Known(self._view(answer.value.data))
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every instance that is not gone. Lambda answers in one page."""
+        answer = await self.door.ask("GET", f"{_V1}/instances", _Many)
+        if isinstance(answer, Unknown):
+            return answer
+        return Known(tuple(self._view(i) for i in answer.value.data if i.status != "terminated"))
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """There is none."""
+        raise NotSupported("Lambda can't start an instance again", "Launch another one.")
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """There is none."""
+        raise NotSupported("Lambda has no stop", "terminate is what ends an instance there; its disk goes with it.")
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for the end. Known only when the reply names the instance."""
+        if not is_safe_id(id):
+            return Known(None)
+        body = {"instance_ids": [id]}
+        try:
+            answer = await self.door.ask("POST", f"{_V1}/instance-operations/terminate", _Termination, body=body)
+        except NotFound:
+            return Known(None)
+        if isinstance(answer, Unknown):
+            return answer
+        if id not in {i.id for i in answer.value.data.terminated_instances}:
+            return Unknown(f"Lambda took the request and did not name {id} among the terminated instances")
+        return Known(None)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    async def _offer(self, resources: Resources) -> Answer[tuple[_Type, str]]:
+        """The cheapest type with stock, and a region that has it. Raises BadRequest or NoCapacity."""
+        asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
+        home = await self._filesystem_region() if resources.durable_storage else Known(None)
+        if isinstance(home, Unknown):
+            return home
+        answer = await self.door.ask("GET", f"{_V1}/instance-types", _Kinds)
+        if isinstance(answer, Unknown):
+            return answer
+        kinds = [k for k in answer.value.data.values() if _is(k.instance_type, asked)]
+        if not kinds:
+            names = ", ".join(sorted({k.instance_type.gpu_description for k in answer.value.data.values()})[:30])
+            raise BadRequest(f"Lambda has no GPU called {asked!r}", f"It has: {names}.")
+        fitting = [
+            (k.instance_type, region.name)
+            for k in kinds
+            for region in k.regions_with_capacity_available
+            if k.instance_type.specs.gpus == resources.gpu_count
+            and home.value in {None, region.name}
+            and (cap is None or (_price(k.instance_type) or cap + 1) <= cap)
+        ]
+        if not fitting:
+            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            where = f" in {home.value}, where the filesystem is" if home.value else ""
+            raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try later.")
+        return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
+
+    async def _key_name(self) -> Answer[str]:
+        """The name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
+        answer = await self.door.ask("GET", f"{_V1}/ssh-keys", _Keys)
+        if isinstance(answer, Unknown):
+            return answer
+        named, mine, keys = self.env.get("LAMBDA_SSH_KEY_NAME"), self.ssh_key(), answer.value.data
+        if named:
+            fitting = [k.name for k in keys if k.name == named]
+        else:
+            fitting = [k.name for k in keys if mine is not None and same_key(k.public_key) == mine]
+            if not fitting and len(keys) == 1 and SSH_KEY_VARIABLE not in self.env:
+                fitting = [keys[0].name]
+        if not fitting:
+            raise BadRequest(
+                "none of the SSH keys of the Lambda account is known to be yours, so no instance could be reached",
+                "Add your public key to the account, or name one of its keys in LAMBDA_SSH_KEY_NAME.",
+            )
+        return Known(fitting[0])
+
+    def _filesystem_name(self) -> str:
+        return self.env.get("LAMBDA_FILESYSTEM") or DURABLE_NAME
+
+    async def _filesystem_region(self) -> Answer[str | None]:
+        """Where the filesystem for durable storage is. Raises BadRequest unless it would be mounted as promised."""
+        wanted, tier = self._filesystem_name(), self.durable_tier()
+        assert tier is not None  # refuse_unsold saw it
+        answer = await self.door.ask("GET", f"{_V1}/file-systems", _Filesystems)
+        if isinstance(answer, Unknown):
+            return answer
+        found = [f for f in answer.value.data if f.name == wanted]
+        if len(found) != 1 or found[0].mount_point != tier.path:
+            at = f", mounted at {found[0].mount_point}" if len(found) == 1 else ""
+            raise BadRequest(
+                f"Lambda has {len(found)} filesystems called {wanted!r}{at}; durable storage is one at {tier.path}",
+                f"Create one called {DURABLE_NAME}; it bills until it is deleted.",
+            )
+        return Known(found[0].region.name)
+
+    def _view(self, i: _Instance) -> Instance:
+        state, meter = STATES[i.status]
+        why = f"status {i.status}"
+        if i.status == "unhealthy":
+            why += "; it bills on"
+        return Instance(
+            id=i.id,
+            token=self.token_in(i.name),
+            state=state,
+            place=self.place(i.id, i.ip, None) if state is _S.RUNNING and i.ip else None,
+            meter=meter,
+            price_usd_per_hour=_price(i.instance_type),
+            why=why,
+        )
+
+
+def _is(kind: _Type, asked: str) -> bool:
+    return gpu_matches(asked, (kind.name, kind.gpu_description, kind.description))
+
+
+def _price(kind: _Type) -> float | None:
+    return usd(kind.price_cents_per_hour / 100)
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:
+    """The provider for one profile. It keeps no files."""
+    return LambdaCloud(profile, clock)

@@ -1,0 +1,387 @@
+"""Provider `runpod`: Pods through REST v2.
+
+| variable | meaning |
+|---|---|
+| `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: Pods read and write, the rest read |
+| `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
+| `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
+
+The interface has no price cap, no interruptible Pods and no end date; a cap is held against the list price before.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, epoch, gpu_matches, no_such, usd
+
+_S = InstanceState
+DEFAULT_IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+CONTAINER_DISK_GB: Final = 50
+VOLUME_DISK_GB: Final = 50
+STATES: Final = {
+    "PROVISIONING": _S.BOOTING,
+    "STARTING": _S.BOOTING,
+    "RUNNING": _S.RUNNING,
+    "EXITED": _S.STOPPED,
+    "ERROR": _S.FAILED,
+    "TERMINATED": _S.GONE,
+}
+_CAPACITY = ("capacity", "available", "no longer any instances", "out of stock", "resources")
+
+
+class _Endpoint(Shape):
+    host: str
+    port: int
+    username: str
+
+
+class _Ssh(Shape):
+    direct: _Endpoint | None
+
+
+class _Port(Shape):
+    private: int | None = None
+    public: int | None = None
+
+
+class _Runtime(Shape):
+    uptime: int | None = None
+    ports: tuple[_Port, ...] = ()
+
+
+class _Gpu(Shape):
+    count: int = 1
+
+
+class _Pod(Shape):
+    id: str
+    name: str
+    status: Literal["PROVISIONING", "STARTING", "RUNNING", "EXITED", "ERROR", "TERMINATED"]
+    cost: float
+    locked: bool
+    ssh: _Ssh
+    runtime: _Runtime | None
+    createdAt: datetime  # noqa: N815
+    startedAt: datetime | None  # noqa: N815
+    gpu: _Gpu | None = None
+
+
+class _Pods(Shape):
+    pods: tuple[_Pod, ...]
+
+
+class _Price(Shape):
+    secure: float
+
+
+class _GpuType(Shape):
+    id: str
+    name: str
+    secure: bool
+    price: _Price
+    maxCount: _Price  # noqa: N815
+    availability: Literal["NONE", "LOW", "MEDIUM", "HIGH"] | None = None
+
+
+class _GpuTypes(Shape):
+    gpus: tuple[_GpuType, ...]
+
+
+class _Volume(Shape):
+    id: str
+    name: str
+    dataCenter: str  # noqa: N815
+
+
+class _Volumes(Shape):
+    networkVolumes: tuple[_Volume, ...]  # noqa: N815
+
+
+class _Amounts(Shape):
+    totalAmount: float  # noqa: N815
+
+
+class _BillMeta(Shape):
+    recordCount: int  # noqa: N815
+    totals: _Amounts
+
+
+class _Bill(Shape):
+    metadata: _BillMeta
+
+
+class _Keys(Shape):
+    keys: tuple[str, ...]
+
+
+def _refusal(reply: Reply, said: str) -> WardenError | None:
+    """*Not found* counts only as the interface's own problem document."""
+    body = reply.json
+    if (
+        reply.status == 404
+        and isinstance(body, dict)
+        and body.get("status") == 404
+        and isinstance(body.get("title"), str)
+    ):
+        return NotFound(f"RunPod says there is no such thing: {said}")
+    return None
+
+
+class RunPod(Rented):
+    """A `Provider` over one RunPod account."""
+
+    name = "runpod"
+    api = Api(
+        platform="RunPod",
+        url="https://api.runpod.io/v2",
+        url_variable="GPUWARDEN_RUNPOD_URL",
+        key_variable="RUNPOD_API_KEY",
+        refusal=_refusal,
+        says=("detail", "title"),
+    )
+    max_name = 128
+
+    def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
+        super().__init__(profile, clock, env)
+        self._left: dict[str, tuple[str, int]] = {}
+        """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
+
+    async def check_account(self) -> Findings:
+        """A Pod lets nobody in without a public key."""
+        if self.ssh_key() is not None:
+            return []
+        answer = await self.door.ask("GET", "/account/ssh-keys", _Keys)
+        if isinstance(answer, Known) and not answer.value.keys:
+            message = "there is no public SSH key, neither here nor in the RunPod account: no Pod could be reached"
+            return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
+        return []
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The list price of the cheapest kind in stock, Secure Cloud."""
+        answer = await self._offer(resources)
+        if isinstance(answer, Unknown):
+            return answer
+        kind = answer.value
+        return Known(
+            Quote(
+                platform=self.profile.id,
+                price_usd_per_hour=_price(kind, resources),
+                source="RunPod catalog, list price",
+                at=self.clock.now(),
+                note=f"{resources.gpu_count} x {kind.id}; the volume disk bills besides",
+            )
+        )
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent the Pod that `quote` names."""
+        label = self.label(token)
+        offer = await self._offer(resources)
+        if isinstance(offer, Unknown):
+            return offer
+        volume = await self._volume() if resources.durable_storage else Known(None)
+        if isinstance(volume, Unknown):
+            return volume
+        try:
+            answer = await self.door.ask(
+                "POST", "/pods", _Pod, body=self._order(label, resources, offer.value, volume.value)
+            )
+        except BadRequest as refusal:
+            if any(word in refusal.message.casefold() for word in _CAPACITY):
+                raise NoCapacity(refusal.message, "Try another GPU, or later.") from None
+            raise
+        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One Pod; a gone one with its bill, where RunPod still has it."""
+        if not is_safe_id(id):
+            return Known(None)
+        try:
+            answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        except NotFound:
+            return Known(await self._last(id))
+        if isinstance(answer, Unknown):
+            return answer
+        if answer.value.id != id:
+            return Unknown(f"RunPod was asked for Pod {id} and answered with another")
+        if answer.value.status == "TERMINATED":
+            return Known(await self._last(id, self.token_in(answer.value.name)) or self._view(answer.value))
+        return Known(self._view(answer.value))
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every Pod that is not gone, those of clusters too. RunPod answers in one page."""
+        answer = await self.door.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
+        if isinstance(answer, Unknown):
+            return answer
+        return Known(tuple(self._view(p) for p in answer.value.pods if p.status != "TERMINATED"))
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Start a stopped Pod. It may come up without its GPU, which somebody else may have rented."""
+        return await self._act(id, "start")
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for a stop. A locked Pod refuses with Conflict."""
+        return await self._act(id, "stop")
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for the end of a Pod and its volume disk."""
+        if not is_safe_id(id):
+            return Known(None)
+        try:
+            return await self.door.ask("DELETE", f"/pods/{id}", None)
+        except NotFound:
+            return Known(None)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    async def _act(self, id: str, action: str) -> Answer[None]:  # noqa: A002
+        if not is_safe_id(id):
+            raise no_such("RunPod", id)
+        before = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        if isinstance(before, Known) and before.value.ssh.direct is not None:
+            self._left[id] = (before.value.ssh.direct.host, before.value.ssh.direct.port)
+        answer = await self.door.ask("POST", f"/pods/{id}/action", _Pod, body={"action": action})
+        return answer if isinstance(answer, Unknown) else Known(None)
+
+    async def _offer(self, resources: Resources) -> Answer[_GpuType]:
+        """The cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
+        asked = self.refuse_unsold(resources)
+        params: dict[str, str | int] = {
+            "include": "AVAILABILITY",
+            "product": "POD",
+            "count": resources.gpu_count,
+            "cloud": "SECURE",
+        }
+        answer = await self.door.ask("GET", "/catalog/gpus", _GpuTypes, params=params)
+        if isinstance(answer, Unknown):
+            return answer
+        kinds = [k for k in answer.value.gpus if gpu_matches(asked, (k.id, k.name))]
+        if not kinds:
+            names = ", ".join(sorted(k.name for k in answer.value.gpus)[:30])
+            raise BadRequest(f"RunPod has no GPU called {asked!r}", f"It has: {names}.")
+        cap = resources.max_price_usd_per_hour
+        fitting = [
+            k
+            for k in kinds
+            if k.secure
+            and k.maxCount.secure >= resources.gpu_count
+            and k.availability != "NONE"
+            and (cap is None or (_price(k, resources) or cap + 1) <= cap)
+        ]
+        if not fitting:
+            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            raise NoCapacity(f"RunPod has no {resources.gpu_count} x {asked}{limit} in stock", "Try later.")
+        return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
+
+    async def _volume(self) -> Answer[_Volume | None]:
+        """The network volume that durable storage lies on. Raises BadRequest where it is not clear which."""
+        wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
+        answer = await self.door.ask("GET", "/network-volumes", _Volumes)
+        if isinstance(answer, Unknown):
+            return answer
+        found = [v for v in answer.value.networkVolumes if wanted in {v.id, v.name}]
+        if len(found) != 1:
+            raise BadRequest(
+                f"RunPod has {len(found)} network volumes called {wanted!r}, and durable storage needs one",
+                "Create one of that name, or name one by its id in RUNPOD_NETWORK_VOLUME.",
+            )
+        return Known(found[0])
+
+    def _order(self, label: str, resources: Resources, kind: _GpuType, volume: _Volume | None) -> dict[str, object]:
+        tier = self.durable_tier()
+        order: dict[str, object] = {
+            "name": label,
+            "image": self.env.get("RUNPOD_IMAGE") or DEFAULT_IMAGE,
+            "cloud": "SECURE",
+            "gpu": {"id": kind.id, "count": resources.gpu_count},
+            "disk": CONTAINER_DISK_GB,
+            "ports": ["22/tcp"],
+            "startSsh": True,
+        }
+        if key := self.ssh_key():
+            order["env"] = {"PUBLIC_KEY": key}
+        if volume is not None and tier is not None:
+            order["mounts"] = {"network": [{"volumeId": volume.id, "path": tier.path}]}
+            order["dataCenterIds"] = [volume.dataCenter]
+        else:
+            size = max(10, resources.disk_gb or VOLUME_DISK_GB)
+            order["mounts"] = {"persistent": {"size": size, "path": "/workspace"}}
+        return order
+
+    def _view(self, pod: _Pod) -> Instance:
+        state = STATES[pod.status]
+        why = f"status {pod.status}"
+        place = None
+        if state is _S.RUNNING:
+            if pod.ssh.direct is None or self._stale(pod):
+                why += "; its SSH address is not told yet"
+            else:
+                place = self.place(pod.id, pod.ssh.direct.host, pod.ssh.direct.port, pod.ssh.direct.username)
+            if pod.gpu is None or pod.gpu.count == 0:
+                why += "; it runs without a GPU"
+        if pod.locked:
+            why += "; locked"
+        return Instance(
+            id=pod.id,
+            token=self.token_in(pod.name),
+            state=state,
+            place=place,
+            meter=_meter(state, pod.cost),
+            price_usd_per_hour=usd(pod.cost),
+            created_at=epoch(pod.createdAt),
+            why=why,
+        )
+
+    def _stale(self, pod: _Pod) -> bool:
+        """Whether the address is that of before a restart: the port changes, and first replies repeat the old one."""
+        direct, runtime = pod.ssh.direct, pod.runtime
+        if direct is None or runtime is None:
+            return True
+        mapped = {p.public for p in runtime.ports if p.private == 22}
+        if mapped and direct.port not in mapped:
+            return True
+        ran = self.clock.now() - (epoch(pod.startedAt) or 0.0)
+        if runtime.uptime is not None and runtime.uptime > ran + 60:
+            return True  # it counts from a start before this one
+        if self._left.get(pod.id) == (direct.host, direct.port) and ran < self.settle_s:
+            return True
+        self._left.pop(pod.id, None)
+        return False
+
+    async def _last(self, id: str, token: str = "") -> Instance | None:  # noqa: A002
+        """A gone Pod with its bill, or None where RunPod has no bill of it."""
+        try:
+            answer = await self.door.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
+        except WardenError:
+            return None
+        if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:
+            return None
+        cost = answer.value.metadata.totals.totalAmount
+        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod has only its bill")
+
+
+def _price(kind: _GpuType, resources: Resources) -> float | None:
+    each = usd(kind.price.secure)
+    return each * resources.gpu_count if each is not None else None
+
+
+def _meter(state: InstanceState, cost: float) -> bool | None:
+    """Compute is off only where status and cost say so together."""
+    if state is _S.GONE:
+        return False
+    if state is _S.STOPPED:
+        return cost > 0
+    return True if cost > 0 or state is _S.RUNNING else None
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> RunPod:
+    """The provider for one profile. It keeps no files."""
+    return RunPod(profile, clock)

@@ -1,0 +1,405 @@
+"""Provider `vastai`: containers on the machines of Vast.ai's hosts.
+
+| variable | meaning |
+|---|---|
+| `VAST_API_KEY`, `VAST_API_KEY_FILE` | the account's key; it needs instance_write, which covers create and destroy |
+| `VAST_IMAGE` | the container image of new instances |
+
+A price cap goes into the search of offers; a bid is the offer's least one. A durable volume is made along with the
+instance, on its machine, and lives as long as that machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import AuthFailed, NoCapacity, NotFound, RateLimited, WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers._account import let_in
+from gpuwarden.providers._http import Api, Reply, Shape
+from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, gpu_matches, no_such, usd
+
+_S = InstanceState
+DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
+DISK_GB: Final = 50
+OFFERS: Final = 3000
+TRIES: Final = 3
+"""Offers go fast; so many are tried, from the cheapest up."""
+BILL_DAYS: Final = 60
+ON_START: Final = "touch ~/.no_auto_tmux"
+"""Else a login lands in tmux, and so would every command."""
+
+Status = Literal["created", "loading", "running", "stopped", "frozen", "exited", "rebooting", "unknown", "offline"]
+
+
+class _Instance(Shape):
+    id: int
+    actual_status: Status | None
+    intended_status: str
+    cur_state: str
+    label: str | None
+    dph_total: float | None = None
+    storage_total_cost: float | None = None
+    start_date: float | None = None
+    is_bid: bool = False
+    public_ipaddr: str | None = None
+    ports: Any = None
+    ssh_host: str | None = None
+    ssh_port: int | None = None
+    status_msg: str | None = None
+
+
+class _One(Shape):
+    instances: _Instance | None
+
+
+class _Page(Shape):
+    instances: tuple[_Instance, ...]
+    next_token: str | None
+    total_instances: int
+    success: Literal[True] = True
+
+
+class _Offer(Shape):
+    id: int
+    gpu_name: str
+    num_gpus: int
+    dph_total: float
+    min_bid: float | None = None
+    avail_vol_ask_id: int | None = None
+    avail_vol_size: float | None = None
+
+
+class _Offers(Shape):
+    offers: tuple[_Offer, ...]
+
+
+class _Made(Shape):
+    success: Literal[True]
+    new_contract: int
+
+
+class _Done(Shape):
+    success: Literal[True]
+
+
+class _Key(Shape):
+    id: int
+
+
+class _Charge(Shape):
+    source: str
+    amount: float
+
+
+class _Charges(Shape):
+    results: tuple[_Charge, ...]
+    next_token: str | None
+
+
+def _refusal(reply: Reply, said: str) -> WardenError | None:
+    """Vast's own words: a bad key may be a 404, and an offer that is gone a 400, 404 or 410."""
+    code, text = reply.text("error"), reply.text("msg", "detail")
+    if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
+        return AuthFailed(
+            f"Vast.ai refused the key ({reply.status}: {said})", "Check VAST_API_KEY and its permissions."
+        )
+    if reply.status == 429 and reply.after_s is None:
+        told = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
+        after = float(told[1]) if told else None
+        return RateLimited(f"Vast.ai was asked too often ({said})", "Wait, then call again.", after)
+    if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
+        return NoCapacity(f"that offer of Vast.ai is gone ({said})", "Ask again: there are others.")
+    if reply.status == 404 and code in {"not_found", "no_such_instance"}:
+        return NotFound(f"Vast.ai says there is no such thing: {said}")
+    return None
+
+
+class Vast(Rented):
+    """A `Provider` over one Vast.ai account."""
+
+    name = "vastai"
+    api = Api(
+        platform="Vast.ai",
+        url="https://console.vast.ai",
+        url_variable="GPUWARDEN_VASTAI_URL",
+        key_variable="VAST_API_KEY",
+        refusal=_refusal,
+        says=("msg", "detail", "error"),
+        pace_s=2.0,
+    )
+    max_name = 1024
+
+    async def check_account(self) -> Findings:
+        """A new instance lets in our key, which create tells it, and the keys of the account."""
+        if self.ssh_key() is not None:
+            return []
+        answer = await self.door.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
+        if isinstance(answer, Known) and not answer.value:
+            message = "there is no public SSH key, neither here nor in the Vast.ai account: no machine could be reached"
+            return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
+        return []
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The cheapest offer that fits, its disk included."""
+        answer = await self._offers(resources)
+        if isinstance(answer, Unknown):
+            return answer
+        best = answer.value[0]
+        kind = "least bid" if resources.interruptible else "offer"
+        return Known(
+            Quote(
+                platform=self.profile.id,
+                price_usd_per_hour=_price(best, resources),
+                source=f"Vast.ai {kind}",
+                at=self.clock.now(),
+                note=f"{best.num_gpus} x {best.gpu_name}; bandwidth bills besides",
+            )
+        )
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent the cheapest offer that is still there."""
+        label = self.label(token)
+        offers = await self._offers(resources)
+        if isinstance(offers, Unknown):
+            return offers
+        for offer in offers.value[: TRIES - 1]:
+            try:
+                return await self._rent(offer, resources, label, token)
+            except NoCapacity:
+                continue
+        return await self._rent(offers.value[:TRIES][-1], resources, label, token)
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance. `{"instances": null}` is how Vast.ai says that it is gone; its charges may still be told."""
+        if not _is_id(id):
+            return Known(None)
+        try:
+            answer = await self.door.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
+        except NotFound:
+            return Known(await self._last(id))
+        if isinstance(answer, Unknown):
+            return answer
+        found = answer.value.instances
+        if found is None:
+            return Known(await self._last(id))
+        if str(found.id) != id:
+            return Unknown(f"Vast.ai was asked for instance {id} and answered with another")
+        return Known(self._view(found))
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every instance, page by page; fewer than the total that is told with them is Unknown."""
+        found: dict[int, _Instance] = {}
+        params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
+        seen: set[str] = set()
+        for _ in range(MAX_PAGES):
+            answer = await self.door.ask("GET", "/api/v1/instances/", _Page, params=params)
+            if isinstance(answer, Unknown):
+                return answer
+            page = answer.value
+            found |= {i.id: i for i in page.instances}
+            if page.next_token is None:
+                if len(found) < page.total_instances:
+                    return Unknown(f"Vast.ai listed {len(found)} of {page.total_instances} instances")
+                return Known(tuple(self._view(i) for i in found.values()))
+            if page.next_token in seen:
+                break
+            seen.add(page.next_token)
+            params["after_token"] = page.next_token
+        return Unknown("Vast.ai's list of instances does not end")
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Start a stopped instance. It waits for its own GPU, which may be rented to somebody else."""
+        return await self._put(id, "running")
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for a stop; the disk bills on."""
+        return await self._put(id, "stopped")
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for the end. It may have to be asked again: only a look tells."""
+        if not _is_id(id):
+            return Known(None)
+        try:
+            answer = await self.door.ask("DELETE", f"/api/v0/instances/{id}/", _Done)
+        except NotFound:
+            return Known(None)
+        return answer if isinstance(answer, Unknown) else Known(None)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    async def _put(self, id: str, state: str) -> Answer[None]:  # noqa: A002
+        if not _is_id(id):
+            raise no_such("Vast.ai", id)
+        answer = await self.door.ask("PUT", f"/api/v0/instances/{id}/", _Done, body={"state": state})
+        return answer if isinstance(answer, Unknown) else Known(None)
+
+    async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
+        """The offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
+        asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
+        disk = resources.disk_gb or DISK_GB
+        query: dict[str, object] = {
+            "verified": {"eq": True},
+            "rentable": {"eq": True},
+            "rented": {"eq": False},
+            "external": {"eq": False},
+            "num_gpus": {"eq": resources.gpu_count},
+            "reliability": {"gte": 0.98},
+            "direct_port_count": {"gte": 1},
+            "disk_space": {"gte": disk},
+            "allocated_storage": disk,
+            "type": "bid" if resources.interruptible else "ondemand",
+            "order": [["dph_total", "asc"]],
+            "limit": OFFERS,
+        }
+        answer = await self.door.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
+        if isinstance(answer, Unknown):
+            return answer
+        fitting = [
+            o
+            for o in answer.value.offers
+            if gpu_matches(asked, (o.gpu_name,))
+            and o.num_gpus == resources.gpu_count
+            and (cap is None or (_price(o, resources) or cap + 1) <= cap)
+            and (not resources.durable_storage or (o.avail_vol_ask_id is not None and (o.avail_vol_size or 0) >= disk))
+        ]
+        if not fitting:
+            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
+        fitting.sort(key=lambda o: (_price(o, resources) is None, _price(o, resources) or 0.0, o.id))
+        return Known(tuple(fitting))
+
+    async def _rent(self, offer: _Offer, resources: Resources, label: str, token: str) -> Answer[Instance]:
+        disk, tier = resources.disk_gb or DISK_GB, self.durable_tier()
+        order: dict[str, object] = {
+            "client_id": "me",
+            "image": self.env.get("VAST_IMAGE") or DEFAULT_IMAGE,
+            "label": label,
+            "disk": disk,
+            "runtype": "ssh_direct",
+            "target_state": "running",
+            "cancel_unavail": True,
+            "onstart": ON_START,
+        }
+        if key := self.ssh_key():
+            order["onstart"] = f"{ON_START}; {let_in(key)}"
+        price = _price(offer, resources)
+        if resources.interruptible:
+            order["price"] = price
+        if resources.durable_storage and tier is not None:
+            volume = {"create_new": True, "volume_id": offer.avail_vol_ask_id, "size": disk, "mount_path": tier.path}
+            order["volume_info"] = volume
+        answer = await self.door.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order)
+        if isinstance(answer, Unknown):
+            return answer
+        return Known(
+            Instance(
+                id=str(answer.value.new_contract),
+                token=token,
+                state=_S.BOOTING,
+                price_usd_per_hour=price,
+                created_at=self.clock.now(),
+                why="rented",
+            )
+        )
+
+    def _view(self, i: _Instance) -> Instance:
+        state, meter = _state(i)
+        running = state is _S.RUNNING
+        why = f"actual_status {i.actual_status}, intended {i.intended_status}, contract {i.cur_state}"
+        return Instance(
+            id=str(i.id),
+            token=self.token_in(i.label),
+            state=state,
+            place=self._where(i) if running else None,
+            meter=meter,
+            price_usd_per_hour=usd(i.dph_total) if state in {_S.RUNNING, _S.BOOTING, _S.STOPPING} else None,
+            stopped_usd_per_hour=usd(i.storage_total_cost),
+            created_at=i.start_date,
+            why=why,
+        )
+
+    def _where(self, i: _Instance) -> Place | None:
+        """The direct address, where there is one; else the slower proxy's."""
+        port = _direct_port(i.ports)
+        address = (i.public_ipaddr or "").strip()
+        if port is not None and address:
+            return self.place(str(i.id), address, port)
+        if i.ssh_host and i.ssh_port:
+            return self.place(str(i.id), i.ssh_host, i.ssh_port)
+        return None
+
+    async def _last(self, id: str) -> Instance | None:  # noqa: A002
+        """A gone instance with its charges, or None where they can't be had."""
+        now = int(self.clock.now())
+        days = {"day": {"gte": now - BILL_DAYS * 86400, "lte": now + 86400}, "type": {"in": ["instance"]}}
+        params: dict[str, str | int] = {"select_filters": json.dumps(days), "limit": 500}
+        total, found = 0.0, False
+        try:
+            for _ in range(10):
+                answer = await self.door.ask("GET", "/api/v0/charges/", _Charges, params=params)
+                if isinstance(answer, Unknown):
+                    return None
+                mine = [c.amount for c in answer.value.results if c.source == f"instance-{id}"]
+                total, found = total + sum(mine), found or bool(mine)
+                if answer.value.next_token is None:
+                    break
+                params["after_token"] = answer.value.next_token
+        except WardenError:
+            return None
+        if not found:
+            return None
+        return Instance(id=id, state=_S.GONE, meter=False, cost_usd=total, why="Vast.ai has only its charges")
+
+
+def _is_id(ident: str) -> bool:
+    """Vast.ai counts its instances."""
+    return re.fullmatch(r"[0-9]{1,18}", ident) is not None
+
+
+def _price(offer: _Offer, resources: Resources) -> float | None:
+    if not resources.interruptible:
+        return usd(offer.dph_total)
+    bid = usd(offer.min_bid)
+    return math.ceil(bid * 1000) / 1000 if bid is not None else None
+
+
+def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
+    """Our word for the four fields of theirs, and whether compute bills."""
+    wanted = i.intended_status == "running"
+    match i.actual_status:
+        case "running":
+            return (_S.RUNNING, True) if wanted else (_S.STOPPING, True)
+        case "stopped" | "exited" if not wanted:
+            return _S.STOPPED, None if i.cur_state == "running" else False
+        case "stopped" | "exited" if i.cur_state == "running":
+            return _S.FAILED, True  # the container ended by itself, and the contract goes on
+        case "stopped" | "exited":
+            return (_S.INTERRUPTED if i.is_bid else _S.BOOTING), None  # outbid, or waiting for its GPU
+        case "offline" | "unknown" | "frozen":
+            return _S.INTERRUPTED, None
+        case _ if not wanted and i.cur_state == "stopped":
+            return _S.STOPPED, False
+        case _:
+            return _S.BOOTING, None
+
+
+def _direct_port(ports: Any) -> int | None:
+    """The public port of the container's port 22."""
+    try:
+        port = int(ports["22/tcp"][0]["HostPort"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    return port if 0 < port < 65536 else None
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> Vast:
+    """The provider for one profile. It keeps no files."""
+    return Vast(profile, clock)

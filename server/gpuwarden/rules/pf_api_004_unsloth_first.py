@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_PATCHED = frozenset({"transformers", "trl", "peft"})
+
+
+@rule("PF-API-004", gate="submit", severity=Severity.WARNING, fix="Import unsloth before transformers, trl and peft.")
+def unsloth_first(facts: SubmitFacts) -> Iterator[Found]:
+    """Unsloth is imported before what it patches.
+
+    Why: imported later it warns and patches only half: slower, more memory, sometimes wrong.
+    """
+    lines = {name.partition(".")[0]: line for name, line in reversed(facts.uses.imports)}
+    late = sorted(m for m in _PATCHED if m in lines and lines[m] < lines.get("unsloth", 0))
+    if late:
+        yield Found(f"line {lines['unsloth']} imports unsloth after {', '.join(late)}")

@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",), "swanlab": ("SWANLAB_API_KEY",)}
+
+
+@rule("PF-ENV-003", gate="submit", severity=Severity.WARNING, fix="Name the key in secrets, or report elsewhere.")
+def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
+    """A tracker that needs a key gets one.
+
+    Why: without a terminal nobody can type it, and the run ends at the tracker's first call.
+    """
+    given = {*facts.spec.env, *facts.spec.secrets}
+    reports = facts.uses.setting("report_to")
+    for name in reports if isinstance(reports, list) else [reports]:
+        keys = _KEYS.get(name, ()) if isinstance(name, str) else ()
+        if keys and not given & set(keys):
+            yield Found(f"the run reports to {name}, and {keys[0]} is not among the secrets")

@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-HW-005", gate="submit", severity=Severity.WARNING, fix="Ask for a GPU, such as t4-small or a10g-small.")
+def gpu_asked(facts: SubmitFacts) -> Iterator[Found]:
+    """A job that trains a model asks for a GPU.
+
+    Why: a serverless platform gives a CPU to whoever asks for nothing, and the trainer then runs for days.
+    """
+    gpu, profile = facts.spec.gpu, facts.profile
+    nothing = (not gpu and profile is not None and profile.kind == "serverless") or (gpu or "").lower().startswith(
+        "cpu"
+    )
+    if nothing and (facts.uses.trainers or facts.uses.methods):
+        yield Found(f"the job trains a model on {gpu or 'the platform default'}, which has no GPU")

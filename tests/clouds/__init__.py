@@ -1,0 +1,1 @@
+"""The six platforms' interfaces, played over rehearsal clouds, for tests over real HTTP on loopback."""

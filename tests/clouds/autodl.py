@@ -1,0 +1,174 @@
+"""AutoDL's Pro interface as far as the provider uses it, with its traps. Nearly every answer has status 200."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from gpuwarden.core.errors import Conflict, NoCapacity
+from gpuwarden.core.models import Instance, InstanceState, Resources
+
+_S = InstanceState
+PRO = "/api/v1/dev/instance/pro"
+PASSWORD = "jbeOXgTWUxq"
+STATUS = {
+    _S.BOOTING: "starting",
+    _S.RUNNING: "running",
+    _S.STOPPING: "shutting_down",
+    _S.STOPPED: "shutdown",
+    _S.TERMINATING: "releasing",
+    _S.FAILED: "starting",
+}
+FIELDS = {
+    "data_center_list", "req_gpu_amount", "expand_system_disk_by_gb", "gpu_spec_uuid", "image_uuid", "cuda_v_from",
+    "instance_name", "start_command",
+}  # fmt: skip
+REQUIRED = {"req_gpu_amount", "expand_system_disk_by_gb", "gpu_spec_uuid", "image_uuid", "cuda_v_from"}
+
+
+def told(data: Any) -> Told:
+    return Told(200, {"code": "Success", "data": data, "msg": "", "request_id": "983edb8c8c8553db"})
+
+
+def error(code: str, msg: str) -> Told:
+    return Told(200, {"code": code, "data": None, "msg": msg, "request_id": "983edb8c8c8553db"})
+
+
+class AutoDLAccount(Emulator):
+    """A verified account with some credit."""
+
+    profile_id = "autodl"
+    gpus = {"h800": 1.25, "v-48g": 0.4, "5090-p": 0.42}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.verified = True
+        self.assets = 100_000
+        self.statuses: dict[str, str] = {}
+
+    def authorized(self, asked: Asked) -> bool:
+        return asked.headers.get("authorization") == self.key  # no "Bearer"
+
+    def unauthorized(self) -> Told:
+        return error("AuthorizeFailed", "登录超时,请重新登录")
+
+    def unknown_route(self, asked: Asked) -> Told:
+        return Told(404, None)
+
+    def limited(self) -> Told:
+        return Told(429, {"code": "RequestTooFrequent", "data": None, "msg": "请求过于频繁"})
+
+    @route("POST", f"{PRO}/list")
+    def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        size, page = asked.body["page_size"], asked.body["page_index"]
+        rows = [self.row(i) for i in self.listed()]
+        start = (page - 1) * size
+        pages = -(-len(rows) // size)
+        return told(
+            {
+                "list": rows[start : start + size],
+                "page_index": page,
+                "page_size": size,
+                "offset": start,
+                "max_page": pages,
+                "result_total": len(rows),
+                "page": page,
+            }
+        )
+
+    @route("POST", f"{PRO}/create")
+    def create(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        body = asked.body
+        if not self.verified:
+            return error("TORealName", "未完成实名认证,认证后才可使用")
+        if not set(body) >= REQUIRED or set(body) - FIELDS or not 1 <= body["req_gpu_amount"] <= 4:
+            return error("RequestParameterIsWrong", "请求参数错误")
+        if body["gpu_spec_uuid"] not in self.prices:
+            return error("InternalError", "算力规格不存在")
+        resources = Resources(gpu=body["gpu_spec_uuid"], gpu_count=body["req_gpu_amount"])
+        try:
+            made = self.rent(body.get("instance_name", ""), resources, order=body)
+        except NoCapacity:
+            return error("InternalError", "当前算力规格暂无库存, 请修改配置或稍等再试")
+        return told(made.id)
+
+    @route("GET", f"{PRO}/status")
+    def status(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return told(self.row(self.queried(asked))["status"])
+
+    @route("GET", f"{PRO}/snapshot")
+    def snapshot(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        i = self.queried(asked)
+        host, port = self.address(i.id)
+        return told(
+            {
+                "region_sign": "bj-B1",
+                "payg_price": round((i.price_usd_per_hour or 0) * 7 * 1000),
+                "snapshot_gpu_alias_name": "NVIDIA H800",
+                "ssh_command": f"ssh -p {port} root@{host}",
+                "proxy_host": host,
+                "root_password": PASSWORD,
+                "ssh_port": port,
+                "jupyter_token": "xxx",
+            }
+        )
+
+    @route("POST", f"{PRO}/power_off")
+    def power_off(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        self.cloud.stop(self.need(asked.body["instance_uuid"]).id)
+        return told(None)
+
+    @route("POST", f"{PRO}/power_on")
+    def power_on(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        i = self.need(asked.body["instance_uuid"])
+        if asked.body.get("payload") != "gpu":
+            return error("RequestParameterIsWrong", "请求参数错误")
+        try:
+            self.cloud.start(i.id)
+        except Conflict:
+            return error("InternalError", "实例状态错误")
+        self.booted(i.id)
+        return told(None)
+
+    @route("POST", f"{PRO}/release")
+    def release(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        try:
+            self.cloud.terminate(self.need(asked.body["instance_uuid"]).id)
+        except Conflict:
+            return error("InternalError", "请先关机实例")
+        return told(None)
+
+    @route("POST", "/api/v1/dev/wallet/balance")
+    def balance(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return told({"assets": self.assets, "accumulate": 1000, "voucher_balance": 0})
+
+    def queried(self, asked: Asked) -> Instance:
+        """The instance of the query string; the documented JSON body is not read."""
+        if "instance_uuid" not in asked.query:
+            raise Refuse(error("RequestParameterIsWrong", "请求参数错误"))
+        return self.need(asked.query["instance_uuid"])
+
+    def need(self, ident: str) -> Instance:
+        found = self.see(ident)
+        if not alive(found):
+            raise Refuse(error("RecordNotFoundError", "记录不存在"))
+        assert found is not None
+        return found
+
+    def row(self, i: Instance) -> dict[str, Any]:
+        china = datetime.fromtimestamp(i.created_at or 0, UTC).astimezone(timezone(timedelta(hours=8)))
+        return {
+            "created_at": china.isoformat(timespec="seconds"),
+            "uuid": i.id,
+            "machine_id": "4d67438b4f",
+            "region_sign": "neimeng-C",
+            "status": self.statuses.get(i.id, STATUS[i.state]),
+            "sub_status": "",
+            "start_mode": "gpu",
+            "charge_type": "payg",
+            "req_gpu_amount": self.own[i.id]["order"]["req_gpu_amount"],
+            "name": self.own[i.id]["label"],
+            "gpu_spec_uuid": self.own[i.id]["order"]["gpu_spec_uuid"],
+        }

@@ -1,0 +1,335 @@
+"""What the emulators share: an account with a rehearsal cloud behind it, faults of the wire, and one web server.
+
+An emulator plays one account. Its instances are those of a rehearsal cloud, so state, storage tiers, money and time
+are that cloud's; the emulator adds the platform's own words. `Fault` breaks single replies on the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+from urllib.parse import parse_qs
+
+import uvicorn
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Resources
+from gpuwarden.core.profile import Profile
+from gpuwarden.profiles import load_profile
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.model import Fault as CloudFault
+from gpuwarden.rehearsal.model import Faults, Settings
+
+T = TypeVar("T")
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+KEY = "key-of-this-account-0123456789abcdef"
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIN0000000000000000000000000000000000000000TEST"
+USD = {"NVIDIA H100 80GB HBM3": 2.99, "NVIDIA GeForce RTX 4090": 0.69, "NVIDIA L40S": 0.86, "NVIDIA L4": 0.43}
+SETTINGS = Settings(boot_s=10, stop_s=5, resume_s=20, default_usd_per_hour=2.99, capacity=64)
+Kind = Literal["lost_request", "lost_reply", "truncated", "html", "error_500", "limited", "empty", "other"]
+
+
+@dataclass
+class Fault:
+    """Breaks the next `count` requests whose `METHOD /path` matches; `skip` lets some pass first.
+
+    `lost_request` is not carried out and `lost_reply` is; both end without a whole reply. `truncated`, `html`,
+    `error_500` and `empty` are carried out and answered so. `limited` is refused with 429. `other` answers `body`.
+    """
+
+    kind: Kind
+    match: str
+    count: int = 1
+    skip: int = 0
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def takes(self, line: str) -> bool:
+        if self.count < 1 or not re.search(self.match, line):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.count -= 1
+        return True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request as the emulator saw it."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: Any
+
+    @property
+    def line(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass
+class Told:
+    """One reply. `body` None means no body at all."""
+
+    status: int
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    type: str = "application/json"
+
+    def raw(self) -> bytes:
+        return b"" if self.body is None else json.dumps(self.body).encode()
+
+
+class Refuse(Exception):
+    """Ends a request with an error reply."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__(told.status)
+        self.told = told
+
+
+Route = Callable[[Any, Asked, Mapping[str, str]], Told]
+
+
+def route(method: str, pattern: str) -> Callable[[Route], Route]:
+    """Mark a method of an emulator as the handler of `METHOD /pattern`, with {names} in it."""
+
+    def mark(handler: Route) -> Route:
+        handler.route = (method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", pattern)))  # type: ignore[attr-defined]
+        return handler
+
+    return mark
+
+
+class Emulator:
+    """One account of one platform. Subclasses add routes and the platform's words for refusals."""
+
+    profile_id: ClassVar[str]
+    gpus: ClassVar[dict[str, float]] = USD
+    """The platform's names of GPUs, and what one costs an hour."""
+    window: ClassVar[tuple[int, float] | None] = None
+    """How many requests in how many seconds are answered; the next one is refused with 429."""
+    lag_s: ClassVar[float] = 2.0
+    """How long lists lag behind: a new instance is not in them yet, a gone one is still seen as ending."""
+
+    def __init__(self, folder: Path, clock: Clock, *faults: CloudFault, settings: Settings | None = None) -> None:
+        self.clock = clock
+        self.profile: Profile = load_profile(self.profile_id)
+        lag = tuple(CloudFault(kind="stale", call=c, count=10**9, seconds=self.lag_s) for c in ("list", "find"))
+        self.cloud = Cloud(
+            folder,
+            self.profile,
+            clock,
+            settings=settings or SETTINGS.model_copy(update={"catalog": self.gpus}),
+            faults=Faults(faults=(*faults, *lag)),  # type: ignore[arg-type]
+            supervise=False,
+        )
+        self.prices = dict(self.gpus)
+        self.own: dict[str, dict[str, Any]] = {}
+        self.recent: list[float] = []
+        self.key = KEY
+        self.faults: list[Fault] = []
+        self.asked: list[Asked] = []
+        self.told: list[tuple[Asked, Told]] = []
+        self.lock = threading.Lock()
+        self.address: Callable[[str], tuple[str, int]] = self._pretend_address
+        """Where an instance's SSH server listens."""
+        self.routes = [h for h in (getattr(type(self), n) for n in dir(type(self))) if hasattr(h, "route")]
+
+    # ------------------------------------------------------------------------------------------------------ the cloud
+
+    def rent(self, label: str, resources: Resources, **own: Any) -> Instance:
+        """A new instance of the cloud, with what the platform remembers of it besides."""
+        made = known(self.cloud.create(resources, label))
+        self.own[made.id] = {"label": label, "boots": 0, **own}
+        return made
+
+    def see(self, ident: str) -> Instance | None:
+        """An instance, gone ones too."""
+        return known(self.cloud.get(ident))
+
+    def listed(self) -> list[Instance]:
+        return list(known(self.cloud.list()))
+
+    def inner(self, ident: str) -> str:
+        """The cloud's id of an instance."""
+        return ident
+
+    def number(self, inner: str) -> int:
+        """A number for an instance, for platforms that count."""
+        return 4_200_001 + list(self.own).index(inner)
+
+    def numbered(self, ident: str) -> str:
+        """The instance of a number, "" for none."""
+        index = int(ident) - 4_200_001 if ident.isdigit() else -1
+        return list(self.own)[index] if 0 <= index < len(self.own) else ""
+
+    def full(self) -> bool:
+        return len(self.listed()) >= self.cloud.settings.capacity
+
+    def booted(self, ident: str) -> None:
+        """Count a start; pretend addresses change with it."""
+        self.own[ident]["boots"] += 1
+
+    def _pretend_address(self, ident: str) -> tuple[str, int]:
+        return "127.0.0.1", 20000 + (list(self.own).index(ident) * 37 + self.own[ident]["boots"]) % 40000
+
+    def iso(self, seconds: float | None) -> str:
+        return datetime.fromtimestamp(seconds or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    # ------------------------------------------------------------------------------------------------------- the wire
+
+    def authorized(self, asked: Asked) -> bool:
+        return asked.headers.get("authorization") == f"Bearer {self.key}"
+
+    def unauthorized(self) -> Told:
+        raise NotImplementedError
+
+    def unknown_route(self, asked: Asked) -> Told:
+        raise NotImplementedError
+
+    def limited(self) -> Told:
+        raise NotImplementedError
+
+    def handle(self, asked: Asked) -> Told:
+        """What the platform would answer."""
+        with self.lock:
+            self.asked.append(asked)
+            try:
+                told = self.limited() if self._too_often() else self._route(asked)
+            except Refuse as refusal:
+                told = refusal.told
+            self.told.append((asked, told))
+            return told
+
+    def _too_often(self) -> bool:
+        if self.window is None:
+            return False
+        count, seconds = self.window
+        now = self.clock.now()
+        self.recent = [t for t in self.recent if now - t < seconds]
+        self.recent.append(now)
+        return len(self.recent) > count
+
+    def _route(self, asked: Asked) -> Told:
+        if not self.authorized(asked):
+            return self.unauthorized()
+        for handler in self.routes:
+            method, pattern = handler.route  # type: ignore[attr-defined]
+            if method == asked.method and (found := pattern.fullmatch(asked.path.rstrip("/"))):
+                return handler(self, asked, found.groupdict())
+        return self.unknown_route(asked)
+
+    async def serve(self, asked: Asked, send: Send) -> None:
+        fault = next((f for f in self.faults if f.takes(asked.line)), None)
+        kind = fault.kind if fault else None
+        if kind == "lost_request":
+            return await _cut(send)
+        if kind == "limited":
+            told = self.limited()
+            assert fault is not None
+            return await _reply(send, told.status, told.raw(), told.type, told.headers | fault.headers)
+        told = self.handle(asked)
+        if kind == "lost_reply":
+            return await _cut(send)
+        if kind == "truncated":
+            return await _reply(send, told.status, told.raw()[: len(told.raw()) // 2], told.type, told.headers)
+        if kind == "html":
+            return await _reply(send, 200, b"<html><body>Sign in to the network</body></html>", "text/html", {})
+        if kind == "error_500":
+            return await _reply(send, 500, b'{"error": "internal"}', told.type, {})
+        if kind == "empty":
+            return await _reply(send, 200, b"", told.type, {})
+        if kind == "other" and fault:
+            return await _reply(send, fault.status, fault.body, "application/json", fault.headers)
+        return await _reply(send, told.status, told.raw(), told.type, told.headers)
+
+
+async def _reply(send: Send, status: int, raw: bytes, type: str, headers: dict[str, str]) -> None:
+    lines = {"content-type": type, **headers} if status != 204 else dict(headers)
+    encoded = [(k.encode(), v.encode()) for k, v in lines.items()]
+    encoded += [(b"content-length", str(len(raw)).encode())] if status != 204 else []
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": b"" if status == 204 else raw})
+
+
+async def _cut(send: Send) -> None:
+    """Promise a body and close the connection before its end."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+    await send({"type": "http.response.body", "body": b"{", "more_body": False})
+
+
+class Web:
+    """One web server for all emulators of a test run; each has a folder of its address."""
+
+    def __init__(self) -> None:
+        self.emulators: dict[str, Emulator] = {}
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.port = sock.getsockname()[1]
+        config = uvicorn.Config(
+            self.app,
+            host="127.0.0.1",
+            port=self.port,
+            log_level="critical",
+            lifespan="off",
+            ws="none",
+            loop="asyncio",
+            interface="asgi3",
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    def start(self) -> Web:
+        self.thread.start()
+        end = time.monotonic() + 10
+        while not self.server.started and time.monotonic() < end:
+            time.sleep(0.005)
+        assert self.server.started
+        return self
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+
+    def add(self, emulator: Emulator) -> str:
+        """Put an emulator on the web; returns its address."""
+        name = f"a{len(self.emulators)}"
+        self.emulators[name] = emulator
+        return f"http://127.0.0.1:{self.port}/{name}"
+
+    async def app(self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
+        raw = b""
+        while True:
+            message = await receive()
+            raw += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        _, name, rest = scope["path"].split("/", 2)
+        query = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode(), keep_blank_values=True).items()}
+        headers = {k.decode().lower(): v.decode() for k, v in scope["headers"]}
+        try:
+            body = json.loads(raw) if raw else None
+        except ValueError:
+            body = raw
+        await self.emulators[name].serve(Asked(scope["method"], f"/{rest}", query, headers, body), send)
+
+
+def known(answer: Answer[T]) -> T:
+    assert isinstance(answer, Known), answer
+    return answer.value
+
+
+def alive(instance: Instance | None) -> bool:
+    return instance is not None and instance.state is not InstanceState.GONE

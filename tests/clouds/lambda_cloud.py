@@ -1,0 +1,148 @@
+"""Lambda's interface as far as the provider uses it, with its traps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clouds.base import PUBLIC_KEY, Asked, Emulator, Refuse, Told, alive, route
+from gpuwarden.core.errors import NoCapacity
+from gpuwarden.core.models import Instance, InstanceState, Resources
+
+_S = InstanceState
+STATUS = {
+    _S.BOOTING: "booting",
+    _S.RUNNING: "active",
+    _S.FAILED: "unhealthy",
+    _S.TERMINATING: "terminating",
+    _S.GONE: "terminated",
+}
+REGIONS = ("us-east-1", "us-west-1")
+
+
+def error(status: int, code: str, message: str, suggestion: str = "Check it.") -> Told:
+    return Told(status, {"error": {"code": code, "message": message, "suggestion": suggestion}})
+
+
+class LambdaAccount(Emulator):
+    """An account with one SSH key and one filesystem. Reads at one a second, launches at one in twelve."""
+
+    profile_id = "lambda"
+    gpus = {"H100 (80 GB PCIe)": 2.49, "A10 (24 GB PCIe)": 0.75, "GH200 (96 GB)": 1.49}
+    window = (2, 1.0)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ssh_keys = [{"id": "k1", "name": "laptop", "public_key": f"{PUBLIC_KEY} me@laptop"}]
+        self.filesystems = [self.filesystem("gpuwarden", "us-west-1")]
+        self.launches: list[float] = []
+        self.unhealthy: set[str] = set()
+        self.launch_twice = False
+
+    def unauthorized(self) -> Told:
+        return error(401, "global/invalid-api-key", "API key was invalid, expired, or deleted.")
+
+    def unknown_route(self, asked: Asked) -> Told:
+        return error(404, "global/not-found", "no such route")
+
+    def limited(self) -> Told:
+        return error(429, "global/rate-limited", "Too many requests.")
+
+    @staticmethod
+    def filesystem(name: str, region: str) -> dict[str, Any]:
+        user = {"id": "u1", "email": "me@example.com", "status": "active"}
+        return {
+            "id": f"fs-{name}",
+            "name": name,
+            "mount_point": f"/lambda/nfs/{name}",
+            "created": "2026-01-01T00:00:00Z",
+            "created_by": user,
+            "is_in_use": False,
+            "region": {"name": region, "description": region},
+        }
+
+    def kind(self, gpu: str, count: int) -> dict[str, Any]:
+        return {
+            "name": f"gpu_{count}x_{gpu.split()[0].lower()}",
+            "description": f"{count}x {gpu}",
+            "gpu_description": gpu,
+            "price_cents_per_hour": round(self.prices[gpu] * 100) * count,
+            "specs": {"vcpus": 26, "memory_gib": 200, "storage_gib": 512, "gpus": count},
+        }
+
+    def kinds(self) -> dict[str, dict[str, Any]]:
+        return {(k := self.kind(gpu, n))["name"]: {**k, "gpu": gpu} for gpu in self.prices for n in (1, 8)}
+
+    @route("GET", "/api/v1/instance-types")
+    def instance_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        regions = [] if self.full() else [{"name": r, "description": r} for r in REGIONS]
+        shown = {name: {k: v for k, v in kind.items() if k != "gpu"} for name, kind in self.kinds().items()}
+        data = {n: {"instance_type": k, "regions_with_capacity_available": regions} for n, k in shown.items()}
+        return Told(200, {"data": data})
+
+    @route("GET", "/api/v1/instances")
+    def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": [self.instance(i) for i in self.listed()]})
+
+    @route("GET", "/api/v1/instances/{id}")
+    def get_instance(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": self.instance(self.need(at["id"]))})
+
+    @route("POST", "/api/v1/instance-operations/launch")
+    def launch(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        body, now = asked.body, self.clock.now()
+        if self.launches and now - self.launches[-1] < 12:
+            return self.limited()
+        kind = self.kinds().get(body["instance_type_name"])
+        names = {k["name"] for k in self.ssh_keys}
+        if kind is None or len(body["ssh_key_names"]) != 1 or not set(body["ssh_key_names"]) <= names:
+            return error(400, "global/invalid-parameters", "Invalid request data.")
+        mounts = [f for f in self.filesystems if f["name"] in body.get("file_system_names", [])]
+        if any(f["region"]["name"] != body["region_name"] for f in mounts):
+            return error(400, "instance-operations/launch/file-system-in-wrong-region", "Wrong region.")
+        resources = Resources(gpu=kind["gpu"], gpu_count=kind["specs"]["gpus"], durable_storage=bool(mounts))
+        try:
+            made = [self.rent(body["name"], resources, order=body) for _ in range(2 if self.launch_twice else 1)]
+        except NoCapacity:
+            code = "instance-operations/launch/insufficient-capacity"
+            return error(400, code, "Not enough capacity to fulfill launch request.")
+        self.launches.append(now)
+        return Told(200, {"data": {"instance_ids": [m.id for m in made]}})
+
+    @route("POST", "/api/v1/instance-operations/terminate")
+    def terminate(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        ended = [self.need(i) for i in asked.body["instance_ids"]]
+        for i in ended:
+            self.cloud.terminate(i.id)
+        return Told(200, {"data": {"terminated_instances": [self.instance(self.need(i.id)) for i in ended]}})
+
+    @route("GET", "/api/v1/ssh-keys")
+    def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": self.ssh_keys})
+
+    @route("GET", "/api/v1/file-systems")
+    def file_systems(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": self.filesystems})
+
+    def need(self, ident: str) -> Instance:
+        found = self.see(ident)
+        if not alive(found):
+            raise Refuse(error(404, "global/object-does-not-exist", "Specified instance does not exist."))
+        assert found is not None
+        return found
+
+    def instance(self, i: Instance) -> dict[str, Any]:
+        order = self.own[i.id]["order"]
+        kind = {k: v for k, v in self.kinds()[order["instance_type_name"]].items() if k != "gpu"}
+        verbs = ("migrate", "rebuild", "restart", "cold_reboot", "terminate")
+        shown = {
+            "id": i.id,
+            "name": order["name"],
+            "status": "unhealthy" if i.id in self.unhealthy else STATUS[i.state],
+            "ssh_key_names": order["ssh_key_names"],
+            "file_system_names": order.get("file_system_names", []),
+            "region": {"name": order["region_name"], "description": order["region_name"]},
+            "instance_type": kind,
+            "actions": {verb: {"available": True} for verb in verbs},
+        }
+        return shown if i.state is _S.BOOTING else {**shown, "ip": self.address(i.id)[0]}

@@ -1,0 +1,218 @@
+"""RunPod's REST v2 as far as the provider uses it, with its traps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from gpuwarden.core.errors import Conflict, NoCapacity, NotFound
+from gpuwarden.core.models import Instance, InstanceState, Resources
+
+_S = InstanceState
+STATUS = {
+    _S.BOOTING: "STARTING",
+    _S.RUNNING: "RUNNING",
+    _S.STOPPING: "RUNNING",
+    _S.STOPPED: "EXITED",
+    _S.INTERRUPTED: "EXITED",
+    _S.TERMINATING: "RUNNING",
+    _S.GONE: "TERMINATED",
+    _S.FAILED: "ERROR",
+}
+ACTIONS = {
+    "RUNNING": ["stop", "restart", "terminate"],
+    "EXITED": ["start", "terminate"],
+    "ERROR": ["start", "terminate"],
+    "PROVISIONING": ["stop", "terminate"],
+    "STARTING": ["stop", "terminate"],
+    "TERMINATED": [],
+}
+CREATE_FIELDS = {
+    "name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "gpu", "dataCenterIds",
+    "globalNetworking", "mounts", "startJupyter", "startSsh", "templateId",
+}  # fmt: skip
+
+
+def problem(status: int, title: str, detail: str, **more: Any) -> Told:
+    return Told(status, {"title": title, "status": status, "detail": detail, **more}, type="application/problem+json")
+
+
+class RunPodCloud(Emulator):
+    """An account with a network volume and one Pod of a cluster that plain lists hide."""
+
+    profile_id = "runpod"
+    stale_ready_s = 20.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ssh_keys: list[str] = ["ssh-ed25519 AAAA me@example.com"]
+        self.volumes = [{"id": "vol1", "name": "gpuwarden", "size": 100, "dataCenter": "EU-RO-1", "type": "STANDARD"}]
+        self.cluster_pods: list[str] = []
+
+    def unauthorized(self) -> Told:
+        return problem(401, "Unauthorized", "missing bearer token")
+
+    def unknown_route(self, asked: Asked) -> Told:
+        return problem(404, "Not Found", "route not found")
+
+    def limited(self) -> Told:
+        told = problem(429, "Too Many Requests", "rate limit exceeded for the minute window")
+        told.headers["Retry-After"] = "12"
+        return told
+
+    # ---------------------------------------------------------------------------------------------------------- pods
+
+    @route("GET", "/pods")
+    def list_pods(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        hidden = set() if asked.query.get("includeClusterPods") == "true" else set(self.cluster_pods)
+        return Told(200, {"pods": [self.pod(i) for i in self.listed() if i.id not in hidden]})
+
+    @route("POST", "/pods")
+    def create_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        body = asked.body
+        extra = sorted(set(body) - CREATE_FIELDS)
+        if extra or not body.get("name"):
+            errors = [f"$: additional properties '{e}' not allowed" for e in extra] or ["$.name: required"]
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=errors)
+        if ("gpu" in body) == ("cpu" in body) or "image" not in body:
+            return problem(400, "Bad Request", "exactly one of gpu or cpu must be set")
+        mounts = body.get("mounts", {})
+        if "persistent" in mounts and "network" in mounts:
+            return problem(400, "Bad Request", "mounts.persistent and mounts.network are mutually exclusive")
+        if any("path" not in m for m in mounts.get("network", [])):
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["path: required"])
+        resources = Resources(
+            gpu=body["gpu"]["id"], gpu_count=body["gpu"].get("count", 1), durable_storage="network" in mounts
+        )
+        try:
+            made = self.rent(body["name"], resources, order=body, started=self.clock.now(), locked=False)
+        except NoCapacity:
+            return problem(400, "Bad Request", "There are no longer any instances available with the requested specs")
+        return Told(201, self.pod(made))
+
+    @route("GET", "/pods/{id}")
+    def get_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, self.pod(self.need(at["id"])))
+
+    @route("PATCH", "/pods/{id}")
+    def patch_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        pod = self.need(at["id"])
+        self.own[pod.id]["locked"] = asked.body.get("locked", self.own[pod.id]["locked"])
+        return Told(200, self.pod(pod))
+
+    @route("DELETE", "/pods/{id}")
+    def delete_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        pod = self.need(at["id"])
+        if pod.id in self.cluster_pods:
+            return problem(409, "Conflict", "pod belongs to a cluster")
+        self.cloud.terminate(pod.id)
+        return Told(204)
+
+    @route("POST", "/pods/{id}/action")
+    def act(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        pod, action = self.need(at["id"]), asked.body.get("action")
+        if action not in {"start", "stop", "restart", "terminate"} or set(asked.body) != {"action"}:
+            return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["$.action: not allowed"])
+        if action not in ACTIONS[STATUS[pod.state]]:
+            return problem(409, "Conflict", f"action {action} is not valid for status {STATUS[pod.state]}")
+        if action == "stop" and self.own[pod.id]["locked"]:
+            return problem(409, "Conflict", "pod is locked")
+        try:
+            if action == "start":
+                self.cloud.start(pod.id)
+                self.own[pod.id] |= {"started": self.clock.now(), "old": self.address(pod.id)}
+                self.booted(pod.id)
+            elif action == "stop":
+                self.cloud.stop(pod.id)
+            elif action == "terminate":
+                self.cloud.terminate(pod.id)
+                return Told(204)
+        except (Conflict, NotFound) as error:
+            return problem(409, "Conflict", error.message)
+        return Told(200, self.pod(self.need(pod.id)))
+
+    def need(self, ident: str) -> Instance:
+        found = self.see(ident)
+        if not alive(found):
+            raise Refuse(problem(404, "Not Found", "pod not found"))
+        assert found is not None
+        return found
+
+    def pod(self, i: Instance) -> dict[str, Any]:
+        own, status = self.own[i.id], STATUS[i.state]
+        order = own["order"]
+        running = status == "RUNNING"
+        new = host, port = self.address(i.id)
+        if running and self.clock.now() - own["started"] < self.stale_ready_s and own.get("old"):
+            host, port = own["old"]  # the first RUNNING after a start still shows the old mapping
+        direct = {"host": host, "port": port, "username": "root", "command": f"ssh root@{host} -p {port}"}
+        proxy = {"host": "ssh.runpod.io", "port": 22, "username": f"{i.id}-64411eb2", "command": "ssh ..."}
+        ports = [{"private": 22, "public": new[1] if (host, port) == new else port, "type": "tcp", "ip": host}]
+        return {
+            "id": i.id,
+            "name": own["label"],
+            "image": order["image"],
+            "args": "",
+            "disk": order.get("disk", 50),
+            "ports": order.get("ports", []),
+            "env": order.get("env", {}),
+            "registry": None,
+            "status": status,
+            "actions": ACTIONS[status],
+            "mounts": order.get("mounts", {}),
+            "gpu": {"id": order["gpu"]["id"], "count": order["gpu"].get("count", 1)},
+            "cloud": "SECURE",
+            "dataCenterId": "EU-RO-1",
+            "cudaVersion": "12.8",
+            "ssh": {"proxy": proxy, "direct": direct if running and "22/tcp" in order.get("ports", []) else None},
+            "template": None,
+            "cost": 0.0 if status in {"EXITED", "TERMINATED"} else i.price_usd_per_hour,
+            "locked": own["locked"],
+            "globalNetworking": {"enabled": False},
+            "runtime": {"uptime": int(self.clock.now() - own["started"]), "ports": ports} if running else None,
+            "createdAt": self.iso(i.created_at),
+            "startedAt": self.iso(own["started"]),
+        }
+
+    # ------------------------------------------------------------------------------------------------------- the rest
+
+    @route("GET", "/catalog/gpus")
+    def gpus(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        full = self.cloud.settings.capacity == 0
+        kinds = [
+            {
+                "id": name,
+                "name": name.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" HBM3"),
+                "pool": None,
+                "manufacturer": "NVIDIA",
+                "memory": 80,
+                "secure": True,
+                "community": True,
+                "price": {"secure": usd, "community": usd / 2},
+                "maxCount": {"secure": 8, "community": 4},
+                "availability": "NONE" if full else "HIGH",
+            }
+            for name, usd in self.prices.items()
+        ]
+        return Told(200, {"gpus": kinds})
+
+    @route("GET", "/network-volumes")
+    def network_volumes(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"networkVolumes": self.volumes})
+
+    @route("GET", "/account/ssh-keys")
+    def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"keys": self.ssh_keys})
+
+    @route("GET", "/billing/pods")
+    def billing(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        ident = asked.query.get("podId", "")
+        pod = self.see(ident) if ident in self.own else None
+        cost = (pod.cost_usd or 0.0) if pod else 0.0
+        amounts = {"totalAmount": cost, "gpuAmount": cost, "cpuAmount": 0, "diskAmount": 0}
+        span = {"startTime": self.iso(0), "endTime": self.iso(self.clock.now())}
+        records = [{**span, "podId": ident, **amounts}] if pod else []
+        query = {**span, "bucketSize": asked.query.get("bucketSize", "day"), "podId": ident}
+        meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": amounts}
+        return Told(200, {"records": records, "metadata": meta})

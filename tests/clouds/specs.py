@@ -1,0 +1,86 @@
+"""Hold the emulators' replies against the interfaces' published descriptions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+from clouds.base import Asked, Told
+
+
+class Spec:
+    """One OpenAPI document. `prefix` is what its paths have before the emulator's."""
+
+    def __init__(self, file: Path, prefix: str = "") -> None:
+        self.document = load(file)
+        self.prefix = prefix
+        resource = Resource(contents=self.document, specification=DRAFT202012)
+        self.registry: Registry[Any] = Registry().with_resource("urn:spec", resource)
+
+    def faults(self, asked: Asked, told: Told) -> list[str]:
+        """What is wrong with a reply; a route that the document does not have is a fault too."""
+        found = self._operation(asked)
+        if found is None:
+            return [f"{asked.line}: no such route"]
+        path, operation = found
+        responses = operation["responses"]
+        status = str(told.status) if str(told.status) in responses else "default"
+        if status not in responses:
+            return [f"{asked.line}: status {told.status} is not described"]
+        pointer = f"#/paths/{escape(path)}/{asked.method.lower()}/responses/{status}"
+        response = responses[status]
+        if "$ref" in response:
+            pointer = response["$ref"]
+            response = self.at(pointer)
+        content = response.get("content", {})
+        if not content:
+            return [] if told.body is None or told.status >= 400 else [f"{asked.line}: a body where none is described"]
+        kind = told.type if told.type in content else next(iter(content))
+        return list(self._compare(asked, told, f"urn:spec{pointer}/content/{escape(kind)}/schema"))
+
+    def _compare(self, asked: Asked, told: Told, ref: str) -> Iterator[str]:
+        for error in Draft202012Validator({"$ref": ref}, registry=self.registry).iter_errors(told.body):
+            yield f"{asked.line} -> {told.status}: {'.'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+
+    def _operation(self, asked: Asked) -> tuple[str, dict[str, Any]] | None:
+        whole = (self.prefix + asked.path).rstrip("/")
+        for path, methods in sorted(self.document["paths"].items(), key=lambda p: p[0].count("{")):
+            pattern = re.sub(r"\{\w+\}", "[^/]+", path.rstrip("/"))
+            if asked.method.lower() in methods and re.fullmatch(pattern, whole):
+                return path, methods[asked.method.lower()]
+        return None
+
+    def at(self, pointer: str) -> Any:
+        value: Any = self.document
+        for part in pointer.removeprefix("#/").split("/"):
+            value = value[part.replace("~1", "/").replace("~0", "~")]
+        return value
+
+
+def escape(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1").replace("{", "%7B").replace("}", "%7D")
+
+
+@cache
+def load(file: Path) -> Any:
+    text = file.read_text("utf-8")
+    return modern(json.loads(text) if file.suffix == ".json" else yaml.safe_load(text))
+
+
+def modern(schema: Any) -> Any:
+    """OpenAPI 3.0's `nullable` in the words of 3.1."""
+    if isinstance(schema, dict):
+        schema = {k: modern(v) for k, v in schema.items()}
+        if schema.pop("nullable", None) is True and isinstance(schema.get("type"), str):
+            schema["type"] = [schema["type"], "null"]
+        return schema
+    return [modern(item) for item in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,303 @@
+"""What every provider over HTTP must do besides the contract: believe no garbage, lose no instance, leak no key."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clouds.base import KEY, PUBLIC_KEY, Emulator, Fault, Kind, Web
+from clouds.specs import Spec
+from contract_provider import ProviderContract, Rig, known
+from gpuwarden.core.errors import AuthFailed, BadRequest, RateLimited, WardenError
+from gpuwarden.core.models import Answer, InstanceState, Resources, Unknown
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers._rented import Rented
+from rehearsal_kit import HandClock
+
+SPECS = os.environ.get("GPUWARDEN_SPECS")
+GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_request", "lost_reply")
+
+
+@pytest.fixture(scope="session")
+def web() -> Iterator[Web]:
+    """The web server of this run."""
+    server = Web().start()
+    yield server
+    server.stop()
+
+
+@dataclass
+class CloudRig(Rig):
+    """A provider, the account that it talks to, and the clock of both."""
+
+    cloud: Emulator
+    clock: HandClock
+    env: dict[str, str]
+
+
+class CloudContract(ProviderContract):
+    """Inherit, name the classes and the requests."""
+
+    emulator: ClassVar[type[Emulator]]
+    provider: ClassVar[type[Rented]]
+    creates: ClassVar[str]
+    lists: ClassVar[str]
+    gets: ClassVar[str]
+    ends: ClassVar[str]
+    resources = Resources(gpu="H100")
+    more_env: ClassVar[dict[str, str]] = {}
+    ident: ClassVar[str] = "abc123"
+    spec: ClassVar[tuple[str, str] | None] = None
+    """The published description: its file, and what its paths have before ours."""
+    gaps: ClassVar[tuple[str, ...]] = ()
+    """What the platform is known to answer although the description says otherwise."""
+
+    @pytest.fixture
+    def rig(self, tmp_path: Path, web: Web) -> CloudRig:
+        return self.make(tmp_path, web)
+
+    def make(self, folder: Path, web: Web) -> CloudRig:
+        clock = HandClock()
+        cloud = self.emulator(folder, clock)
+        api = self.provider.api
+        env = {
+            api.key_variable: KEY,
+            api.url_variable: web.add(cloud),
+            "GPUWARDEN_SSH_PUBLIC_KEY": PUBLIC_KEY,
+            **self.more_env,
+        }
+        provider = self.provider(cloud.profile, clock, env)
+
+        async def settle() -> None:
+            await clock.sleep(60)
+
+        return CloudRig(provider, settle, cloud, clock, env)
+
+    async def test_the_emulator_answers_as_published(self, rig: CloudRig) -> None:
+        """The story of one instance, and some refusals; then every reply is held against the description."""
+        if SPECS is None or self.spec is None:
+            pytest.skip("GPUWARDEN_SPECS is not set" if self.spec else "this interface has no published description")
+        verbs = rig.provider.profile.verbs
+        known(await rig.provider.quote(self.resources))
+        instance = await self.rent(rig)
+        await rig.provider.check()
+        if verbs.stop:
+            known(await rig.provider.stop(instance.id))
+            await rig.settle()
+            known(await rig.provider.list())
+        if "stop" in verbs.reversible:
+            known(await rig.provider.start(instance.id))
+            await rig.settle()
+        await self.down(rig, instance.id)
+        await rig.provider.get(instance.id)
+        rig.env[self.provider.api.key_variable] = "wrong-key"
+        with pytest.raises(AuthFailed):
+            await rig.provider.list()
+        spec = Spec(Path(SPECS) / self.spec[0], self.spec[1])
+        faults = [fault for asked, told in rig.cloud.told for fault in spec.faults(asked, told)]
+        unexpected = [f for f in faults if not any(gap in f for gap in self.gaps)]
+        assert not unexpected, unexpected
+
+    # -------------------------------------------------------------------------------------------------- lost replies
+
+    async def test_a_lost_create_reply_is_unknown_and_the_instance_is_found(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("lost_reply", self.creates)]
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        await rig.settle()
+        found = known(await rig.provider.find("token-1"))
+        assert len(found) == 1 and found[0].token == "token-1"
+        assert len(rig.cloud.own) == 1
+
+    @pytest.mark.parametrize("kind", ["lost_request", "error_500", "html", "truncated", "empty"])
+    async def test_an_unclear_create_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+        rig.cloud.faults = [Fault(kind, self.creates)]
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        await rig.settle()
+        assert len(known(await rig.provider.find("token-1"))) == (0 if kind == "lost_request" else 1)
+
+    async def test_a_lost_end_reply_is_unknown_and_asking_again_is_fine(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        if rig.provider.profile.verbs.terminate_needs_stop:
+            known(await rig.provider.stop(instance.id))
+            await rig.settle()
+        rig.cloud.faults = [Fault("lost_reply", self.ends)]
+        assert isinstance(await rig.provider.terminate(instance.id), Unknown)
+        await rig.settle()
+        known(await rig.provider.terminate(instance.id))
+        assert rig.cloud.cloud.truth(rig.cloud.inner(instance.id)).state is InstanceState.GONE
+
+    async def test_a_request_that_changes_something_is_sent_once(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", self.creates, count=9)]
+        with pytest.raises(RateLimited):
+            await rig.provider.create(self.resources, "token-1")
+        assert rig.cloud.faults[0].count == 8
+        assert rig.cloud.own == {}
+
+    # ------------------------------------------------------------------------------------------------------- garbage
+
+    @pytest.mark.parametrize("kind", GARBAGE)
+    async def test_garbage_is_never_nothing(self, rig: CloudRig, kind: Kind) -> None:
+        instance = await self.rent(rig)
+        for match, ask in (
+            (self.lists, rig.provider.list),
+            (self.lists, lambda: rig.provider.find("token-1")),
+            (self.gets, lambda: rig.provider.get(instance.id)),
+        ):
+            rig.cloud.faults = [Fault(kind, match, count=9)]
+            answer: Answer[Any] = await ask()
+            assert isinstance(answer, Unknown), answer
+            assert KEY not in answer.why
+
+    def test_no_body_makes_instances_vanish(self, tmp_path: Path, web: Web) -> None:
+        """Random JSON and damaged true replies: nothing but the platform's own words says "none" or "gone"."""
+        rig = self.make(tmp_path, web)
+        instance = anyio.run(self.rent, rig)
+        anyio.run(rig.provider.list)
+        anyio.run(rig.provider.get, instance.id)
+        true = [told.body for asked, told in rig.cloud.told[-6:] if asked.method in {"GET", "POST"}]
+
+        @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @given(st.data())
+        def attack(data: st.DataObject) -> None:
+            body = data.draw(st.one_of(ANY_JSON, damaged(true)))
+            status = data.draw(st.sampled_from([200, 200, 200, 201, 204, 302, 404, 404, 410, 500, 502]))
+            raw = json.dumps(body).encode()
+            if data.draw(st.booleans()):
+                raw = raw[: data.draw(st.integers(0, len(raw)))]
+            anyio.run(self._attacked, rig, instance.id, status, raw)
+
+        attack()
+
+    async def _attacked(self, rig: CloudRig, ident: str, status: int, raw: bytes) -> None:
+        everything = r"."
+        rig.cloud.faults = [Fault("other", everything, count=10**6, status=status, body=raw)]
+        for ask in (rig.provider.list, lambda: rig.provider.find("token-1"), lambda: rig.provider.get(ident)):
+            try:
+                answer: Answer[Any] = await ask()
+            except WardenError:
+                continue
+            assert isinstance(answer, Unknown) or self.may_be_said(status, raw, answer.value), (status, raw, answer)
+
+    def may_be_said(self, status: int, raw: bytes, value: object) -> bool:
+        """Whether a reply that was understood may mean `value`: it names instances, or nothing in plain words."""
+        return bool(value) or self.says_nothing(status, raw)
+
+    def says_nothing(self, status: int, raw: bytes) -> bool:
+        """Whether this is how the platform itself says that there is nothing."""
+        return False
+
+    # ---------------------------------------------------------------------------------------------------------- keys
+
+    async def test_a_wrong_key_is_said_without_the_key(self, rig: CloudRig) -> None:
+        wrong = "wrong-key-9876543210-abcdef"
+        rig.env[self.provider.api.key_variable] = wrong
+        calls = (
+            rig.provider.list,
+            lambda: rig.provider.find("token-1"),
+            lambda: rig.provider.get(self.ident),
+            lambda: rig.provider.create(self.resources, "token-1"),
+            lambda: rig.provider.terminate(self.ident),
+        )
+        for call in calls:
+            with pytest.raises(AuthFailed) as caught:
+                await call()
+            assert wrong not in f"{caught.value!r} {caught.value.message} {caught.value.hint}"
+        findings = await rig.provider.check()
+        assert [f.severity for f in findings] == [Severity.ERROR]
+        assert wrong not in findings[0].model_dump_json()
+
+    async def test_without_a_key_nothing_is_sent(self, rig: CloudRig) -> None:
+        del rig.env[self.provider.api.key_variable]
+        with pytest.raises(AuthFailed, match=r"there is no key") as caught:
+            await rig.provider.list()
+        assert self.provider.api.key_variable in caught.value.hint
+        assert rig.cloud.asked == []
+
+    async def test_an_echoed_key_is_taken_out(self, rig: CloudRig) -> None:
+        body = json.dumps(dict.fromkeys(("detail", "message", "msg", "error", "title"), f"bad key {KEY}")).encode()
+        for status in (400, 401, 403, 500):
+            rig.cloud.faults = [Fault("other", ".", count=99, status=status, body=body)]
+            try:
+                answer = await rig.provider.list()
+                assert isinstance(answer, Unknown)
+                text = answer.why
+            except WardenError as error:
+                text = error.message
+            assert KEY not in text
+        assert KEY not in repr(vars(rig.provider)).replace(repr(rig.env), "")
+
+    async def test_ids_never_become_paths(self, rig: CloudRig) -> None:
+        for ident in ("../account", "a/b", "a?b=c", "", "a b", "\u0661", "-x", "x" * 300, "%2e%2e"):
+            assert known(await rig.provider.get(ident)) is None
+            known(await rig.provider.terminate(ident))
+        assert rig.cloud.asked == []
+
+    async def test_a_token_that_fits_no_name_is_refused(self, rig: CloudRig) -> None:
+        for token in ("", "a b", "a/b", "x" * 2000, "a\nb", "é"):
+            with pytest.raises(BadRequest):
+                await rig.provider.create(self.resources, token)
+        assert rig.cloud.own == {}
+
+    # --------------------------------------------------------------------------------------------------- rate limits
+
+    async def test_a_short_limit_of_a_read_is_waited_out(self, rig: CloudRig) -> None:
+        await self.rent(rig)
+        rig.cloud.faults = [Fault("limited", self.lists, count=2, headers={"Retry-After": "3"})]
+        before = rig.clock.now()
+        assert len(known(await rig.provider.list())) == 1
+        assert rig.clock.now() - before >= 6
+
+    async def test_a_long_limit_is_told(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", ".", count=99, headers={"Retry-After": "60"})]
+        with pytest.raises(RateLimited) as caught:
+            await rig.provider.list()
+        assert caught.value.after_s == 60
+
+    async def test_an_endless_limit_ends(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", ".", count=99, headers={"Retry-After": "1"})]
+        with pytest.raises(RateLimited):
+            await rig.provider.list()
+
+
+JSON_LEAF = st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(allow_nan=False) | st.text(max_size=6)
+WORDS = "id name pods data instances items list success code msg error status hasMore total_count result_total"
+NAMES = st.sampled_from(WORDS.split())
+ANY_JSON = st.recursive(
+    JSON_LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def damaged(bodies: list[Any]) -> st.SearchStrategy[Any]:
+    """True replies with one thing taken out, or replaced."""
+
+    @st.composite
+    def one(draw: st.DrawFn) -> Any:
+        body = json.loads(json.dumps(draw(st.sampled_from([b for b in bodies if b] or [{}]))))
+        at = body
+        for _ in range(draw(st.integers(0, 4))):
+            keys = list(at) if isinstance(at, dict) else list(range(len(at))) if isinstance(at, list) else []
+            inner = [k for k in keys if isinstance(at[k], dict | list) and at[k]]
+            if not inner:
+                break
+            at = at[draw(st.sampled_from(inner))]
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        if keys:
+            key = draw(st.sampled_from(keys))
+            if draw(st.booleans()):
+                del at[key]
+            else:
+                at[key] = draw(ANY_JSON)
+        return body
+
+    return one()

@@ -1,0 +1,91 @@
+"""Against an earlier checkpoint, an adapter's base, a GGUF file's source."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from conftest import need
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Verdict
+
+
+def checkpoint(root: Path, step: int, **tensors: Any) -> Path:
+    folder = root / f"checkpoint-{step}"
+    folder.mkdir()
+    made = {"w": np.full((8, 8), step, "f4"), "frozen": np.ones(8, "f4"), **tensors}
+    save_file({k: v for k, v in made.items() if v is not None}, folder / "model.safetensors")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return folder
+
+
+def test_weights_that_moved(tmp_path: Path) -> None:
+    old, new = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    report = verify(new, Level.STRUCTURE, against=old)
+    assert report.verdict is Verdict.PROVEN, report
+    assert "compared: the step went from 10 to 20" in report.proved
+    assert "compared: 1 of 2 tensors have moved" in report.proved
+    assert "frozen" in " ".join(report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"w": np.full((8, 8), 10, "f4")}, "nothing was learned"),
+        ({"w": np.ones((8, 4), "f4")}, "another shape: w"),
+        ({"w": np.ones((8, 8), "f2")}, "another type: w"),
+        ({"w": None}, "lacks tensors that the other has: w"),
+        ({"new": np.ones(3, "f4")}, "has tensors that the other lacks: new"),
+    ],
+)
+def test_weights_that_are_not_the_next_step(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    report = verify(checkpoint(tmp_path, 20, **change), Level.STRUCTURE, against=checkpoint(tmp_path, 10))
+    assert report.verdict is Verdict.REFUTED
+    assert words in " ".join(report.problems)
+
+
+def test_a_step_that_went_back(tmp_path: Path) -> None:
+    old, new = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    assert "stands at step 10, the earlier one at step 20" in " ".join(verify(old, against=new).problems)
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(16, Verdict.PROVEN), (12, Verdict.REFUTED)])
+def test_an_adapter_against_its_base(tmp_path: Path, rows: int, verdict: Verdict) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    save_file({"model.layers.0.q_proj.weight": np.ones((rows, 32), "f4")}, base / "model.safetensors")
+    stem = "base_model.model.model.layers.0.q_proj"
+    pair = {f"{stem}.lora_A.weight": np.ones((4, 32), "f4"), f"{stem}.lora_B.weight": np.ones((16, 4), "f4")}
+    save_file(pair, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert verify(adapter, Level.STRUCTURE, against=base).verdict is verdict
+
+
+@pytest.mark.parametrize(("layers", "verdict"), [(1, Verdict.PROVEN), (2, Verdict.REFUTED)])
+def test_a_conversion_against_its_source(tmp_path: Path, layers: int, verdict: Verdict) -> None:
+    need("gguf", importlib.util.find_spec("gguf") is not None)
+    import gguf
+
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({"embed": np.ones((32, 64), "f4"), "norm": np.ones(64, "f4")}, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"num_hidden_layers": layers, "hidden_size": 64, "vocab_size": 32}))
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_embedding_length(64)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(32)])
+    writer.add_tensor("token_embd.weight", np.ones((32, 64), "f4"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    report = verify(tmp_path / "m.gguf", Level.STRUCTURE, against=source)
+    assert report.verdict is verdict, report

@@ -1,0 +1,279 @@
+"""The corruption table: what is planted inside a tensor is caught at the level that claims it, in every format."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import need
+from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints.anatomy import Limits, Tensor
+from gpuwarden.checkpoints.examine import reader
+from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Manifest, Report, Verdict
+
+SHAPE = (128, 256)
+
+
+def weights(bad: bool = False) -> dict[str, Any]:
+    rng = np.random.default_rng(7)
+    made = {f"layer{i}.weight": rng.normal(size=SHAPE).astype("f4") for i in range(3)}
+    if bad:
+        made["layer1.weight"][3, 5] = np.nan
+    return made
+
+
+def _torch(legacy: bool) -> Callable[[Path, dict[str, Any]], None]:
+    def write(path: Path, arrays: dict[str, Any]) -> None:
+        need("torch", importlib.util.find_spec("torch") is not None)
+        import torch
+
+        state = {k: torch.from_numpy(v) for k, v in arrays.items()}
+        torch.save({"model": state, "step": 3}, path, _use_new_zipfile_serialization=not legacy)
+
+    return write
+
+
+def _safetensors(path: Path, arrays: dict[str, Any]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(arrays, path, metadata={"format": "pt"})
+
+
+def _npz(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
+
+
+def _packed(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez_compressed(path, **arrays)
+
+
+def _npy(path: Path, arrays: dict[str, Any]) -> None:
+    np.save(path, arrays["layer1.weight"])
+
+
+def _gguf(path: Path, arrays: dict[str, Any]) -> None:
+    need("gguf", importlib.util.find_spec("gguf") is not None)
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(5000)])
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path, dict[str, Any]], None]]] = {
+    "safetensors": ("model.safetensors", _safetensors),
+    "torch zip": ("model.pt", _torch(False)),
+    "torch legacy": ("model.bin", _torch(True)),
+    "npz": ("model.npz", _npz),
+    "npz compressed": ("model.npz", _packed),
+    "npy": ("model.npy", _npy),
+    "gguf": ("model.gguf", _gguf),
+}
+OWN_CRC = {"torch zip", "npz", "npz compressed"}
+
+
+@pytest.fixture(params=sorted(WRITERS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def intact(kind: str, tmp_path: Path) -> Path:
+    name, write = WRITERS[kind]
+    (tmp_path / "ckpt").mkdir()
+    write(tmp_path / "ckpt" / name, weights())
+    return tmp_path / "ckpt" / name
+
+
+def tensor(path: Path) -> Tensor:
+    """Where the middle tensor lies, by our own reader."""
+    with Source(path) as source:
+        plugin = reader(path.name, source.head())
+        assert plugin is not None
+        found = plugin.read(source, Limits())
+    return next((t for t in found.tensors if "layer1" in t.name), found.tensors[0])
+
+
+def inside(path: Path) -> tuple[int, int]:
+    """First byte and length of a tensor's data; the compressed one's bytes lie somewhere in the middle."""
+    t = tensor(path)
+    return (t.start, t.extent) if t.start >= 0 else (path.stat().st_size // 2, 4096)
+
+
+def change(path: Path, edit: Callable[[bytearray], object]) -> None:
+    data = bytearray(path.read_bytes())
+    edit(data)
+    path.write_bytes(data)
+
+
+def flip(path: Path, bit: int) -> None:
+    start, length = inside(path)
+    at = start + length // 2 // 4 * 4 + bit // 8
+    change(path, lambda d: d.__setitem__(at, d[at] ^ (1 << bit % 8)))
+
+
+def zero(path: Path) -> None:
+    start, length = inside(path)
+    at = start + length // 4
+    size = min(4096, length // 2)
+    assert any(path.read_bytes()[at : at + size])
+    change(path, lambda d: d.__setitem__(slice(at, at + size), bytes(size)))
+
+
+def seen(report: Report) -> str:
+    return " ".join(line for f in report.files for line in (*f.problems, *f.doubts)) + " ".join(report.problems)
+
+
+@pytest.mark.parametrize("level", list(Level)[:2])
+def test_an_intact_file_raises_no_alarm(intact: Path, kind: str, level: Level) -> None:
+    report = verify(intact, level)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert not report.files[0].warnings
+
+
+@pytest.mark.parametrize("bit", [0, 22, 30])
+def test_a_flipped_bit(intact: Path, kind: str, bit: int) -> None:
+    roster = Manifest.model_validate(manifest.take(intact.parent))
+    flip(intact, bit)
+    assert kind == "npz compressed" or verify(intact, Level.STRUCTURE).verdict is Verdict.PROVEN
+    assert kind not in OWN_CRC or verify(intact, Level.CONTENT).verdict is Verdict.REFUTED
+    assert verify(intact.parent, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+
+
+def test_a_zeroed_page(intact: Path, kind: str) -> None:
+    roster = Manifest.model_validate(manifest.take(intact.parent))
+    zero(intact)
+    assert kind not in OWN_CRC or verify(intact, Level.CONTENT).verdict is Verdict.REFUTED
+    assert verify(intact.parent, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+
+
+@pytest.mark.parametrize("cut", ["half", "last byte"])
+def test_a_file_cut_short(intact: Path, kind: str, cut: str) -> None:
+    size = intact.stat().st_size
+    os.truncate(intact, size // 2 if cut == "half" else size - 1)
+    assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+@pytest.mark.parametrize("count", [1, 4096])
+def test_zeros_appended(intact: Path, kind: str, count: int) -> None:
+    with intact.open("ab") as out:
+        out.write(b"\0" * count)
+    assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_nan_at_save_time(tmp_path: Path, kind: str) -> None:
+    name, write = WRITERS[kind]
+    write(tmp_path / name, weights(bad=True))
+    assert verify(tmp_path / name, Level.STRUCTURE).verdict is Verdict.PROVEN
+    report = verify(tmp_path / name, Level.CONTENT)
+    assert report.verdict is Verdict.REFUTED
+    assert "not finite" in seen(report)
+    assert kind == "npz compressed" or "1 NaN of 32,768" in seen(report)
+
+
+def test_empty_and_pointer(intact: Path, kind: str) -> None:
+    intact.write_bytes(b"")
+    assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
+    intact.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n")
+    assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="this system can't tell holes")
+def test_a_hole_is_a_warning(intact: Path, kind: str) -> None:
+    if kind == "npz compressed":
+        pytest.skip("too small for a hole")
+    start, length = inside(intact)
+    data = intact.read_bytes()
+    low, high = -(-start // 4096) * 4096, (start + length) // 4096 * 4096
+    intact.unlink()
+    with intact.open("wb") as out:
+        out.write(data[:low])
+        out.seek(high)
+        out.write(data[high:])
+    report = verify(intact, Level.STRUCTURE)
+    if intact.stat().st_blocks * 512 < len(data):  # only where the file system keeps holes
+        assert "never written" in " ".join(report.files[0].warnings)
+
+
+def test_it_loads_in_a_process_of_its_own(tmp_path: Path) -> None:
+    for kind in ("safetensors", "npz", "npz compressed"):
+        name, write = WRITERS[kind]
+        write(tmp_path / f"{kind.replace(' ', '-')}-{name}", weights())
+    report = verify(tmp_path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert all("loads with" in " ".join(f.proved) and "98,304 elements" in " ".join(f.proved) for f in report.files)
+
+
+# ------------------------------------------------------------------------------------------------------ in shards
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    arrays, table = weights(), {}
+    for i, (name, array) in enumerate(sorted(arrays.items())):
+        file = f"model-{i + 1:05}-of-00003.safetensors"
+        _safetensors(tmp_path / file, {name: array})
+        table[name] = file
+    total = sum(a.nbytes for a in arrays.values())
+    index = {"metadata": {"total_size": total}, "weight_map": table}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing shard": (lambda p: (p / "model-00002-of-00003.safetensors").unlink(), "not there"),
+    "empty shard": (lambda p: (p / "model-00002-of-00003.safetensors").write_bytes(b""), "is empty"),
+    "cut shard": (lambda p: os.truncate(p / "model-00002-of-00003.safetensors", 5000), "missing"),
+    "index gone": (lambda p: (p / "model.safetensors.index.json").unlink(), "no index"),
+    "unknown tensor": (
+        lambda p: edit(p, lambda i: i["weight_map"].update({"ghost": "model-00001-of-00003.safetensors"})),
+        "lists tensors that no shard has: ghost",
+    ),
+    "tensor left out": (lambda p: edit(p, lambda i: i["weight_map"].pop("layer1.weight")), "does not list"),
+    "wrong shard": (
+        lambda p: edit(p, lambda i: i["weight_map"].update({"layer1.weight": "model-00001-of-00003.safetensors"})),
+        "wrong shard",
+    ),
+    "wrong total": (lambda p: edit(p, lambda i: i["metadata"].update({"total_size": 7})), "says the model has 7 bytes"),
+    "temporary file": (lambda p: (p / "model.safetensors.tmp").write_bytes(b"x"), "unfinished save"),
+    "path outside": (
+        lambda p: edit(p, lambda i: i["weight_map"].update({"layer1.weight": "../../etc/passwd"})),
+        "not there",
+    ),
+}
+
+
+def test_whole_shards_raise_no_alarm(shards: Path) -> None:
+    report = verify(shards, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert any("3 shards agree on 3 tensors" in line for line in report.proved)
+
+
+@pytest.mark.parametrize("name", sorted(BREAKS))
+def test_shards_that_do_not_fit(shards: Path, name: str) -> None:
+    plant, words = BREAKS[name]
+    plant(shards)
+    report = verify(shards, Level.STRUCTURE)
+    assert report.verdict is (Verdict.UNKNOWN if name == "temporary file" else Verdict.REFUTED)
+    assert words in seen(report), seen(report)

@@ -1,0 +1,270 @@
+"""Folders and formats made by the real libraries: no false alarm, and what is taken away is missed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from conftest import need
+from gpuwarden.checkpoints.anatomy import Limits
+from gpuwarden.checkpoints.formats import dcp as our_dcp
+from gpuwarden.checkpoints.formats import gguf as our_gguf
+from gpuwarden.checkpoints.formats import tfevents
+from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Report, Verdict
+
+
+def want(*modules: str) -> None:
+    for name in modules:
+        need(name, importlib.util.find_spec(name) is not None)
+
+
+def seen(report: Report) -> str:
+    found = [*report.problems, *report.doubts]
+    for part in (*report.files, *report.checkpoints):
+        found += [f"{part.path}: {line}" for line in (*part.problems, *part.doubts)]
+    return "\n".join(found)
+
+
+def change(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+# -------------------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    arrays = {}
+    for layer in range(2):
+        for module in ("q_proj", "v_proj"):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            arrays[f"{stem}.lora_A.weight"] = np.ones((4, 32), "f4") * (layer + 1)
+            arrays[f"{stem}.lora_B.weight"] = np.ones((16, 4), "f4")
+    save_file(arrays, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "v_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_an_adapter_is_whole(adapter: Path) -> None:
+    report = verify(adapter, Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert "4 modules have both matrices" in " ".join(report.proved)
+
+
+@pytest.mark.parametrize("edit", [{"r": 8}, {"target_modules": ["q_proj", "k_proj"]}])
+def test_an_adapter_that_is_not_what_its_config_says(adapter: Path, edit: dict[str, Any]) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | edit))
+    assert verify(adapter, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_half_an_adapter(adapter: Path, name: str) -> None:
+    (adapter / name).unlink()
+    assert verify(adapter, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+# ------------------------------------------------------------------------------------------- distributed checkpoints
+
+
+@pytest.fixture
+def dcp(tmp_path: Path) -> Path:
+    want("torch")
+    import torch
+    import torch.distributed.checkpoint as writer
+
+    state = {"model": {"w": torch.randn(64, 32), "b": torch.randn(32)}, "step": 7, "opt": {"m": torch.randn(64, 32)}}
+    writer.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    return tmp_path / "dcp"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_distributed_checkpoint(dcp: Path) -> None:
+    report = verify(dcp, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    shard = next(dcp.glob("*.distcp"))
+    size = shard.stat().st_size
+    with Source(shard) as source:
+        inside = our_dcp.read(source, Limits()).tensors[0]
+    change(shard, inside.start + inside.extent // 2)
+    assert verify(dcp, Level.STRUCTURE).verdict is Verdict.PROVEN
+    assert verify(dcp, Level.CONTENT).verdict is Verdict.REFUTED
+    change(shard, inside.start + inside.extent // 2)
+    for damage in (lambda: os.truncate(shard, size - 1), shard.unlink):
+        damage()
+        assert verify(dcp, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_distributed_checkpoint_without_its_roster(dcp: Path) -> None:
+    (dcp / ".metadata").unlink()
+    assert "never finished" in seen(verify(dcp, Level.STRUCTURE))
+
+
+# ------------------------------------------------------------------------------------------------------- deepspeed
+
+
+@pytest.fixture
+def zero(tmp_path: Path) -> Path:
+    want("torch")
+    import torch
+
+    step = tmp_path / "global_step10"
+    step.mkdir()
+    torch.save({"module": {"w": torch.ones(4)}}, step / "mp_rank_00_model_states.pt")
+    for rank in range(3):
+        part = {"optimizer_state_dict": {"fp32": torch.ones(2)}, "ds_version": "0.18"}
+        torch.save(part, step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    (tmp_path / "latest").write_text("global_step10")
+    return tmp_path
+
+
+def test_every_rank_has_left_its_part(zero: Path) -> None:
+    report = verify(zero, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    (zero / "global_step10/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    assert "ranks without optim states for mp_rank 00: 1" in seen(verify(zero, Level.STRUCTURE))
+
+
+def test_latest_points_at_nothing(zero: Path) -> None:
+    (zero / "latest").write_text("global_step20")
+    assert "latest names 'global_step20'" in seen(verify(zero, Level.STRUCTURE))
+
+
+# ------------------------------------------------------------------------------------------------------------ onnx
+
+
+@pytest.fixture
+def onnx_file(tmp_path: Path) -> Path:
+    want("onnx")
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype("f4")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    save(helper.make_model(graph), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_onnx_nests_exactly(onnx_file: Path) -> None:
+    report = verify(onnx_file, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, seen(report)
+    assert "1 nodes, 1 weights" in " ".join(report.files[0].proved)
+    data = onnx_file.read_bytes()
+    for bad in (data[:-1], data[: len(data) // 2], data + b"\0"):
+        onnx_file.write_bytes(bad)
+        assert verify(onnx_file, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+# ------------------------------------------------------------------------------------------------------------ gguf
+
+
+def test_the_table_of_quantised_types_is_that_of_the_library() -> None:
+    want("gguf")
+    import gguf
+
+    for kind, (name, block, size) in our_gguf.BLOCKS.items():
+        theirs = gguf.GGMLQuantizationType(kind)
+        assert (theirs.name, *gguf.GGML_QUANT_SIZES[theirs]) == (name, block, size)
+
+
+def test_gguf_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
+    want("gguf")
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(33)])
+    writer.add_tensor("token_embd.weight", np.ones((32, 64), "f4"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert "33 tokens but embeddings for 32" in seen(verify(tmp_path / "m.gguf", Level.STRUCTURE))
+
+
+# -------------------------------------------------------------------------------------------------------- tfevents
+
+
+def record(body: bytes) -> bytes:
+    head = struct.pack("<Q", len(body))
+    return head + struct.pack("<I", tfevents._masked(head)) + body + struct.pack("<I", tfevents._masked(body))
+
+
+def test_crc32c_is_the_published_one() -> None:
+    plain = (tfevents._masked(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    assert (plain << 15 | plain >> 17) & 0xFFFFFFFF == 0xE3069283
+    assert zlib.crc32(b"123456789") != 0xE3069283
+
+
+def test_event_files(tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents.1.host.1.0"
+    data = b"".join(record(b"event %d" % i) for i in range(10))
+    path.write_bytes(data)
+    assert verify(path, Level.LOAD).verdict is Verdict.PROVEN
+    path.write_bytes(data[:-3])
+    report = verify(path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN
+    assert "torn" in " ".join(report.files[0].warnings)
+    change(path, 40)
+    assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+# ----------------------------------------------------------------------------------------- masks, gaps and constants
+
+
+def test_a_mask_may_hold_infinity_and_weights_may_not(tmp_path: Path) -> None:
+    mask = np.triu(np.full((64, 64), -np.inf, "f4"), 1)
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype("f4")
+    save_file({"mask": mask, "w": weight}, tmp_path / "a.safetensors")
+    report = verify(tmp_path / "a.safetensors")
+    assert report.verdict is Verdict.PROVEN
+    assert "mask holds 2,016 infinite of 4,096 values" in " ".join(report.files[0].warnings)
+    weight[0, 0] = np.inf
+    save_file({"mask": mask, "w": weight}, tmp_path / "a.safetensors")
+    assert "not finite: w (1 infinite of 4,096 values)" in seen(verify(tmp_path / "a.safetensors"))
+
+
+def test_garbage_between_the_elements_of_a_view_is_no_alarm(tmp_path: Path) -> None:
+    want("torch")
+    import torch
+
+    base = torch.zeros(64, 64)
+    base[:, 1] = float("nan")
+    torch.save({"view": base[:, ::2], "tail": base[:, 2:]}, tmp_path / "a.pt")
+    assert verify(tmp_path / "a.pt").verdict is Verdict.PROVEN
+    torch.save({"view": base[:, 1::2]}, tmp_path / "a.pt")
+    assert "64 NaN of 2,048 values" in seen(verify(tmp_path / "a.pt"))
+
+
+def test_a_layer_of_zeros_is_a_warning(tmp_path: Path) -> None:
+    save_file({"w": np.zeros((64, 64), "f4")}, tmp_path / "a.safetensors")
+    report = verify(tmp_path / "a.safetensors")
+    assert report.verdict is Verdict.PROVEN
+    assert "all zero: w" in report.files[0].warnings
+
+
+def test_layers_that_are_constant_or_copies_are_warnings(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype("f4")
+    arrays = {"a": weight, "b": weight + 1, "c": weight.copy(), "d": np.full((64, 64), 0.5, "f2")}
+    save_file(arrays, tmp_path / "a.safetensors")
+    warnings = verify(tmp_path / "a.safetensors").files[0].warnings
+    assert warnings == ("every value the same: d", "copies of each other: a and c")

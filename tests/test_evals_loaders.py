@@ -1,0 +1,330 @@
+"""Every foreign format scores as the canonical form does, and nothing unreadable is guessed at."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from evals.canonical import FORMAT, Transcript, dump
+from evals.cases import load_cases
+from evals.loaders import formats, read, recognise
+from evals.mutate import sealed
+from evals.source import Source
+from evals.verdict import Verdict, score
+from evals.witness import Script, witness
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from transcript_writers import WRITERS
+
+CASES = load_cases()
+FOREIGN = sorted(WRITERS)
+
+
+def load_text(text: str, folder: Path, suffix: str = "jsonl", bare: str | None = None) -> Transcript:
+    path = folder / f"t.{suffix}"
+    path.write_text(text, "utf-8")
+    (found,) = read(path, bare=bare)
+    return found
+
+
+def canon(*rows: dict) -> str:
+    head = {"type": "meta", "format": FORMAT}
+    return "".join(json.dumps(r) + "\n" for r in (head, *rows, {"type": "end", "ended": "completed"}))
+
+
+def call(name="c1", server="gpuwarden", tool="check_job", **args):
+    return {"type": "call", "id": name, "server": server, "tool": tool, "args": args}
+
+
+def result(name="c1", ok=True, **more):
+    return {"type": "result", "id": name, "ok": ok, "result": {"ok": ok, **more}}
+
+
+def test_a_writer_for_every_loader() -> None:
+    assert set(formats()) == set(WRITERS) | {"ledger"}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> None:
+    for case in CASES.values():
+        for script in (witness(case), witness(CASES[case.twin])):
+            whole, chain = sealed(script)
+            end = script.end_state()
+            expected = score(case, whole.transcript(), end=end, chain=chain)
+            found = load_text(WRITERS[kind](whole.transcript()), tmp_path)
+            assert found.problems == []
+            assert found.meta.format == kind
+            scored = score(case, found, end=end, chain=chain)
+            # A budget asks for figures that some formats do not hold; it fails there, as it must.
+            budget = {c.id for c in case.checks if c.kind == "budget"}
+            assert scored.failing - budget == expected.failing - budget, (case.id, scored.why)
+            if not budget:
+                assert scored.verdict is expected.verdict
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_each_file_is_claimed_by_its_format_only(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    for case in list(CASES.values())[::9]:
+        path.write_text(WRITERS[kind](witness(case).transcript()), "utf-8")
+        source = Source(path)
+        assert recognise(source) == [kind]
+        assert source.problems == []
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_cut_anywhere_never_passes_and_never_raises(kind: str, tmp_path: Path) -> None:
+    case = CASES["verified-request"]
+    script = witness(case)
+    data = WRITERS[kind](script.transcript()).encode()
+    path = tmp_path / "t"
+    last_word = data.rstrip().rfind(b"\n") if kind not in ("atif", "inspect") else len(data) - 1
+    for cut in range(0, min(last_word, len(data) - 3), 97):
+        path.write_bytes(data[:cut])
+        for found in read(path):
+            verdict = score(case, found, end=script.end_state()).verdict
+            assert verdict is not Verdict.PASS, cut
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_corrupted_bytes_never_raise(data: st.DataObject, tmp_path: Path) -> None:
+    text = WRITERS[data.draw(st.sampled_from(FOREIGN))](witness(CASES["auto-resumed"]).transcript())
+    raw = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 30))] = data.draw(st.binary(max_size=20))
+    path = tmp_path / "t"
+    path.write_bytes(bytes(raw))
+    for found in read(path):
+        assert "broke the loader" not in "".join(map(str, found.problems))
+        score(CASES["auto-resumed"], found)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6),
+    lambda kids: (
+        st.lists(kids, max_size=3) | st.dictionaries(st.sampled_from(["id", "type", "text", "x"]), kids, max_size=3)
+    ),
+    max_leaves=6,
+)
+KEYS = "type id role content message payload item tool_calls input output steps messages call_id name arguments".split()  # noqa: SIM905
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6), max_size=4),
+    kind=st.sampled_from(formats()),
+)
+def test_wrong_shapes_never_raise(rows: list, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+    for found in read(path, format=kind) + read(path):
+        assert "broke the loader" not in "".join(map(str, found.problems))
+
+
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(ids, st.booleans(), JSON, st.text(max_size=9)), max_size=6, unique_by=lambda t: t[0]))
+def test_the_canonical_form_reads_back_what_it_wrote(events: list) -> None:
+    from evals.load_canonical import of_rows
+
+    rows: list[dict] = [{"type": "say", "role": "user", "text": "go"}]
+    for name, ok, value, text in events:
+        rows += [call(name, args=value), {**result(name, ok), "result": {"ok": ok, "value": value}}]
+        rows.append({"type": "say", "role": "assistant", "text": text})
+    rows.append({"type": "end", "ended": "completed", "turns": 3})
+    first = of_rows(list(enumerate(rows, 1)))
+    again = of_rows([(n, json.loads(line)) for n, line in enumerate(dump(first).splitlines(), 1)])
+    assert again == first
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def problems(text: str, folder: Path, **options) -> str:
+    return "; ".join(str(p) for p in load_text(text, folder, **options).problems)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([result(), call()], "was not issued before it"),
+        ([call(), result(), result(ok=False)], "two different results"),
+        ([call(), call(job_id="x"), result()], "two different calls share the id"),
+        ([call()], "no result for the call 'c1'"),
+        ([call(), {"type": "result", "id": "c1", "ok": True, "result": {"state": "x"}}], "carries no `ok`"),
+        ([{"type": "call", "id": "c1", "tool": "x"}], "a call without a server"),
+        ([{"type": "shout", "text": "x"}], "no canonical line"),
+        ([{**call(), "approved": True}], "unknown keys ['approved']"),
+        ([{"type": "call", "id": 3, "server": "s", "tool": "t"}], "without an id or a name"),
+    ],
+)
+def test_what_does_not_fit_together_is_a_problem(rows: list[dict], words: str, tmp_path: Path) -> None:
+    assert words in problems(canon(*rows), tmp_path)
+
+
+def test_a_repeated_line_is_no_conflict(tmp_path: Path) -> None:
+    found = load_text(canon(call(), call(), result(), result()), tmp_path)
+    assert found.problems == []
+    assert len(found.calls) == 1
+
+
+def test_a_missing_end_is_a_cut_off_file(tmp_path: Path) -> None:
+    text = canon(call(), result()).rsplit('{"type": "end"', 1)[0]
+    assert "the last line is no `end`" in problems(text, tmp_path)
+
+
+def test_a_plain_tool_name_of_ours_needs_a_server(tmp_path: Path) -> None:
+    made = {"id": "a", "type": "function", "function": {"name": "list_instances", "arguments": "{}"}}
+    rows = [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [made]}]
+    rows += [{"role": "tool", "tool_call_id": "a", "content": '{"ok": true}'}, {"role": "assistant", "content": "done"}]
+    text = json.dumps(rows)
+    assert "names no server" in problems(text, tmp_path)
+    found = load_text(text, tmp_path, bare="gpuwarden")
+    assert found.problems == []
+    assert found.calls[0].ours
+
+
+def test_arguments_that_are_no_json_are_a_problem(tmp_path: Path) -> None:
+    made = {"id": "a", "type": "function", "function": {"name": "mcp__gpuwarden__check_job", "arguments": "{job"}}
+    rows = [{"role": "assistant", "tool_calls": [made]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    assert "are no JSON" in problems(json.dumps(rows), tmp_path)
+
+
+def test_interleaved_subagents_are_told_apart(tmp_path: Path) -> None:
+    def line(n: int, kind: str, content: list, side: bool) -> dict:
+        chain = {"uuid": f"u{n}", "sessionId": "s", "isSidechain": side, "timestamp": f"2026-11-21T00:00:{n:02d}Z"}
+        extra = {"agentId": "helper"} if side else {}
+        return {"type": kind, "message": {"role": kind, "id": f"m{n}", "content": content}, **chain, **extra}
+
+    def use(name: str) -> dict:
+        return {"type": "tool_use", "id": name, "name": "mcp__gpuwarden__list_instances", "input": {}}
+
+    def answer(name: str) -> dict:
+        return {"type": "tool_result", "tool_use_id": name, "content": '{"ok": true}'}
+
+    order = [("assistant", use("a"), False), ("assistant", use("b"), True), ("user", answer("b"), True)]
+    order += [("user", answer("a"), False), ("assistant", {"type": "text", "text": "done"}, False)]
+    rows = [line(n, kind, [block], side) for n, (kind, block, side) in enumerate(order)]
+    found = load_text("".join(json.dumps(r) + "\n" for r in rows), tmp_path)
+    assert found.problems == []
+    assert [(c.id, c.agent) for c in found.calls] == [("a", "main"), ("b", "helper")]
+    a, b = found.calls
+    assert b.done_seq is not None and a.done_seq is not None and b.done_seq < a.done_seq
+
+
+def test_subagent_files_are_merged_by_time(tmp_path: Path) -> None:
+    text = WRITERS["claude"](witness(CASES["auto-resumed"]).transcript())
+    (tmp_path / "s1.jsonl").write_text(text)
+    aside = tmp_path / "s1" / "subagents"
+    aside.mkdir(parents=True)
+    block = {"type": "tool_use", "id": "side", "name": "mcp__gpuwarden__cancel_job", "input": {"job_id": "j"}}
+    reply = {"type": "tool_result", "tool_use_id": "side", "content": '{"ok": true}'}
+    chain = {"sessionId": "s1", "isSidechain": True, "timestamp": "2026-05-28T20:30:00Z"}
+    rows = [{"type": k, "uuid": u, **chain, "message": {"role": k, "content": [b]}} for k, u, b in
+            (("assistant", "x1", block), ("user", "x2", reply))]  # fmt: skip
+    (aside / "agent-abc.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (found,) = read(tmp_path / "s1.jsonl")
+    assert [c.agent for c in found.calls if c.id == "side"] == ["abc"]
+    (aside / "agent-abc.jsonl").write_text('{"type": "assistant", "uu')
+    (found,) = read(tmp_path / "s1.jsonl")
+    assert found.problems
+
+
+def test_a_stream_without_its_result_line_is_cut_off(tmp_path: Path) -> None:
+    text = WRITERS["claude_stream"](witness(CASES["auto-resumed"]).transcript())
+    assert "no `result` line" in problems("".join(text.splitlines(keepends=True)[:-1]), tmp_path)
+
+
+def test_a_dead_session_is_infra_and_a_limit_is_not(tmp_path: Path) -> None:
+    case = CASES["auto-resumed"]
+    script = witness(case)
+    text = WRITERS["claude_stream"](script.transcript())
+    dead = text.replace(
+        '"subtype": "success", "is_error": false', '"subtype": "error_during_execution", "is_error": true'
+    )
+    limit = text.replace('"subtype": "success", "is_error": false', '"subtype": "error_max_turns", "is_error": true')
+    assert score(case, load_text(dead, tmp_path), end=script.end_state()).verdict is Verdict.INFRA
+    assert score(case, load_text(limit, tmp_path), end=script.end_state()).verdict is Verdict.PASS
+
+
+def test_an_archive_of_inspect_is_read(tmp_path: Path) -> None:
+    log = json.loads(WRITERS["inspect"](witness(CASES["auto-resumed"]).transcript()))
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", json.dumps({"version": 2}))
+        for epoch in (1, 2):
+            archive.writestr(f"samples/x_epoch_{epoch}.json", json.dumps({**log["samples"][0], "epoch": epoch}))
+    found = read(path)
+    assert [t.problems for t in found] == [[], []]
+    assert [t.meta.session for t in found] == ["x/1", "x/2"]
+
+
+def test_packed_files(tmp_path: Path) -> None:
+    text = WRITERS["codex"](witness(CASES["auto-resumed"]).transcript())
+    path = tmp_path / "rollout.jsonl.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert read(path)[0].problems == []
+    path.write_bytes(b"\x28\xb5\x2f\xfd rest")
+    assert "zstd -d" in str(read(path)[0].problems[0])
+    path.write_bytes(gzip.compress(text.encode())[:200])
+    assert read(path)[0].problems
+
+
+def test_the_ledger_is_read_and_gaps_are_seen(tmp_path: Path) -> None:
+    rows = [
+        {"seq": n, "at": 1.0 * n, "subject": "job-1", "kind": "job", "state": state, "body": {}}
+        for n, state in enumerate(("accepted", "submitting", "running"), 1)
+    ]
+    found = load_text("".join(json.dumps(r) + "\n" for r in rows), tmp_path)
+    assert found.problems == []
+    assert [c.result["state"] for c in found.calls] == ["accepted", "submitting", "running"]
+    assert not any(c.ours for c in found.calls)
+    del rows[1]
+    assert "events are missing" in problems("".join(json.dumps(r) + "\n" for r in rows), tmp_path)
+
+
+def test_a_directory_and_a_missing_file_are_problems(tmp_path: Path) -> None:
+    assert read(tmp_path)[0].problems
+    assert read(tmp_path / "nowhere")[0].problems
+
+
+def test_codex_replies_are_unwrapped(tmp_path: Path) -> None:
+    envelope = json.dumps({"content": [{"type": "text", "text": '{"ok": true, "state": "running"}'}], "isError": False})
+    for output in (
+        '{"ok": true, "state": "running"}',
+        envelope,
+        'Wall time: 0.2 seconds\nOutput:\n{"ok":true,"state":"running"}',
+    ):
+        rows = [
+            {
+                "type": "function_call",
+                "call_id": "a",
+                "name": "check_job",
+                "namespace": "mcp__gpuwarden__",
+                "arguments": "{}",
+            },
+            {"type": "function_call_output", "call_id": "a", "output": output},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
+        ]
+        found = load_text(json.dumps(rows), tmp_path)
+        assert found.problems == []
+        assert found.calls[0].result["state"] == "running"
+        assert found.calls[0].server == "gpuwarden"
+
+
+def test_noise_never_changes_a_verdict() -> None:
+    script = witness(CASES["verified-request"])
+    from evals.benign import BENIGN
+
+    for make in BENIGN.values():
+        for variant in make(script):
+            assert isinstance(variant, Script)
+            found = score(CASES["verified-request"], variant.transcript(), end=variant.end_state())
+            assert found.verdict is Verdict.PASS

@@ -1,0 +1,175 @@
+"""AutoDL: the contract, and one test for each of its traps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clouds.autodl import PASSWORD, AutoDLAccount
+from clouds.base import PUBLIC_KEY, Fault
+from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NoCapacity, NotSupported, RateLimited
+from gpuwarden.core.models import InstanceState, Resources, Unknown
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers.autodl import AutoDL
+
+ORDER = {"req_gpu_amount": 1, "gpu_spec_uuid": "h800"}
+
+
+class TestAutoDL(CloudContract):
+    emulator = AutoDLAccount
+    provider = AutoDL
+    resources = Resources(gpu="H800")
+    creates = r"^POST .*/pro/create$"
+    lists = r"^POST .*/pro/list$"
+    gets = r"^GET .*/pro/status$"
+    ends = r"^POST .*/pro/release$"
+
+    def says_nothing(self, status: int, raw: bytes) -> bool:
+        body = json.loads(raw) if raw else None
+        if not isinstance(body, dict):
+            return False
+        data = body.get("data")
+        empty = isinstance(data, dict) and data.get("list") == [] and data.get("result_total", 1) <= 0
+        return body.get("code") == "RecordNotFoundError" or (body.get("code") == "Success" and empty)
+
+    def cloud(self, rig: CloudRig) -> AutoDLAccount:
+        assert isinstance(rig.cloud, AutoDLAccount)
+        return rig.cloud
+
+    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(Resources(gpu="5090", gpu_count=2, disk_gb=80), "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.path.endswith("/create"))
+        assert order["instance_name"] == "gpuwarden-j1-i1" and order["gpu_spec_uuid"] == "5090-p"
+        assert order["req_gpu_amount"] == 2 and order["expand_system_disk_by_gb"] == 50
+        assert PUBLIC_KEY in order["start_command"]
+
+    async def test_the_token_goes_without_bearer(self, rig: CloudRig) -> None:
+        known(await rig.provider.list())
+        assert rig.cloud.asked[-1].headers["authorization"] == rig.env["AUTODL_TOKEN"]
+
+    async def test_the_id_goes_into_the_query_and_not_into_a_body(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        asked = next(a for a in rig.cloud.asked if a.path.endswith("/snapshot"))
+        assert asked.query == {"instance_uuid": instance.id} and asked.body is None
+
+    async def test_release_of_a_running_instance_is_not_even_asked(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        with pytest.raises(Conflict, match="only stopped"):
+            await rig.provider.terminate(instance.id)
+        assert not any(a.path.endswith("/release") for a in rig.cloud.asked)
+
+    async def test_release_waits_for_the_end_of_the_shutdown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        known(await rig.provider.stop(instance.id))
+        with pytest.raises(Conflict, match="shutting_down"):
+            await rig.provider.terminate(instance.id)
+
+    async def test_a_refused_release_is_a_conflict(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        rig.cloud.faults = [
+            Fault("other", self.gets, body=b'{"code": "Success", "data": "shutdown", "msg": ""}'),
+        ]
+        with pytest.raises(Conflict, match="stopped first"):
+            await rig.provider.terminate(instance.id)
+
+    async def test_status_200_with_another_code_is_no_success(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        body = '{"code": "InternalError", "data": {"list": [], "max_page": 0, "result_total": 0}, "msg": "系统错误"}'
+        rig.cloud.faults = [Fault("other", ".", count=99, body=body.encode())]
+        assert isinstance(await rig.provider.list(), Unknown)
+        assert isinstance(await rig.provider.get(instance.id), Unknown)
+        assert isinstance(await rig.provider.stop(instance.id), Unknown)
+        assert isinstance(await rig.provider.create(self.resources, "token-2"), Unknown)
+
+    @pytest.mark.parametrize(
+        ("code", "msg", "error"),
+        [
+            ("TORealName", "未完成实名认证,认证后才可使用", AuthFailed),
+            ("AuthorizeFailed", "登录超时", AuthFailed),
+            ("InternalError", "当前算力规格暂无库存, 请修改配置或稍等再试", NoCapacity),
+            ("InternalError", "余额不足", BadRequest),
+            ("InternalError", "请求过于频繁", RateLimited),
+            ("RequestParameterIsWrong", "请求参数错误", BadRequest),
+        ],
+    )
+    async def test_its_refusals(self, rig: CloudRig, code: str, msg: str, error: type[Exception]) -> None:
+        body = json.dumps({"code": code, "msg": msg, "data": None}).encode()
+        rig.cloud.faults = [Fault("other", self.creates, body=body)]
+        with pytest.raises(error):
+            await rig.provider.create(self.resources, "token-1")
+        assert rig.cloud.faults[0].count == 0
+
+    async def test_an_account_that_is_not_verified_can_look_and_not_rent(self, rig: CloudRig) -> None:
+        self.cloud(rig).verified = False
+        known(await rig.provider.list())
+        with pytest.raises(AuthFailed, match="verified accounts only"):
+            await rig.provider.create(self.resources, "token-1")
+
+    async def test_out_of_stock_is_no_capacity(self, rig: CloudRig) -> None:
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(self.resources, "token-1")
+
+    async def test_all_pages_are_read(self, rig: CloudRig) -> None:
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 200}))
+        for n in range(120):
+            rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="h800"), order=ORDER)
+        await rig.settle()
+        assert len({i.id for i in known(await rig.provider.list())}) == 120
+        assert [i.token for i in known(await rig.provider.find("t119"))] == ["t119"]
+
+    async def test_a_list_that_stops_early_is_unknown(self, rig: CloudRig) -> None:
+        for data in (
+            {"list": [], "max_page": 1, "result_total": 3},
+            {"list": [], "max_page": 0, "result_total": 1},
+            {"list": None, "max_page": 0, "result_total": 0},
+        ):
+            body = json.dumps({"code": "Success", "data": data, "msg": ""}).encode()
+            rig.cloud.faults = [Fault("other", self.lists, count=9, body=body)]
+            assert isinstance(await rig.provider.list(), Unknown)
+
+    async def test_a_new_status_is_unknown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        self.cloud(rig).statuses[instance.id] = "migrating"
+        assert isinstance(await rig.provider.get(instance.id), Unknown)
+        assert isinstance(await rig.provider.list(), Unknown)
+
+    async def test_yuan_are_dollars_only_at_a_rate_the_user_gave(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        assert instance.price_usd_per_hour is None
+        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        for rate, price in (("7.0", 1.25), ("0", None), ("nan", None), ("x", None)):
+            rig.env["AUTODL_CNY_PER_USD"] = rate
+            seen = known(await rig.provider.get(instance.id))
+            assert seen is not None
+            assert seen.price_usd_per_hour == (pytest.approx(price) if price else None)
+
+    async def test_a_cap_that_can_not_be_held_is_refused(self, rig: CloudRig) -> None:
+        with pytest.raises(NotSupported, match="price cap"):
+            await rig.provider.create(Resources(gpu="H800", max_price_usd_per_hour=9.0), "token-1")
+        assert rig.cloud.own == {}
+
+    async def test_the_password_of_the_snapshot_goes_nowhere(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        assert any(PASSWORD in json.dumps(t.body) for _, t in rig.cloud.told)
+        assert PASSWORD not in instance.model_dump_json() + repr(vars(rig.provider))
+        rig.cloud.faults = [Fault("truncated", "/snapshot$")]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.RUNNING and seen.place is None
+        assert PASSWORD not in seen.why
+
+    async def test_no_credit_is_found(self, rig: CloudRig) -> None:
+        self.cloud(rig).assets = 0
+        assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
+
+    @pytest.mark.parametrize(("gpu", "count"), [("H800", 5), ("RTX", 1), ("no such/gpu", 1)])
+    async def test_what_it_does_not_rent(self, rig: CloudRig, gpu: str, count: int) -> None:
+        with pytest.raises(BadRequest):
+            await rig.provider.create(Resources(gpu=gpu, gpu_count=count), "token-1")
+        assert rig.cloud.asked == []
+
+    async def test_durable_storage_can_not_be_asked_for(self, rig: CloudRig) -> None:
+        with pytest.raises(NotSupported, match="no storage that can be asked for"):
+            await rig.provider.create(Resources(gpu="H800", durable_storage=True), "token-1")

@@ -1,0 +1,146 @@
+"""Lambda: the contract, and one test for each of its traps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clouds.base import PUBLIC_KEY, Asked, Fault
+from clouds.lambda_cloud import LambdaAccount
+from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from gpuwarden.core.errors import BadRequest, NoCapacity, RateLimited
+from gpuwarden.core.models import InstanceState, Resources, Unknown
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers.lambda_cloud import LambdaCloud
+
+ASKED = Asked("GET", "/", {}, {}, None)
+DURABLE = Resources(gpu="H100", durable_storage=True)
+
+
+class TestLambda(CloudContract):
+    emulator = LambdaAccount
+    provider = LambdaCloud
+    creates = r"^POST /api/v1/instance-operations/launch$"
+    lists = r"^GET /api/v1/instances$"
+    gets = r"^GET /api/v1/instances/"
+    ends = r"^POST /api/v1/instance-operations/terminate$"
+    spec = ("lambda-cloud.openapi.json", "")
+
+    def says_nothing(self, status: int, raw: bytes) -> bool:
+        body = json.loads(raw) if raw else None
+        if not isinstance(body, dict):
+            return False
+        error = body.get("error")
+        gone = isinstance(error, dict) and error.get("code") == "global/object-does-not-exist"
+        return (status in {404, 410} and gone) or body.get("data") == []
+
+    def cloud(self, rig: CloudRig) -> LambdaAccount:
+        assert isinstance(rig.cloud, LambdaAccount)
+        return rig.cloud
+
+    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(Resources(gpu="A10", gpu_count=8), "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        assert order == {
+            "region_name": "us-east-1",
+            "instance_type_name": "gpu_8x_a10",
+            "ssh_key_names": ["laptop"],
+            "name": "gpuwarden-j1-i1",
+        }
+
+    async def test_a_token_as_long_as_the_name_allows_is_found_whole(self, rig: CloudRig) -> None:
+        token = "j" * 54
+        known(await rig.provider.create(self.resources, token))
+        await rig.settle()
+        assert [i.token for i in known(await rig.provider.find(token))] == [token]
+        with pytest.raises(BadRequest, match="can't stand in a name"):
+            await rig.provider.create(self.resources, token + "j")
+
+    async def test_a_machine_that_was_shut_down_inside_bills_on(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        self.cloud(rig).unhealthy.add(instance.id)
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.FAILED and seen.meter is True
+        assert "bills on" in seen.why
+
+    async def test_launches_come_one_in_twelve_seconds(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(self.resources, "token-1"))
+        with pytest.raises(RateLimited):
+            await rig.provider.create(self.resources, "token-2")
+        assert len(rig.cloud.own) == 1
+
+    async def test_reads_keep_the_pace(self, rig: CloudRig) -> None:
+        before = rig.clock.now()
+        for _ in range(6):
+            known(await rig.provider.list())
+        assert rig.clock.now() - before >= 5
+        assert not any(told.status == 429 for _, told in rig.cloud.told)
+
+    async def test_two_instances_for_one_launch_are_both_found(self, rig: CloudRig) -> None:
+        self.cloud(rig).launch_twice = True
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        await rig.settle()
+        assert len(known(await rig.provider.find("token-1"))) == 2
+
+    async def test_no_region_with_stock_is_no_capacity(self, rig: CloudRig) -> None:
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(self.resources, "token-1")
+
+    async def test_stock_that_goes_in_between_is_no_capacity(self, rig: CloudRig) -> None:
+        body = {"error": {"code": "instance-operations/launch/insufficient-capacity", "message": "sorry"}}
+        rig.cloud.faults = [Fault("other", self.creates, status=400, body=json.dumps(body).encode())]
+        with pytest.raises(NoCapacity, match="sorry"):
+            await rig.provider.create(self.resources, "token-1")
+
+    async def test_the_filesystem_decides_the_region(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(DURABLE, "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        assert order["file_system_names"] == ["gpuwarden"] and order["region_name"] == "us-west-1"
+
+    async def test_a_filesystem_elsewhere_than_the_profile_says_is_refused(self, rig: CloudRig) -> None:
+        self.cloud(rig).filesystems = []
+        with pytest.raises(BadRequest, match="0 filesystems"):
+            await rig.provider.create(DURABLE, "j1-i1")
+        self.cloud(rig).filesystems = [{**LambdaAccount.filesystem("gpuwarden", "us-west-1"), "mount_point": "/data"}]
+        with pytest.raises(BadRequest, match="mounted at /data"):
+            await rig.provider.create(DURABLE, "j1-i1")
+        assert rig.cloud.own == {}
+
+    async def test_the_key_of_the_launch_is_ours(self, rig: CloudRig) -> None:
+        other = {"id": "k2", "name": "other", "public_key": "ssh-ed25519 " + "A" * 60}
+        self.cloud(rig).ssh_keys = [other]
+        with pytest.raises(BadRequest, match="none of the SSH keys"):
+            await rig.provider.create(self.resources, "token-1")
+        assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
+        rig.env["LAMBDA_SSH_KEY_NAME"] = "other"
+        known(await rig.provider.create(self.resources, "token-1"))
+        assert next(a.body for a in rig.cloud.asked if a.method == "POST")["ssh_key_names"] == ["other"]
+
+    async def test_the_only_key_is_taken_where_none_was_named(self, rig: CloudRig) -> None:
+        del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
+        rig.env["HOME"] = "/nowhere"
+        known(await rig.provider.create(self.resources, "token-1"))
+        assert PUBLIC_KEY not in json.dumps([a.body for a in rig.cloud.asked])
+
+    async def test_a_termination_that_does_not_name_it_is_unknown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        rig.cloud.faults = [Fault("other", self.ends, body=b'{"data": {"terminated_instances": []}}')]
+        assert isinstance(await rig.provider.terminate(instance.id), Unknown)
+
+    async def test_another_404_is_not_gone(self, rig: CloudRig) -> None:
+        for body in (b'{"error": {"code": "global/not-found", "message": "no such route"}}', b"<html>404</html>", b""):
+            rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+            assert isinstance(await rig.provider.get("abc"), Unknown)
+
+    async def test_cents_become_dollars_and_zero_unknown(self, rig: CloudRig) -> None:
+        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.49
+        rig.cloud.prices = dict.fromkeys(rig.cloud.prices, 0.0)
+        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+
+    async def test_a_gone_instance_in_the_list_is_left_out(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        body = {"data": [{**rig.cloud.get_instance(ASKED, {"id": instance.id}).body["data"], "status": "terminated"}]}  # type: ignore[attr-defined]
+        rig.cloud.faults = [Fault("other", self.lists, body=json.dumps(body).encode())]
+        assert known(await rig.provider.list()) == ()

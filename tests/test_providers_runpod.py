@@ -1,0 +1,176 @@
+"""RunPod: the contract, and one test for each of its traps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clouds.base import PUBLIC_KEY, Fault
+from clouds.runpod import RunPodCloud
+from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotSupported
+from gpuwarden.core.models import InstanceState, Resources, Unknown
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers.runpod import RunPod
+
+
+class TestRunPod(CloudContract):
+    emulator = RunPodCloud
+    provider = RunPod
+    creates = r"^POST /pods$"
+    lists = r"^GET /pods$"
+    gets = r"^GET /pods/"
+    ends = r"^DELETE /pods/"
+    spec = ("runpod-v2.openapi.json", "/v2")
+
+    def says_nothing(self, status: int, raw: bytes) -> bool:
+        body = json.loads(raw) if raw else None
+        if status == 404:
+            return isinstance(body, dict) and body.get("status") == 404
+        return isinstance(body, dict) and body.get("pods") == []
+
+    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, disk_gb=200), "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        assert order["name"] == "gpuwarden-j1-i1"
+        assert order["gpu"] == {"id": "NVIDIA H100 80GB HBM3", "count": 2}
+        assert order["mounts"] == {"persistent": {"size": 200, "path": "/workspace"}}
+        assert order["ports"] == ["22/tcp"] and order["startSsh"] is True
+        assert order["env"] == {"PUBLIC_KEY": PUBLIC_KEY}
+        assert rig.env["RUNPOD_API_KEY"] not in json.dumps(order)
+        assert "interruptible" not in order
+
+    async def test_durable_storage_is_the_network_volume_at_the_profiles_path(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        assert order["mounts"] == {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
+        assert order["dataCenterIds"] == ["EU-RO-1"] and order["cloud"] == "SECURE"
+
+    @pytest.mark.parametrize("count", [0, 2])
+    async def test_durable_storage_without_one_volume_is_refused(self, rig: CloudRig, count: int) -> None:
+        assert isinstance(rig.cloud, RunPodCloud)
+        rig.cloud.volumes = [{**rig.cloud.volumes[0], "id": f"v{n}"} for n in range(count)]
+        with pytest.raises(BadRequest, match=f"{count} network volumes"):
+            await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1")
+        assert rig.cloud.own == {}
+
+    async def test_pods_of_a_cluster_are_listed_too(self, rig: CloudRig) -> None:
+        assert isinstance(rig.cloud, RunPodCloud)
+        instance = await self.rent(rig)
+        rig.cloud.cluster_pods = [instance.id]
+        assert [i.id for i in known(await rig.provider.list())] == [instance.id]
+        with pytest.raises(Conflict):
+            await rig.provider.terminate(instance.id)
+
+    async def test_interruptible_is_not_sold_and_not_asked_for(self, rig: CloudRig) -> None:
+        with pytest.raises(NotSupported):
+            await rig.provider.create(Resources(gpu="H100", interruptible=True), "j1-i1")
+        assert rig.cloud.asked == []
+
+    async def test_a_stop_in_the_wrong_state_is_a_conflict(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        known(await rig.provider.stop(instance.id))
+        await rig.settle()
+        with pytest.raises(Conflict, match="not valid for status EXITED"):
+            await rig.provider.stop(instance.id)
+
+    async def test_a_lock_blocks_the_stop_and_is_shown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        rig.cloud.own[instance.id]["locked"] = True
+        with pytest.raises(Conflict, match="locked"):
+            await rig.provider.stop(instance.id)
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and "locked" in seen.why
+
+    async def test_a_stopped_pods_price_of_zero_is_no_price(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        known(await rig.provider.stop(instance.id))
+        await rig.settle()
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is False
+        assert seen.price_usd_per_hour is None and seen.stopped_usd_per_hour is None
+
+    async def test_exited_with_a_price_bills(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        known(await rig.provider.stop(instance.id))
+        await rig.settle()
+        body = next(t.body for a, t in reversed(rig.cloud.told) if a.method == "POST")
+        lie = {**body, "status": "EXITED", "cost": 2.99, "runtime": None}
+        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(lie).encode())]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is True
+
+    async def test_the_old_port_after_a_restart_is_not_believed(self, rig: CloudRig) -> None:
+        first = await self.rent(rig)
+        assert first.place is not None
+        known(await rig.provider.stop(first.id))
+        await rig.settle()
+        known(await rig.provider.start(first.id))
+        rig.clock.time += 12  # RUNNING again, with the mapping of before
+        early = known(await rig.provider.get(first.id))
+        assert early is not None and early.state is InstanceState.RUNNING and early.place is None
+        await rig.settle()
+        late = known(await rig.provider.get(first.id))
+        assert late is not None and late.place is not None and late.place.port != first.place.port
+
+    async def test_an_uptime_from_before_the_start_is_stale(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        body = json.loads(json.dumps(rig.cloud.told[-1][1].body))
+        body["runtime"]["uptime"] = 99_999
+        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.place is None
+
+    async def test_a_price_of_zero_is_unknown_and_passes_no_cap(self, rig: CloudRig) -> None:
+        assert isinstance(rig.cloud, RunPodCloud)
+        rig.cloud.prices = dict.fromkeys(rig.cloud.prices, 0.0)
+        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=5.0), "j1-i1")
+
+    async def test_the_cap_is_held_against_the_price_of_all_gpus(self, rig: CloudRig) -> None:
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=5.0), "j1-i1")
+        known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=6.0), "j1-i1"))
+        assert len(rig.cloud.own) == 1
+
+    async def test_l4_is_not_l40s(self, rig: CloudRig) -> None:
+        assert known(await rig.provider.quote(Resources(gpu="L4"))).price_usd_per_hour == 0.43
+        assert known(await rig.provider.quote(Resources(gpu="RTX4090"))).price_usd_per_hour == 0.69
+        with pytest.raises(BadRequest, match="no GPU called"):
+            await rig.provider.quote(Resources(gpu="40"))
+
+    async def test_no_stock_is_no_capacity(self, rig: CloudRig) -> None:
+        rig.cloud.cloud.configure(rig.cloud.settings.model_copy(update={"capacity": 0}))
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(self.resources, "j1-i1")
+
+    async def test_the_last_machine_going_in_between_is_no_capacity(self, rig: CloudRig) -> None:
+        rig.cloud.cloud.configure(rig.cloud.settings.model_copy(update={"capacity": 1}))
+        known(await rig.provider.create(self.resources, "j1-i1"))
+        with pytest.raises(NoCapacity, match="no longer any instances"):
+            await rig.provider.create(self.resources, "j2-i1")
+
+    async def test_the_final_cost_is_asked_of_the_bill(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        await self.down(rig, instance.id)
+        gone = known(await rig.provider.get(instance.id))
+        assert gone is not None and gone.state is InstanceState.GONE
+        assert gone.cost_usd == pytest.approx(rig.cloud.cloud.truth(instance.id).cost_usd)
+        assert any(a.path == "/billing/pods" for a in rig.cloud.asked)
+        assert not any(a.path == "/billing/endpoints" for a in rig.cloud.asked)
+
+    async def test_another_pod_than_asked_for_is_unknown(self, rig: CloudRig) -> None:
+        one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
+        body = next(t.body for a, t in rig.cloud.told if a.path == f"/pods/{two.id}")
+        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        assert isinstance(await rig.provider.get(one.id), Unknown)
+
+    async def test_no_key_for_ssh_anywhere_is_found(self, rig: CloudRig) -> None:
+        assert isinstance(rig.cloud, RunPodCloud)
+        del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
+        rig.env["HOME"] = "/nowhere"
+        assert await rig.provider.check() == []
+        rig.cloud.ssh_keys = []
+        assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]

@@ -1,0 +1,210 @@
+"""Vast.ai: the contract, and one test for each of its traps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clouds.base import PUBLIC_KEY, Asked, Fault
+from clouds.vastai import VastCloud
+from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from gpuwarden.core.errors import AuthFailed, NoCapacity, RateLimited
+from gpuwarden.core.models import InstanceState, Resources, Unknown
+from gpuwarden.providers.vastai import Vast
+
+BID = Resources(gpu="H100", interruptible=True)
+
+
+class TestVast(CloudContract):
+    emulator = VastCloud
+    provider = Vast
+    creates = r"^PUT /api/v0/asks/"
+    lists = r"^GET /api/v1/instances/$"
+    gets = r"^GET /api/v0/instances/"
+    ends = r"^DELETE /api/v0/instances/"
+    ident = "4200001"
+    spec = ("vastai.openapi.yaml", "")
+    gaps = ("instances.ports: {", "instances: None is not")  # the list's form of ports; null for one that is gone
+
+    def says_nothing(self, status: int, raw: bytes) -> bool:
+        body = json.loads(raw) if raw else None
+        if not isinstance(body, dict):
+            return False
+        if status == 404:
+            return body.get("error") in {"not_found", "no_such_instance"}
+        return body.get("instances", 0) is None or (body.get("instances") == [] and body.get("total_instances", 1) <= 0)
+
+    def cloud(self, rig: CloudRig) -> VastCloud:
+        assert isinstance(rig.cloud, VastCloud)
+        return rig.cloud
+
+    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(Resources(gpu="H100", disk_gb=80), "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
+        assert order["label"] == "gpuwarden-j1-i1" and order["disk"] == 80
+        assert order["runtype"] == "ssh_direct" and order["cancel_unavail"] is True
+        assert PUBLIC_KEY in order["onstart"] and ".no_auto_tmux" in order["onstart"]
+        assert "price" not in order and "volume_info" not in order
+        assert rig.env["VAST_API_KEY"] not in json.dumps(order)
+
+    async def test_the_cap_goes_into_the_choice(self, rig: CloudRig) -> None:
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=2.0), "j1-i1")
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=3.0), "j1-i1")
+        assert rig.cloud.own == {}
+
+    async def test_a_bid_is_the_least_one_and_no_more_than_the_cap(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(BID, "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
+        assert order["price"] == pytest.approx(1.101)
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(BID.model_copy(update={"max_price_usd_per_hour": 1.1}), "j2-i1")
+
+    async def test_a_volume_is_made_on_the_machine_at_the_profiles_path(self, rig: CloudRig) -> None:
+        known(await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1"))
+        order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
+        assert order["volume_info"] == {"create_new": True, "volume_id": 9101, "size": 50, "mount_path": "/data"}
+
+    async def test_outbid_is_interrupted_and_comes_back(self, rig: CloudRig) -> None:
+        made = known(await rig.provider.create(BID, "token-1"))
+        await rig.settle()
+        rig.cloud.cloud.preempt(rig.cloud.inner(made.id))
+        rig.clock.time += 1
+        seen = known(await rig.provider.get(made.id))
+        assert seen is not None and seen.state is InstanceState.INTERRUPTED and seen.meter is None
+        await rig.settle()
+        seen = known(await rig.provider.get(made.id))
+        assert seen is not None and seen.state is InstanceState.RUNNING
+
+    async def test_null_is_gone(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("other", self.gets, body=b'{"instances": null}')]
+        assert known(await rig.provider.get("4200001")) is None
+
+    @pytest.mark.parametrize("body", [b'{"instances": []}', b'{"instances": ""}', b"{}", b'""', b"null", b"[]"])
+    async def test_what_looks_like_nothing_is_not_gone(self, rig: CloudRig, body: bytes) -> None:
+        rig.cloud.faults = [Fault("other", ".", count=9, body=body)]
+        assert isinstance(await rig.provider.get("4200001"), Unknown)
+        assert isinstance(await rig.provider.list(), Unknown)
+        assert isinstance(await rig.provider.find("token-1"), Unknown)
+
+    async def test_the_retired_list_is_not_asked(self, rig: CloudRig) -> None:
+        await self.rent(rig)
+        known(await rig.provider.list())
+        assert not any(a.method == "GET" and a.path.rstrip("/") == "/api/v0/instances" for a in rig.cloud.asked)
+
+    async def test_a_retired_list_is_unknown(self, rig: CloudRig) -> None:
+        body = b'{"success": false, "error": "deprecated_endpoint", "msg": "gone"}'
+        rig.cloud.faults = [Fault("other", self.lists, status=410, body=body)]
+        assert isinstance(await rig.provider.list(), Unknown)
+
+    async def test_more_than_a_page_is_read_at_the_permitted_pace(self, rig: CloudRig) -> None:
+        for n in range(57):
+            rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
+        await rig.settle()
+        assert len({i.id for i in known(await rig.provider.list())}) == 57
+        assert [i.token for i in known(await rig.provider.find("t56"))] == ["t56"]
+        assert not any(told.status == 429 for _, told in rig.cloud.told)
+
+    async def test_a_list_that_stops_early_is_unknown(self, rig: CloudRig) -> None:
+        for n in range(30):
+            rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
+        await rig.settle()
+        page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
+        rig.cloud.faults = [Fault("other", self.lists, body=json.dumps({**page, "next_token": None}).encode())]
+        answer = await rig.provider.list()
+        assert isinstance(answer, Unknown) and "25 of 30" in answer.why
+        rig.cloud.faults = [Fault("other", self.lists, count=99, body=json.dumps(page).encode())]
+        answer = await rig.provider.list()
+        assert isinstance(answer, Unknown) and "does not end" in answer.why
+
+    async def test_a_bad_key_as_404_is_a_bad_key_and_not_gone(self, rig: CloudRig) -> None:
+        self.cloud(rig).bad_key_is_404 = True
+        rig.env["VAST_API_KEY"] = "wrong-key-0123456789"
+        for ask in (rig.provider.list, lambda: rig.provider.get("4200001"), lambda: rig.provider.terminate("4200001")):
+            with pytest.raises(AuthFailed):
+                await ask()
+
+    async def test_an_offer_that_went_is_passed_over(self, rig: CloudRig) -> None:
+        self.cloud(rig).prices = {"H100 SXM": 2.2, "H100 NVL": 2.3, "H100 PCIE": 2.4}
+        self.cloud(rig).stale_offers = {101}
+        made = known(await rig.provider.create(self.resources, "token-1"))
+        assert made.price_usd_per_hour == 2.3
+        self.cloud(rig).stale_offers = {101, 201, 301}
+        with pytest.raises(NoCapacity):
+            await rig.provider.create(self.resources, "token-2")
+        assert len(rig.cloud.own) == 1
+
+    async def test_an_end_that_was_not_carried_out_shows(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        self.cloud(rig).deaf_ends = 1
+        known(await rig.provider.terminate(instance.id))
+        await rig.settle()
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.RUNNING
+        known(await rig.provider.terminate(instance.id))
+        await rig.settle()
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.GONE
+
+    async def test_the_charges_are_the_final_cost(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        await self.down(rig, instance.id)
+        gone = known(await rig.provider.get(instance.id))
+        truth = rig.cloud.cloud.truth(rig.cloud.inner(instance.id))
+        assert gone is not None and gone.cost_usd == pytest.approx(truth.cost_usd, abs=0.001)
+
+    async def test_200_with_an_error_body_is_unknown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        body = b'{"success": false, "error": "internal", "msg": "try again"}'
+        rig.cloud.faults = [Fault("other", ".", count=99, body=body)]
+        assert isinstance(await rig.provider.stop(instance.id), Unknown)
+        assert isinstance(await rig.provider.terminate(instance.id), Unknown)
+        assert isinstance(await rig.provider.create(self.resources, "token-2"), Unknown)
+
+    async def test_the_limits_threshold_is_the_wait(self, rig: CloudRig) -> None:
+        rig.cloud.faults = [Fault("limited", ".", count=99)]
+        with pytest.raises(RateLimited) as caught:
+            await rig.provider.terminate("4200001")
+        assert caught.value.after_s == 4.5
+
+    async def test_without_a_direct_port_the_proxy_is_the_address(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        assert instance.place is not None and instance.place.host == "127.0.0.1"
+        body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
+        body["instances"]["ports"] = [8080]  # another shape that is published for a single instance
+        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.place is not None and seen.place.host == "ssh5.vast.ai"
+
+    @pytest.mark.parametrize(
+        ("actual", "intended", "contract", "state", "meter"),
+        [
+            (None, "running", "running", InstanceState.BOOTING, None),
+            (None, "stopped", "stopped", InstanceState.STOPPED, False),
+            ("created", "running", "running", InstanceState.BOOTING, None),
+            ("exited", "running", "running", InstanceState.FAILED, True),
+            ("exited", "stopped", "running", InstanceState.STOPPED, None),
+            ("stopped", "running", "stopped", InstanceState.BOOTING, None),
+            ("offline", "running", "running", InstanceState.INTERRUPTED, None),
+            ("unknown", "running", "running", InstanceState.INTERRUPTED, None),
+            ("frozen", "running", "running", InstanceState.INTERRUPTED, None),
+            ("rebooting", "running", "running", InstanceState.BOOTING, None),
+            ("running", "stopped", "running", InstanceState.STOPPING, True),
+        ],
+    )
+    async def test_every_status_has_a_meaning(
+        self, rig: CloudRig, actual: str | None, intended: str, contract: str, state: InstanceState, meter: bool | None
+    ) -> None:
+        instance = await self.rent(rig)
+        body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
+        body["instances"] |= {"actual_status": actual, "intended_status": intended, "cur_state": contract}
+        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and (seen.state, seen.meter) == (state, meter)
+        assert seen.place is None
+
+
+def _asked() -> Asked:
+    return Asked("GET", "/", {}, {}, None)
