@@ -37,6 +37,7 @@ TOOLS = {
     "list_instances",
     "hub_repo_details",
     "dataset_search",
+    "search_references",
 }
 
 

@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import Refused, WardenError
-from gpuwarden.core.fence import fence, line
+from gpuwarden.core.fence import fence, line, redact
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
 from gpuwarden.lifecycle.pull import PullResult
@@ -78,6 +79,17 @@ class SubmitReply(Reply):
     findings: list[FindingReply] = Field(default_factory=list)
 
 
+class DiagnosisReply(BaseModel):
+    """A known failure that the log's `lines` speak for: likely or possible, never certain."""
+
+    id: str
+    title: str
+    certainty: str
+    why: str
+    fix: str
+    lines: str = ""
+
+
 class CheckReply(Reply):
     """A job and its meter now. `log_cursor` is where the next read of the log goes on."""
 
@@ -90,6 +102,7 @@ class CheckReply(Reply):
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
+    diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     log: str = ""
     log_cursor: int | None = None
     log_bytes: int | None = None
@@ -234,9 +247,22 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         exit_code=seen.exit_code if seen else None,
         alerts=[line(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=_meter(result.lease) if result.lease else None,
+        diagnoses=[_diagnosis(d, values) for d in result.diagnoses],
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
+    )
+
+
+def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
+    said = "\n".join(line(redact(matched.text, values), 240) for matched in found.lines if matched.number)
+    return DiagnosisReply(
+        id=found.id,
+        title=found.title,
+        certainty=found.certainty,
+        why=found.why,
+        fix=line(found.fix, 400),
+        lines=fence(said, f"the log, for {found.id}", values=values) if said else "",
     )
 
 

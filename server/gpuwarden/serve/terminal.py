@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from gpuwarden.core.fence import plain
 from gpuwarden.serve import replies
 from gpuwarden.serve.replies import (
     CheckReply,
+    DiagnosisReply,
     FindingReply,
     InstanceReply,
     InstancesReply,
@@ -30,6 +32,8 @@ from gpuwarden.serve.replies import (
 
 if TYPE_CHECKING:
     from gpuwarden.remote.receive import Progress
+    from gpuwarden.serve.references import SearchReply
+    from gpuwarden.serve.upkeep import DraftReply, IssuesReply
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -43,6 +47,7 @@ COLORS = {
 COMMANDS = {
     "submit_job": "submit", "check_job": "check", "cancel_job": "cancel", "pull_artifacts": "pull",
     "verify_checkpoint": "verify", "teardown_request": "teardown", "list_instances": "instances",
+    "search_references": "search",
 }  # fmt: skip
 
 
@@ -121,8 +126,22 @@ def checked(reply: CheckReply) -> None:
     if reply.meter:
         out.print("  " + _meter(reply.meter))
     if reply.log:
-        out.print(escape("\n".join(reply.log.splitlines()[1:-1])), style="dim")  # the fence is for models
+        out.print(escape(_unfenced(reply.log)), style="dim")
+    for found in reply.diagnoses:
+        _diagnosis(found)
     message(reply)
+
+
+def _unfenced(text: str) -> str:
+    """Foreign text without its fence, which is for models."""
+    return "\n".join(text.splitlines()[1:-1])
+
+
+def _diagnosis(found: DiagnosisReply) -> None:
+    out.print(f"[yellow]{found.certainty}[/] [bold]{found.id}[/] {escape(found.title)} [dim]({escape(found.why)})[/]")
+    if found.lines:
+        out.print(escape(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
+    out.print(f"  [dim]fix:[/] {escape(found.fix)}")
 
 
 def _meter(meter: MeterReply) -> str:
@@ -228,6 +247,31 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
     for r in rows:
         table.add_row(r["id"], colored(r["severity"]), escape(r["title"]))
     out.print(table)
+
+
+def found(reply: SearchReply) -> None:
+    """What a search of the references found."""
+    for hit in reply.hits:
+        out.print(f"[bold]{escape(hit.id)}[/] {escape(hit.title)} [dim]({escape(hit.why)})[/]")
+        out.print(f"  {escape(hit.summary)}")
+        if hit.fix:
+            out.print(f"  [dim]fix:[/] {escape(hit.fix)}")
+        out.print(f"  [dim]{escape(hit.uri)}[/]")
+    message(reply)
+
+
+def issues(reply: IssuesReply) -> None:
+    """What in the knowledge needs a person, one on a line, as compilers write it."""
+    for row in reply.issues:
+        mark = "[red]urgent[/] " if row.urgent else ""
+        out.print(f"{escape(row.file)}:{row.line}: {mark}{escape(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
+    message(reply)
+
+
+def draft(reply: DraftReply) -> None:
+    """A drafted entry as it would stand in its page, so that it can be copied."""
+    out.print(escape(reply.text), soft_wrap=True)
+    message(reply)
 
 
 def platforms(titles: dict[str, str]) -> None:
