@@ -142,12 +142,12 @@ class TestRunPod(CloudContract):
             await rig.provider.quote(Resources(gpu="40"))
 
     async def test_no_stock_is_no_capacity(self, rig: CloudRig) -> None:
-        rig.cloud.cloud.configure(rig.cloud.settings.model_copy(update={"capacity": 0}))
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "j1-i1")
 
     async def test_the_last_machine_going_in_between_is_no_capacity(self, rig: CloudRig) -> None:
-        rig.cloud.cloud.configure(rig.cloud.settings.model_copy(update={"capacity": 1}))
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 1}))
         known(await rig.provider.create(self.resources, "j1-i1"))
         with pytest.raises(NoCapacity, match="no longer any instances"):
             await rig.provider.create(self.resources, "j2-i1")

@@ -124,8 +124,11 @@ class Door:
         params: Mapping[str, str | int] | None = None,
         body: object = None,
         safe: bool | None = None,
+        empty: bool = False,
     ) -> Answer[T]:
-        """One request. `shape` None expects 204 without a body. A `safe` request may be sent again: reads are.
+        """One request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
+
+        A `safe` request may be sent again: reads are.
 
         Raises AuthFailed, RateLimited, BadRequest, Conflict, NotFound or NoCapacity for a definite refusal.
         """
@@ -135,9 +138,9 @@ class Door:
             assert isinstance(reply, Reply)
             await self.clock.sleep(reply.after_s if reply.after_s is not None else 2.0 * tries)
             reply, tries = await self._send(method, path, params, body), tries + 1
-        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}")
+        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty)
 
-    def _read(self, reply: Reply, shape: type[T] | None, what: str) -> Answer[T]:
+    def _read(self, reply: Reply, shape: type[T] | None, what: str, empty: bool) -> Answer[T]:
         said = line(redact(reply.text(*self.api.says), self._secrets()), 300)
         refusal = self.api.refusal(reply, said)
         if refusal is not None:
@@ -147,7 +150,7 @@ class Door:
             return Unknown(
                 f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}"
             )
-        if shape is None and reply.status == 204:
+        if (shape is None or empty) and reply.status == 204:
             return Known(None)  # type: ignore[arg-type]
         if shape is None:
             return Unknown(f"{self.api.platform} answered {what} with status {reply.status} where 204 was expected")
