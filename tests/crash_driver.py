@@ -48,7 +48,7 @@ class PlainClock:
 
 
 class Tripwire:
-    """Counts the lines of gpuwarden that run, and kills at one of them. `map` says which line was run at which counts."""
+    """Counts the lines of gpuwarden that run, and kills at one of them. `map` has the counts of every line."""
 
     def __init__(self, line: int | None, note: int) -> None:
         self.line, self.note, self.count = line, note, 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.models import JobSpec, Known
+from gpuwarden.core.models import JobSpec, Level, Report, Verdict
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, Job, Lease, Teardown
 from gpuwarden.ledger.store import Event, Ledger
+from gpuwarden.lifecycle import copies
+from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.providers.rehearsal import RehearsalProvider
@@ -75,6 +78,16 @@ async def launch(w: Warden, spec: JobSpec) -> str:
     return done.job.id
 
 
+async def prove(w: Warden, job_id: str) -> Report | None:
+    """Record that the pulled copies are whole, as a verification does; what a checkpoint is, is not the point here."""
+    job, pulled = read_job(w.ledger, job_id), copies.last_pull(w, job_id)
+    if pulled is None:
+        return None
+    report = Report(path=pulled.dest, level=Level.LOAD, verdict=Verdict.PROVEN, files=())
+    copies.save_verified(w, job, pulled, copies.seal(pulled), report)
+    return report
+
+
 def records(cloud: Cloud) -> list[Record]:
     """Every instance that the cloud ever rented, as the cloud itself knows it."""
     return list(cloud.store.state().records.values())
@@ -86,16 +99,16 @@ _TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TE
 _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
 
 
-def promises(ledger: Ledger, cloud: Cloud, excused: Set[str] = frozenset()) -> list[str]:
+def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset()) -> list[str]:
     """Everything that is wrong. Lets time pass in the cloud first. `excused` are machines that may bill unseen."""
     truths = cloud.truths()
     return [
         *moves_along_the_tables(ledger),
         *no_end_without_approval(ledger, cloud),
         *(
-            f"{id} bills and no live lease knows it"
-            for id, truth in truths.items()
-            if truth.meter and id not in excused and not _in_sight(ledger, cloud.store.state().records[id])
+            f"{machine} bills and no live lease knows it"
+            for machine, truth in truths.items()
+            if truth.meter and machine not in excused and not _in_sight(ledger, cloud.store.state().records[machine])
         ),
     ]
 
@@ -117,22 +130,35 @@ def moves_along_the_tables(ledger: Ledger) -> Iterator[str]:
 
 def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
     """Whoever was stopped or terminated at the cloud had an approval, once, for the facts that were carried out."""
-    used = [e for e in ledger.events(kind="approval.used")]
+    used = ledger.events(kind="approval.used")
     for event in used:
         granted = [e for e in ledger.events(event.subject, kind="approval.granted") if e.seq < event.seq]
         if not granted or granted[-1].body["digest"] != event.body["digest"]:
             yield f"{event.subject} executed without an approval of its facts"
+        elif judged(ledger, granted[-1]) != event.body["digest"]:
+            yield f"{event.subject} executed on a yes to facts that had changed"
         elif event.at > granted[-1].body["expires_at"]:
             yield f"{event.subject} executed on an expired approval"
     if len({e.token for e in used}) != len(used):
         yield "an approval was used twice"
     approved = {ledger.events(e.subject, kind="teardown.requested")[0].body["lease"] for e in used}
     given_back = {e.subject.removeprefix("lease/") for e in ledger.events(kind="abandon.intent")}
+    for job in {e.subject.removeprefix("job/") for e in ledger.events(kind="submit.intent")}:
+        rented = ledger.last(f"job/{job}", "job.provisioning")
+        if rented is not None and rented.body["lease"] in given_back:
+            yield f"{job} was given back although something was launched there"
     for record in records(cloud):
         if record.cause in {"stop", "terminate"} and not {
-            lease for lease, id in leases(ledger).items() if id == record.id
+            lease for lease, machine in leases(ledger).items() if machine == record.id
         } & (approved | given_back):
             yield f"{record.id} was ended ({record.why}) and nobody approved that"
+
+
+def judged(ledger: Ledger, granted: Event) -> str | None:
+    """The digest of the facts as they were last looked at before a yes was recorded."""
+    looks = ("teardown.awaiting_human", "teardown.blocked")
+    before = [e for e in ledger.events(granted.subject) if e.kind in looks and e.seq < granted.seq]
+    return next((str(e.body["digest"]) for e in reversed(before) if not e.body.get("without_proof")), None)
 
 
 def leases(ledger: Ledger) -> dict[str, str | None]:
@@ -147,30 +173,25 @@ def leases(ledger: Ledger) -> dict[str, str | None]:
 def _in_sight(ledger: Ledger, record: Record) -> bool:
     """Whether a live lease stands for an instance: by its id, or by its token while no id is known."""
     return any(
-        (id == record.id or (id is None and lease == record.token)) and ledger.state(f"lease/{lease}") in LIVE_LEASES
-        for lease, id in leases(ledger).items()
+        ledger.state(f"lease/{lease}") in LIVE_LEASES
+        and (machine == record.id or (machine is None and lease == record.token))
+        for lease, machine in leases(ledger).items()
     )
 
 
 def stopped_leases(ledger: Ledger) -> dict[str, str]:
     """The leases that are believed stopped, and their instances."""
-    found = {}
-    for lease, id in leases(ledger).items():
-        if ledger.state(f"lease/{lease}") == Lease.STOPPED and id is not None:
-            found[lease] = id
-    return found
+    return {
+        lease: machine
+        for lease, machine in leases(ledger).items()
+        if machine is not None and ledger.state(f"lease/{lease}") == Lease.STOPPED
+    }
 
 
 def launches(said: Path) -> list[tuple[str, int]]:
     """Job and attempt of every launch, as the jobs themselves said it."""
     lines = said.read_text().splitlines() if said.exists() else []
     return [(line.split()[0], int(line.split()[1])) for line in lines]
-
-
-def known(answer: object) -> object:
-    """The value of an answer that was understood."""
-    assert isinstance(answer, Known), answer
-    return answer.value
 
 
 def story(events: list[Event]) -> str:

@@ -39,18 +39,18 @@ class Processes:
     def __init__(self) -> None:
         self.living: dict[str, set[str]] = {}
 
-    def of(self, id: str, named: Iterable[object] = ()) -> list[object]:
+    def of(self, machine: str, named: Iterable[object] = ()) -> list[object]:
         return []
 
     def terminate(self, processes: Iterable[object]) -> None:
         """The pretended jobs die hard."""
 
-    def kill(self, id: str, named: Iterable[object] = ()) -> bool:
-        self.living.pop(id, None)
+    def kill(self, machine: str, named: Iterable[object] = ()) -> bool:
+        self.living.pop(machine, None)
         return True
 
     def held(self, ids: set[str]) -> set[str]:
-        return {id for id in ids if self.living.get(id)}
+        return {each for each in ids if self.living.get(each)}
 
 
 class PretendBackend:

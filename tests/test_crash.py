@@ -142,8 +142,8 @@ class Life:
             truths = self.cloud.truths()
             wrong += [
                 f"{n} is stopped in the ledger and bills"
-                for n, id in stopped_leases(ledger).items()
-                if truths[id].meter
+                for n, machine in stopped_leases(ledger).items()
+                if truths[machine].meter
             ]
             at = reply.get("killed_at", "a moment") if reply["killed"] else "its end"
             assert not wrong, f"after {phase} died at {at}: {wrong}\n{self.told(ledger)}"

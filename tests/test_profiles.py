@@ -219,6 +219,8 @@ SURVIVES = [
     ("autodl", "/root/autodl-fs/x", True, "nnnn"),
     ("paperspace", "/home/paperspace/x", False, "ynny"),
     ("prime-intellect", "/root/x", False, "nnny"),
+    ("hf-jobs", "/job/out", False, "nnnn"),
+    ("hf-jobs", "/hub/models/me/x", False, "yyyy"),
 ]
 
 
@@ -254,6 +256,7 @@ METER = {
     "autodl": (("stop", "terminate"), ("stop",), ("stop",)),
     "paperspace": (("stop", "terminate"), ("stop", "terminate"), ("stop", "terminate")),
     "prime-intellect": (("terminate",), (), ()),
+    "hf-jobs": (("terminate",), (), ()),
 }
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import random
-from collections.abc import AsyncIterator
+import tarfile
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Manifest
-from gpuwarden.remote import receive as module
+from gpuwarden.remote import destination
 from gpuwarden.remote.names import STAGING
 from gpuwarden.remote.receive import Progress, receive
 
@@ -218,7 +221,7 @@ async def test_a_link_in_the_destination_is_not_followed(tmp_path: Path) -> None
 
 
 async def test_names_that_a_disk_folds_together_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "folds_names", lambda _: True)
+    monkeypatch.setattr(destination, "folds_names", lambda _: True)
     far = Far({"Model.pt": b"one", "model.pt": b"two", "caf\u00e9": b"3", "cafe\u0301": b"4"})
     got = await receive(far, far.manifest(), tmp_path)
     assert [f.path for f in got.files] == ["Model.pt", "caf\u00e9"]
@@ -259,3 +262,119 @@ async def test_two_receivers_do_not_mix(tmp_path: Path) -> None:
             await receive(far, far.manifest(), tmp_path)
         go.set()
     assert (tmp_path / "a").read_bytes() == far.files["a"]
+
+
+# ------------------------------------------------------------------------------------------------------- small files
+
+
+class Packing(Far):
+    """A far side that can also send bundles. `extra` members are slipped in, `spoil` changes the stream."""
+
+    def __init__(self, files: dict[str, bytes], cuts: list[int] | None = None) -> None:
+        super().__init__(files, cuts)
+        self.bundles = 0
+        self.extra: list[tuple[tarfile.TarInfo, bytes]] = []
+        self.spoil: Callable[[bytes], bytes] = lambda data: data
+
+    async def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        self.bundles += 1
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
+            for info, content in self.extra:
+                tar.addfile(info, io.BytesIO(content))
+            for number, artifact in enumerate(artifacts):
+                if artifact.path in self.files:
+                    info = tarfile.TarInfo(str(number))
+                    info.size = len(self.files[artifact.path])
+                    tar.addfile(info, io.BytesIO(self.files[artifact.path]))
+        data = self.spoil(out.getvalue())
+        for at in range(0, len(data), self.chunk):
+            chunk = data[at : at + self.chunk]
+            if self.cuts and self.sent + len(chunk) > self.cuts[0]:
+                self.cuts.pop(0)
+                raise Unreachable("the line was cut")
+            self.sent += len(chunk)
+            yield chunk
+
+
+def many(count: int = 300) -> dict[str, bytes]:
+    return {f"d{n % 7}/f{n}": noise(n, n * 7 % 3000) for n in range(count)}
+
+
+async def test_small_files_come_as_one_stream(tmp_path: Path) -> None:
+    far = Packing(many() | {"large": noise(1, 2 << 20)})
+    far.chunk = 70_000
+    got = await receive(far, far.manifest(), tmp_path)
+    assert got.complete
+    assert got.bytes_sent == sum(map(len, far.files.values()))
+    assert far.bundles == 1
+    assert {p for p, _ in far.reads} == {"large"}
+    for path, data in far.files.items():
+        assert (tmp_path / path).read_bytes() == data
+    assert (tmp_path / "d1/f1").stat().st_mtime_ns == 10**18
+    assert not list((tmp_path / STAGING).glob("*.part"))
+    again = await receive(far, far.manifest(), tmp_path)
+    assert (again.bytes_sent, far.bundles) == (0, 1)
+
+
+async def test_a_cut_bundle_keeps_what_arrived(tmp_path: Path) -> None:
+    far = Packing(many(), cuts=[50_000, 120_000, 333_333])
+    got = await receive(far, far.manifest(), tmp_path, clock=NoWait())
+    assert got.complete
+    assert got.retries == 3
+    assert got.bytes_sent == sum(map(len, far.files.values()))
+    assert not far.reads
+
+
+async def test_a_bundle_that_stays_cut_gives_up(tmp_path: Path) -> None:
+    far = Packing(many(20), cuts=[0] * 99)
+    with pytest.raises(Unreachable):
+        await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=2)
+
+
+def member(name: str, content: bytes = b"evil", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, content
+
+
+async def test_members_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
+    far = Packing({f"f{n}": noise(n, 100) for n in range(10)})
+    far.extra = [
+        member("../up"),
+        member("/abs"),
+        member("99"),
+        member("-1"),
+        member("0", b"wrong content"),
+        member("1", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        member("2", b"", type=tarfile.CHRTYPE),
+        member("3", b"", type=tarfile.DIRTYPE),
+    ]
+    got = await receive(far, far.manifest(), tmp_path / "in")
+    assert got.complete
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock") == sorted(far.files)
+
+
+async def test_a_file_missing_from_the_bundle_is_explained(tmp_path: Path) -> None:
+    far = Packing({f"f{n}": noise(n, 100) for n in range(10)})
+    manifest = far.manifest()
+    del far.files["f3"]
+    far.files["f4"] = b"other"
+    got = await receive(far, manifest, tmp_path)
+    f3, f4 = got.problems
+    assert (f3.path, f3.why) == ("f3", "f3 is gone")
+    assert f4.path == "f4" and "shorter" in f4.why
+    assert len(got.files) == 8
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda d: b"<html>" * 500, lambda d: d[:700] + b"\xff" * 600 + d[1300:], lambda d: d[:5000]]
+)
+async def test_a_spoiled_bundle_loses_nothing(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    far = Packing({f"f{n}": noise(n, 1000) for n in range(10)})
+    far.spoil = spoil
+    got = await receive(far, far.manifest(), tmp_path, clock=NoWait())
+    assert got.complete
+    assert far.reads

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, Internal, WardenError
+from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.warden import Warden
@@ -56,7 +56,7 @@ def _in_our_words(error: BaseException) -> WardenError:
         import traceback
 
         traceback.print_exception(error)
-    return Internal()
+    return DiskError.of(error) if isinstance(error, OSError) else Internal()
 
 
 def _wants_json(argv: list[str] | None) -> bool:
@@ -77,9 +77,9 @@ def _fail(error: WardenError, as_json: bool) -> int:
 
 def _emit(body: dict[str, Any]) -> None:
     """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
-    from gpuwarden.core.fence import scrubbed
+    from gpuwarden.core.fence import scrubbed, secret_values
 
-    click.echo(json.dumps(scrubbed(body)))
+    click.echo(json.dumps(scrubbed(body, secret_values(os.environ))))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -203,6 +203,7 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 @_async
 async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
     """State, step, metrics, meter and log of a job."""
+    from gpuwarden.core.fence import secret_values
     from gpuwarden.core.states import TERMINAL_JOBS
     from gpuwarden.lifecycle.check import check as use_case
     from gpuwarden.serve import replies
@@ -212,7 +213,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
         result = await use_case(w, job_id, cursor=cursor, limit=log_bytes)
         ended = not follow or result.job.state in TERMINAL_JOBS
         if ended or not as_json:  # one JSON object, so only the last look
-            reply = replies.checked(result, replies.secret_values(w.env, result.job.spec.secrets))
+            reply = replies.checked(result, secret_values(w.env, result.job.spec.secrets))
             code = _print(reply, as_json, "checked")
         if ended:
             return code
@@ -329,10 +330,10 @@ async def instances(as_json: bool) -> int:
 @JSON
 def history(subject: str | None, as_json: bool) -> int:
     """The ledger's events, of one job (its leases and teardowns too) or of all."""
+    from gpuwarden.lifecycle.records import story
     from gpuwarden.serve import terminal
 
-    w = _warden()
-    rows = [e.as_dict() for e in w.ledger.events() if subject is None or subject in json.dumps([e.subject, e.body])]
+    rows = [e.as_dict() for e in story(_warden().ledger, subject)]
     if as_json:
         _emit({"ok": True, "code": "ok", "events": rows})
     else:
@@ -340,15 +341,24 @@ def history(subject: str | None, as_json: bool) -> int:
     return 0
 
 
+def _written(changed: int, as_json: bool) -> int:
+    _emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
+    return 0
+
+
 @cli.command()
 @click.argument("rule_id", required=False)
+@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
 @JSON
-def rules(rule_id: str | None, as_json: bool) -> int:
+def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """The rules of both gates, or one of them with its reason."""
     from gpuwarden.core.errors import NotFound
     from gpuwarden.rules.catalog import all_rules
+    from gpuwarden.rules.page import write_page
     from gpuwarden.serve import terminal
 
+    if write:
+        return _written(write_page(), as_json)
     found = [r for r in all_rules() if rule_id in (None, r.id)]
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
@@ -373,9 +383,7 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
     from gpuwarden.serve import terminal
 
     if write:
-        changed = rewrite_blocks()
-        _emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
-        return 0
+        return _written(rewrite_blocks(), as_json)
     w = _warden()
     if name is None:
         titles = {p: w.profile(p).title for p in w.platforms()}

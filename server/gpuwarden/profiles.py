@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from gpuwarden.core.errors import BadRequest, NotFound
@@ -42,6 +43,7 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
     raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
 
 
+@lru_cache(maxsize=64)  # reading YAML takes tens of milliseconds, and every use case asks for profiles many times
 def load_text(text: str, name: str) -> Profile:
     """Read one profile; `name` stands in errors. Raises BadRequest with `name` and the line."""
     return load_front_matter(Profile, text, name=name)[0]

@@ -7,7 +7,8 @@ the caller's knowledge as it was.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from gpuwarden import backends
 from gpuwarden.core.clock import Clock
@@ -25,6 +26,7 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.registry import load, names
 from gpuwarden.core.rules import Finding
+from gpuwarden.remote.receive import Source
 
 
 class Backend(Protocol):
@@ -73,6 +75,42 @@ class Backend(Protocol):
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """End the job's process group: signal, grace, kill. Never raises for a job that is gone."""
         ...
+
+
+@dataclass(frozen=True)
+class HandleSource:
+    """One job's files, as `remote.receive` wants them."""
+
+    backend: Backend
+    handle: Handle
+
+    def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file from `offset`."""
+        return self.backend.read(self.handle, artifact, offset)
+
+
+@runtime_checkable
+class Bundler(Protocol):
+    """A backend that can also send many small files as one stream."""
+
+    def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """A tar stream whose members are named by their number in `artifacts`; unreadable ones are left out."""
+        ...
+
+
+@dataclass(frozen=True)
+class BundlingSource(HandleSource):
+    """The same, of a backend that is a `Bundler`."""
+
+    def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """Many small files as one tar stream."""
+        assert isinstance(self.backend, Bundler)
+        return self.backend.bundle(self.handle, artifacts)
+
+
+def source(backend: Backend, handle: Handle) -> Source:
+    """Where a job's files are received from; with bundles where the backend has them."""
+    return BundlingSource(backend, handle) if isinstance(backend, Bundler) else HandleSource(backend, handle)
 
 
 def backend_names() -> list[str]:

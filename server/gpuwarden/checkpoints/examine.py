@@ -138,7 +138,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     plugin = reader(entry.path.rsplit("/", 1)[-1], head)
     if plugin is None:
         raise Doubtful("of no format that is known here")
-    entry.format = plugin.NAME
+    entry.format, entry.load = plugin.NAME, plugin.LOAD
     anatomy: Anatomy = plugin.read(source, limits)
     entry.format = anatomy.format
     holes = source.holes()
@@ -151,7 +151,8 @@ def _empty(entry: Entry) -> Anatomy:
     """Logs may be empty; everything else that is empty is a save that never happened."""
     name = entry.path.rsplit("/", 1)[-1]
     plugin = reader(name, b"")
-    entry.format = plugin.NAME if plugin else "unknown"
+    if plugin:
+        entry.format, entry.load = plugin.NAME, plugin.LOAD
     if entry.format in ("text", "jsonl") or name in ("__init__.py", ".gitkeep"):
         return Anatomy(entry.format, proved=["empty"])
     raise Broken("is empty")

@@ -29,6 +29,7 @@ class Entry:
     size: int = 0
     anatomy: Anatomy | None = None
     temporary: bool = False
+    load: str = ""
     proved: list[str] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

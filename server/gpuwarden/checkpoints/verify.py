@@ -21,8 +21,10 @@ from gpuwarden.checkpoints import manifest as manifests
 from gpuwarden.checkpoints.anatomy import Limits, short, some
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
+from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
+from gpuwarden.remote.names import LOG_NAME, STAGING
 
 _RANK = {Verdict.PROVEN: 0, Verdict.UNKNOWN: 1, Verdict.REFUTED: 2}
 
@@ -35,6 +37,7 @@ def verify(
     under: str = "",
     threads: int = 2,
     limits: Limits | None = None,
+    load_limits: LoadLimits | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
@@ -46,6 +49,9 @@ def verify(
     path = _usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress)
     found, extra = _examine(path, level, manifest, under, ask)
+    if level in (Level.LOAD, Level.RESUME):
+        good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
+        load(found.root if found.tree else path.parent, good, load_limits)
     return _report(path, level, found, extra)
 
 
@@ -94,11 +100,16 @@ def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra,
             if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
                 entry.doubts.append("the manifest holds no digest of it, so the copy can't be shown to be equal")
     if found.tree is not None:
-        others = [n for n in found.tree.files if n not in roster]
+        others = [n for n in found.tree.files if n not in roster and not _ours(n)]
         if others:
             extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
     if not roster:
         extra.doubts.append("the manifest lists no file here")
+
+
+def _ours(name: str) -> bool:
+    """What a pull puts beside the artifacts, and is none of them."""
+    return name == LOG_NAME or name.startswith(f"{STAGING}/")
 
 
 def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
@@ -118,6 +129,11 @@ def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
         doubts.append("holds no files, so there is nothing to prove")
     whole = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
     newest = max(whole, key=lambda c: c.step or 0, default=None)
+    if level is Level.RESUME:
+        if newest is None:
+            doubts.append("no whole checkpoint with a step was found, so there is nothing to resume from")
+        else:
+            problems += [f"{newest.path}: {line}" for line in newest.resume]
     verdicts = [f.verdict for f in files] + [c.verdict for c in checkpoints]
     verdicts += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
     return Report(

@@ -121,16 +121,21 @@ def _directory(source: Source) -> tuple[int, int, int, int]:
         what = "a comment" if after == comment else "bytes that belong to nothing"
         raise Broken(f"{after:,} bytes follow its zip directory: {what}")
     end = tail_at + at
-    if _FULL in (size, offset) or count == 0xFFFF:
-        return _directory64(source, end)
     if disk or first or here != count:
         raise Broken("claims to be part of a set of disks")
-    return _exact(count, size, offset, end)
+    narrow = (count, size, offset)
+    # torch writes the 64-bit record always, needed or not
+    if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
+        wide = _directory64(source, end)
+        if any(n not in (w, full) for n, w, full in zip(narrow, wide, (0xFFFF, _FULL, _FULL))):  # noqa: B905
+            raise Broken("its two directory records tell different stories")
+        return wide
+    if _FULL in (size, offset) or count == 0xFFFF:
+        raise Broken("lacks the 64-bit zip record that it announces")
+    return _exact(*narrow, end)
 
 
 def _directory64(source: Source, end: int) -> tuple[int, int, int, int]:
-    if end < 20 + _END64.size:
-        raise Broken("lacks the 64-bit zip record that it announces")
     sign, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
     if sign != b"PK\6\7" or disk or disks > 1 or where + _END64.size != end - 20:
         raise Broken("its 64-bit zip record is not where it should be")

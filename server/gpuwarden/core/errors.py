@@ -13,6 +13,7 @@ WardenError              code, message, hint, retry
 ├── NotSupported         this platform or build can't do that
 ├── BadReply             an answer came, of a shape we don't know; nothing is concluded from it
 ├── LedgerError          the ledger can't be read or written
+├── DiskError            another file of ours can't be read or written
 └── Internal             a mistake of ours; what was done so far is in the ledger
 ```
 
@@ -125,6 +126,18 @@ class LedgerError(WardenError):
     """The ledger can't be read or written. Nothing was launched or lost by this call."""
 
     code = "ledger_error"
+
+
+class DiskError(WardenError):
+    """A file of ours can't be read or written: a full or read-only disk, or missing permissions."""
+
+    code = "disk_error"
+
+    @classmethod
+    def of(cls, error: OSError) -> DiskError:
+        """The same, in our words."""
+        what = f"{error.filename} can't be used" if error.filename else "a file can't be used"
+        return cls(f"{what}: {error.strerror or error}", "Free some space or mend the permissions, then call again.")
 
 
 class Internal(WardenError):

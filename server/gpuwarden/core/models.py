@@ -162,7 +162,8 @@ class Place(Frozen):
     """Where a backend runs a job: an address, and the folder that run folders go into.
 
     `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
-    a rehearsal. `env` is what the platform sets for every process.
+    a rehearsal. `env` is what the platform sets for every process. `host_key` is the public key (`type base64`) that
+    the machine showed at first contact and must show ever after; None before that.
     """
 
     platform: str
@@ -172,6 +173,7 @@ class Place(Frozen):
     host: str | None = None
     port: int | None = None
     user: str | None = None
+    host_key: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
 
 
@@ -414,3 +416,11 @@ class Report(Frozen):
     step: int | None = None
     newest: str = ""
     bytes: int = 0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not proven, whoever it is said of: the whole, a checkpoint or a file."""
+        parts = [("", self.problems + self.doubts)]
+        parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
+        parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]
+        return tuple(dict.fromkeys(at + why for at, whys in parts for why in whys))

@@ -6,13 +6,20 @@ The header is inline script metadata as in PEP 723.
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 import tomllib
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
+from gpuwarden.core.analysis import Push, Setting, Uses, analyse, flagged_repos, is_repo_id, text_or_none
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.syntax import Program, flags
+from gpuwarden.core.training import COLUMNS
 
 # The reference expression of PEP 723.
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
@@ -33,16 +40,49 @@ class ScriptFacts:
     header: Header | None = None
     third_party: tuple[str, ...] = ()
     error: str | None = None
+    uses: Uses = field(default_factory=Uses)
 
 
-def read_script(text: str) -> ScriptFacts:
-    """Read a script. Never raises for what the text holds."""
+def read_script(text: str, env: Mapping[str, str] | None = None, args: Sequence[str] = ()) -> ScriptFacts:
+    """Read a script as it would run with these variables and arguments. Never raises for what the text holds."""
     try:
         header = read_header(text)
         tree = parse(text)
+        uses = analyse(Program(tree, env, args))
     except BadRequest as broken:
         return ScriptFacts(error=broken.message)
-    return ScriptFacts(header, tuple(sorted(_imports(tree) - sys.stdlib_module_names)))
+    except RecursionError:
+        return ScriptFacts(error="the script can't be analysed: it nests too deeply")
+    names = {name.partition(".")[0] for name, _ in uses.imports}
+    return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names)), uses=uses)
+
+
+def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
+    """What can be told of a command without its files: the commands of trl, and flags that name repos."""
+    given = flags(argv)
+    method = next((m for a, m in pairwise(argv) if a.rpartition("/")[2] == "trl" and m in COLUMNS), None)
+    settings = {name: Setting(value, 0, "the command line") for name, value in given.items()} if method else {}
+    push = (
+        [Push(0, "--push_to_hub", text_or_none(given.get("hub_model_id")))] if given.get("push_to_hub") is True else []
+    )
+    uses = Uses(
+        repos=tuple(u for u in flagged_repos(given) if is_repo_id(u.id)),
+        methods=frozenset({method} if method else ()),
+        settings=settings,
+        pushes=tuple(push),
+    )
+    return ScriptFacts(uses=uses)
+
+
+def decode(raw: bytes) -> str:
+    """The text of a script file, by its own encoding line. Raises BadRequest when it is no text."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        return raw.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise BadRequest(
+            f"the script is no text in the encoding it claims: {error}", "Save it as UTF-8, without a declaration."
+        ) from None
 
 
 def read_header(text: str) -> Header | None:
@@ -93,14 +133,3 @@ def parse(text: str) -> ast.Module:
             "the script can't be parsed: it nests too deeply or holds characters that Python does not allow",
             "Simplify it; a training script needs no such depth.",
         ) from error
-
-
-def _imports(tree: ast.Module) -> set[str]:
-    """The top-level names that a script imports anywhere."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module.partition(".")[0])
-    return found

@@ -104,6 +104,8 @@ async def _provisioning(w: Warden, job: JobRecord) -> bool:
     assert job.lease is not None
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled before it was launched")
+    if _over_cap(w, job):
+        return move(w, job, Job.CANCELED, f"max_cost_usd {job.spec.max_cost_usd} was met before the launch")
     lease = read_lease(w.ledger, job.lease)
     if lease.state is Lease.NONE:
         if job.generation >= MAX_GENERATIONS:
@@ -118,7 +120,9 @@ async def tend(w: Warden, lease_id: str) -> None:
     """Find out about an instance whatever became of its job. The caller holds the job's lock."""
     lease = read_lease(w.ledger, lease_id)
     if lease.instance_id is not None:
-        await look(w, lease_id)
+        answer = await look(w, lease_id)
+        if w.ledger.last(lease.subject, "abandon.intent") is not None:
+            await _give_back(w, read_lease(w.ledger, lease_id), answer)
     elif lease.state is Lease.UNVERIFIED:
         await _adopt(w, lease)
 
@@ -134,9 +138,10 @@ async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
         return False
     if found.value:
         first, *others = sorted(found.value, key=lambda i: (i.created_at or 0, i.id))
-        _rented(w, lease, "lease.adopted", first)
-        for n, extra in enumerate(others, 1):
-            _record_extra(w, lease, n, extra)
+        with w.ledger.transaction():  # once the first is known nobody looks for the others again
+            _rented(w, lease, "lease.adopted", first)
+            for extra in others:
+                record_extra(w, lease, extra)
         return True
     looked = w.ledger.last(lease.subject, "create.absent")
     if looked is None:
@@ -148,11 +153,14 @@ async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
     return True
 
 
-def _record_extra(w: Warden, lease: LeaseRecord, n: int, extra: Instance) -> None:
-    """An instance with our token that no job uses: it bills, so it is kept in sight."""
+def record_extra(w: Warden, lease: LeaseRecord, extra: Instance) -> None:
+    """Keep a second instance with a lease's token in sight: no job uses it, and it bills."""
+    n = 1
+    while w.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
+        n += 1
     subject = f"lease/{lease.id}-extra{n}"
-    if w.ledger.state(subject) is None:
-        body = {"job": lease.job_id, "platform": lease.platform, "why": "a second instance carries this token"}
+    body = {"job": lease.job_id, "platform": lease.platform, "why": "a second instance carries this token"}
+    with w.ledger.transaction():
         w.ledger.add(subject, "lease.extra", body, state=Lease.UNVERIFIED)
         w.ledger.add(subject, "lease.adopted", {"instance": extra.model_dump(mode="json")}, state=Lease.METERING)
 
@@ -179,10 +187,20 @@ async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer
 async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instance, limit: int) -> bool:
     """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
     why = "it failed to boot" if instance.state is InstanceState.FAILED else f"it did not boot within {limit} s"
-    w.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
-    await ask_end(w, lease, "terminate")
+    if w.ledger.last(lease.subject, "abandon.intent") is None:
+        w.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
+    await _give_back(w, read_lease(w.ledger, lease.id), Known(instance))
     cost = "unknown" if instance.cost_usd is None else f"{instance.cost_usd:.4f} USD"
     return move(w, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {cost}")
+
+
+async def _give_back(w: Warden, lease: LeaseRecord, answer: Answer[Instance | None]) -> None:
+    """Ask for the end of an abandoned instance, again and again: the request may have been lost."""
+    instance = answer.value if isinstance(answer, Known) else None
+    if lease.state is Lease.STOPPING and instance is not None and instance.state is not InstanceState.TERMINATING:
+        needs_stop = w.profile(lease.platform).verbs.terminate_needs_stop
+        up = instance.state not in {InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED}
+        await ask_end(w, lease, "stop" if needs_stop and up else "terminate")
 
 
 async def ask_end(w: Warden, lease: LeaseRecord, verb: str) -> None:
@@ -213,8 +231,9 @@ async def _restart(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
 
 async def _submitting(w: Warden, job: JobRecord) -> bool:
     assert job.place is not None
+    attempt = _attempt(w, job)
     if job.cancel_requested:
-        launched = await _launched(w, job)
+        launched = await _launched(w, job, attempt)
         if launched is None:
             return False
         if not launched:
@@ -223,7 +242,6 @@ async def _submitting(w: Warden, job: JobRecord) -> bool:
         answer = await look(w, job.lease)
         if isinstance(answer, Known) and (stopped := _machine_lost(w, job, answer.value)) is not None:
             return stopped
-    attempt = _attempt(w, job)
     token = f"{job.id}-a{attempt}"
     secrets = _secret_values(w, job)
     if w.ledger.used("submit.intent", token) is None:
@@ -246,9 +264,9 @@ def _attempt(w: Warden, job: JobRecord) -> int:
     return int(moved.body.get("attempt", 1)) if moved else 1
 
 
-async def _launched(w: Warden, job: JobRecord) -> bool | None:
-    """Whether a launch happened; None when nobody can tell."""
-    if job.attempt == 0:
+async def _launched(w: Warden, job: JobRecord, attempt: int) -> bool | None:
+    """Whether an attempt may have been launched; None when nobody can tell."""
+    if job.attempt < attempt:
         return False
     assert job.place is not None
     try:
@@ -355,6 +373,8 @@ async def _preempted(w: Warden, job: JobRecord) -> bool:
     """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled on request")
+    if _over_cap(w, job):
+        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd {job.spec.max_cost_usd}")
     if job.attempt > job.spec.max_restarts:
         return move(w, job, Job.FAILED, f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}")
     place = job.place

@@ -39,7 +39,9 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
     job = read_job(w.ledger, job_id)
     lease = lease_now(w, job.lease) if job.lease else None
     observation, log = None, None
-    if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED):
+    # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
+    kept = w.profile(job.spec.platform).kind == "serverless"
+    if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(w, job)
         log, trouble = await _log(w, job, cursor, limit)
         note = note or trouble
@@ -76,5 +78,5 @@ def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
     if not billing:
         return "The job has ended and nothing of it is billing."
     if job.state is Job.SUCCEEDED:
-        return "The meter is still running. Next: pull_artifacts, verify_checkpoint, then teardown_request."
-    return "The meter is still running. Next: read the log, pull_artifacts for what exists, then teardown_request."
+        return "The meter is still running: pull_artifacts, verify_checkpoint, then teardown_request."
+    return "The meter is still running: read the log, pull_artifacts for what exists, then teardown_request."

@@ -79,7 +79,7 @@ def save_verified(w: Warden, job: JobRecord, pulled: Pulled, before: str | None,
         "level": report.level,
         "pull": pulled.digest,
         "seal": sealed,
-        "problems": list(report.problems[:20]),
+        "problems": list(report.reasons[:20]),
         "files": len(report.files),
         "bytes": report.bytes,
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
-from gpuwarden.lifecycle.advance import advance_locked, tend
+from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
@@ -91,53 +91,70 @@ async def list_instances(w: Warden) -> Inventory:
             listed: tuple[Instance, ...] = ()
         else:
             listed = answer.value
-            await _reopen(w, mine, listed)
-            mine = [read_lease(w.ledger, lease.id) for lease in mine]
-        rows += _rows(w, platform, mine, listed)
+            trouble |= await _reopen(w, mine, listed)
+        mine = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
+        rows += _rows(w, platform, [lease for lease in mine if lease.platform == platform], listed)
     running = [read_job(w.ledger, j) for j in job_ids(w.ledger)]
     unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
     return Inventory(tuple(rows), unmetered, trouble)
 
 
-async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> None:
-    """A machine of ours that is listed although it was believed gone bills: take it back into sight."""
-    by_id = {i.id: i for i in listed if i.state is not InstanceState.GONE}
-    by_token = {i.token: i for i in by_id.values() if i.token}
-    for lease in mine:
-        found = by_id.get(lease.instance_id or "") or (by_token.get(lease.id) if lease.instance_id is None else None)
-        if found is None:
+async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> dict[str, str]:
+    """Take machines of ours back into sight that are listed although they were believed gone or never rented."""
+    by_id = {lease.instance_id: lease for lease in mine if lease.instance_id}
+    by_token = {lease.id: lease for lease in mine}
+    trouble = {}
+    for instance in listed:
+        lease = by_id.get(instance.id) or by_token.get(instance.token)
+        if lease is None or instance.state is InstanceState.GONE:
             continue
-        body = {"instance": found.model_dump(mode="json"), "why": "it is listed although it was believed gone"}
-        if lease.state is Lease.NONE:
-            with w.ledger.transaction():
-                w.ledger.add(lease.subject, "lease.unverified", body, state=Lease.UNVERIFIED)
-                w.ledger.add(lease.subject, "lease.adopted", body, state=Lease.METERING)
-        elif lease.state is Lease.STOPPED:
-            async with w.lock(lease.job_id):
-                await tend(w, lease.id)
+        try:
+            async with w.lock(lease.job_id, patience_s=1.0):
+                await _take_back(w, read_lease(w.ledger, lease.id), instance)
+        except WardenError as error:
+            trouble[instance.id] = error.message
+    return trouble
+
+
+async def _take_back(w: Warden, lease: LeaseRecord, listed: Instance) -> None:
+    body = {"instance": listed.model_dump(mode="json"), "why": "it is listed although it was believed gone"}
+    if lease.instance_id == listed.id:
+        if lease.state is Lease.STOPPED:
+            await tend(w, lease.id)
+    elif lease.instance_id is not None:
+        record_extra(w, lease, listed)
+    elif lease.state is Lease.NONE:
+        with w.ledger.transaction():
+            w.ledger.add(lease.subject, "lease.unverified", body, state=Lease.UNVERIFIED)
+            w.ledger.add(lease.subject, "lease.adopted", body, state=Lease.METERING)
+    else:
+        await tend(w, lease.id)
 
 
 def _rows(w: Warden, platform: str, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
-    ours = {lease.instance_id for lease in mine}
     # A stopped machine is no forgotten one: its disk may bill for as long as it exists.
-    rows = [_ours(w, lease) for lease in mine if lease.state in LIVE_LEASES or believed(w, lease.id) == "stopped"]
-    rows += [
-        Row(
-            platform,
-            i.id,
-            i.state,
-            i.meter,
-            i.price_usd_per_hour,
-            i.cost_usd,
-            None,
-            None,
-            i.created_at,
-            "not rented by gpuwarden",
-        )
-        for i in listed
-        if i.id not in ours
+    there = [lease for lease in mine if lease.state in LIVE_LEASES or believed(w, lease.id) == "stopped"]
+    shown = {lease.instance_id for lease in there}
+    ended = {lease.instance_id: lease for lease in mine}
+    return [_ours(w, lease) for lease in there] + [
+        _listed(w, platform, i, ended.get(i.id)) for i in listed if i.id not in shown
     ]
-    return rows
+
+
+def _listed(w: Warden, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:
+    """A machine that only the platform's list speaks of: not ours, or ours and believed gone."""
+    return Row(
+        platform=platform,
+        instance_id=seen.id,
+        state=seen.state,
+        billing=seen.meter,
+        price_usd_per_hour=seen.price_usd_per_hour,
+        cost_usd=seen.cost_usd,
+        lease=lease,
+        job=read_job(w.ledger, lease.job_id) if lease else None,
+        since=seen.created_at,
+        note="listed although it was seen gone" if lease else "not rented by gpuwarden",
+    )
 
 
 def _ours(w: Warden, lease: LeaseRecord) -> Row:

@@ -4,20 +4,20 @@ every copy is compared with it. The log comes along, also when nothing else was 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwarden.backends.base import Backend
+from gpuwarden.backends.base import Backend, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
-from gpuwarden.core.models import Artifact, Handle, Manifest
+from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import Pulled, save_pull
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import LOG_NAME
 from gpuwarden.remote.receive import Progress, Received, receive
 
-LOG_NAME = "gpuwarden-job.log"
 LOG_LIMIT = 64 << 20
 _CHUNK = 1 << 20
 
@@ -48,7 +48,7 @@ async def pull(
     target = dest_of(w, job, dest)
     backend = w.backend(job.handle.backend)
     manifest = await backend.manifest(job.handle, job.spec.outputs)
-    received = await receive(_Machine(backend, job.handle), manifest, target, progress=progress)
+    received = await receive(source(backend, job.handle), manifest, target, progress=progress)
     log = await _pull_log(backend, job.handle, target)
     places = {f.path: f.local for f in received.files}
     missing = tuple(p.path for p in received.problems)
@@ -77,17 +77,6 @@ def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
     return real
 
 
-class _Machine:
-    """A job's files as a source to receive from."""
-
-    def __init__(self, backend: Backend, handle: Handle) -> None:
-        self.backend, self.handle = backend, handle
-
-    def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file from `offset`."""
-        return self.backend.read(self.handle, artifact, offset)
-
-
 async def _pull_log(backend: Backend, handle: Handle, target: Path) -> Path | None:
     """Save the log's last part beside the artifacts. It is no proof of anything, so its loss stops nothing."""
     path = target / LOG_NAME
@@ -103,6 +92,6 @@ async def _pull_log(backend: Backend, handle: Handle, target: Path) -> Path | No
                 file.write(piece.text)
                 cursor = piece.next
         part.replace(path)
-    except WardenError:
+    except (WardenError, OSError):
         return None
     return path

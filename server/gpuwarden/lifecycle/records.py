@@ -169,3 +169,16 @@ def job_ids(ledger: Ledger, *states: Job) -> list[str]:
 def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
     """The ids of the leases, oldest move first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
+
+
+def story(ledger: Ledger, name: str | None = None) -> list[Event]:
+    """Every event in order, or those of one job with its leases, teardowns and receipt, or of one of these."""
+    events: list[Event] = []
+    while page := ledger.events(after=events[-1].seq if events else 0):
+        events += page
+    if name is None:
+        return events
+    wanted = {name, *(f"{kind}/{name}" for kind in ("job", "lease", "teardown", "receipt"))}
+    wanted |= {e.subject for e in events if e.body.get("job") == name}
+    wanted |= {f"receipt/{e.body['receipt']}" for e in events if e.subject in wanted and "receipt" in e.body}
+    return [e for e in events if e.subject in wanted]

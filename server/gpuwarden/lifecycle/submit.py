@@ -6,16 +6,22 @@ import hashlib
 import secrets as random
 from dataclasses import dataclass, field
 
+import anyio
+
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
+from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import Answer, JobSpec, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.rules import Finding, run_rules
-from gpuwarden.core.script import read_script
-from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.core.rules import Finding, Severity, run_rules
+from gpuwarden.core.script import read_command, read_script
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.core.tasks import first_error
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.gather import hub_facts
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Leak, SubmitFacts
@@ -105,17 +111,62 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         profile: Profile | None = w.profile(spec.platform)
     except NotFound:
         profile = None
+    if spec.script is not None:
+        script = read_script(spec.script, spec.env, spec.args)
+    else:
+        script = read_command(spec.command, spec.env)
+    quote: Answer[Quote] | None = None
+    hub: HubFacts | None = None
+
+    async def ask_price() -> None:
+        nonlocal quote
+        if profile is not None and profile.meter.metered:
+            quote = await _quote(w, spec)
+
+    async def ask_hub() -> None:
+        nonlocal hub
+        hub = await hub_facts(script, spec, HubConfig.from_env(w.env), clock=w.clock)
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask_price)
+            group.start_soon(ask_hub)
     return SubmitFacts(
         spec=spec,
         policy=w.policy,
         profile=profile,
         platforms=tuple(w.platforms()),
-        script=read_script(spec.script) if spec.script is not None else None,
-        quote=await _quote(w, spec) if profile is not None and profile.meter.metered else None,
+        script=script,
+        quote=quote,
         unusable=_unusable(w, profile, spec.platform),
         leaks=tuple(find_leaks(spec, w)),
         unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
+        hub=hub,
+        proven_script=spec.script is not None and _has_succeeded(w, spec.script),
+        looked=await _look(w, profile, spec.platform),
     )
+
+
+def _has_succeeded(w: Warden, script: str) -> bool:
+    """Whether a job with this very script has succeeded, with whatever arguments."""
+    return any(read_job(w.ledger, i).spec.script == script for i in job_ids(w.ledger, Job.SUCCEEDED))
+
+
+async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    if profile is None or _unusable(w, profile, platform):
+        return ()
+    known = {r.id for r in rules_of("submit")}
+    look, fallback = (
+        (w.provider(platform).check(), "PF-ACCT-001")
+        if profile.meter.metered
+        else (w.backend(profile.backend).check(w.owned_place(platform)), "PF-PLACE-001")
+    )
+    try:
+        found = await look
+    except WardenError as error:
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+    return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
 
 
 def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
@@ -178,6 +229,7 @@ def _issue(w: Warden, checked: _Checked) -> Submission:
         "platform": checked.facts.spec.platform,
         "timeout_s": checked.facts.spec.timeout_s,
         "ask": ask,
+        "hub": checked.facts.hub.watched if checked.facts.hub else {},
     }
     w.ledger.add(f"receipt/{receipt}", "receipt.issued", body)
     return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
@@ -202,14 +254,6 @@ async def _redeem(w: Warden, spec: JobSpec, receipt: str) -> Submission:
         raise Conflict(
             f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
         )
-    live = _live_twin(w, spec)
-    if live is not None:
-        return Submission(
-            checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(w, live), adopted=True
-        )
-    ask = spending_question(w, checked.facts)
-    if ask and not spending_approved(w, receipt):
-        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
     return await _accept(w, checked, receipt)
 
 
@@ -229,7 +273,13 @@ def _change(issued: Event, checked: _Checked) -> str:
     before, now = issued.body["price"], checked.facts.price
     if before != now:
         return f"the price was {before} USD/h and is {now} USD/h"
-    return "the platform's profile or the secrets that have values"
+    then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
+    moved = [
+        f"{name} was {then.get(name)} and is {seen.get(name)}"
+        for name in {**then, **seen}
+        if then.get(name) != seen.get(name)
+    ]
+    return "; ".join(moved) or "the platform's profile or the secrets that have values"
 
 
 async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
@@ -243,14 +293,22 @@ async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
         "worst_cost": checked.facts.worst_cost,
         "receipt": receipt,
     }
-    async with w.lock("submit"):  # so that two processes don't both find no twin
-        live = _live_twin(w, spec)
+    async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+        used = w.ledger.used("job.accepted", receipt)
+        live = used.subject.removeprefix("job/") if used else _live_twin(w, spec)
         if live is None:
+            _check_spending(w, checked.facts, receipt)
             w.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
     job = await advance(w, live or job_id)
     return Submission(
         checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
     )
+
+
+def _check_spending(w: Warden, facts: SubmitFacts, receipt: str) -> None:
+    ask = spending_question(w, facts)
+    if ask and not spending_approved(w, receipt):
+        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
 
 
 def _live_twin(w: Warden, spec: JobSpec) -> str | None:
@@ -295,12 +353,11 @@ def spent_today(w: Warden, *, pretend: bool) -> float:
 
 
 def _committed(w: Warden, job: JobRecord) -> float:
-    if job.lease is None:
-        return 0.0 if job.state in TERMINAL_JOBS else job.worst_cost or 0.0
-    lease = read_lease(w.ledger, job.lease)
-    if lease.state in LIVE_LEASES:
-        return max(job.worst_cost or 0.0, lease.cost or 0.0)
-    return 0.0 if lease.state is Lease.NONE else lease.cost or 0.0
+    leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
+    mine = [lease for lease in leases if lease.job_id == job.id]
+    spent = sum(lease.cost or 0.0 for lease in mine)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in mine)
+    return max(job.worst_cost or 0.0, spent) if open_ended else spent
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:

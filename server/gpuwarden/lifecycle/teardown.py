@@ -15,6 +15,7 @@ from gpuwarden.core.models import (
     Answer,
     Artifact,
     Disclosure,
+    Instance,
     InstanceState,
     Known,
     Manifest,
@@ -45,6 +46,8 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 PATIENCE_S: Final = 600.0
 """How long a machine may take to be seen gone before a person has to look at the console."""
 ASK_AGAIN_S: Final = 30.0
+FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
+"""What a person can't waive: the platform has no such verb, or the meter would run on after it."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,11 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
         raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
-        if job.lease is None:
+        lease = _lease_to_end(w, job, verb)
+        if lease is None:
             raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
-        await tend(w, job.lease)
-        ticket = _open_ticket(w, job, verb)
+        await tend(w, lease)
+        ticket = _open_ticket(w, lease, verb)
         return await _proceed(w, ticket)
 
 
@@ -90,39 +94,51 @@ async def proceed(w: Warden, ticket: str) -> TeardownView:
         return await _proceed(w, ticket)
 
 
-def _open_ticket(w: Warden, job: JobRecord, verb: Verb) -> str:
+def _lease_to_end(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
+    live = [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
+    if job.lease is None or job.lease in live or not live:
+        return job.lease
+    return job.lease if verb == "terminate" and believed(w, job.lease) == "stopped" else live[0]
+
+
+def _open_ticket(w: Warden, lease: str, verb: Verb) -> str:
     """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
 
     A request under way is finished first.
     """
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
-        if found.lease != job.lease:
+        if found.lease != lease:
             continue
-        if found.verb == verb or found.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
+        if found.verb == verb or found.state is Teardown.EXECUTING:
             return found.id
-        w.ledger.add(found.subject, "teardown.withdrawn", {"why": f"{verb} was asked for"}, state=Teardown.WITHDRAWN)
-    ended = _ended_by(w, job, verb)
+        why = {"why": f"{verb} was asked for"}
+        with w.ledger.transaction():
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
+                w.ledger.add(found.subject, "teardown.requested", why, state=Teardown.REQUESTED)
+            w.ledger.add(found.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+    ended = _ended_by(w, lease, verb)
     if ended is not None:
         return ended
-    if believed(w, job.lease or "") == "gone":
+    job = read_lease(w.ledger, lease).job_id
+    if believed(w, lease) == "gone":
         raise Conflict(
-            f"the instance of job {job.id} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
         )
     ticket = f"t{random.token_hex(5)}"
-    body = {"job": job.id, "lease": job.lease, "verb": verb}
+    body = {"job": job, "lease": lease, "verb": verb}
     w.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
     return ticket
 
 
-def _ended_by(w: Warden, job: JobRecord, verb: Verb) -> str | None:
+def _ended_by(w: Warden, lease: str, verb: Verb) -> str | None:
     """The finished request that `verb` would only repeat: asking again must not ask a person again."""
-    assert job.lease is not None
-    if read_lease(w.ledger, job.lease).state not in {Lease.STOPPED, Lease.NONE}:
+    if read_lease(w.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
         return None
     for subject in reversed(w.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
         found = read_teardown(w.ledger, subject.removeprefix("teardown/"))
-        if found.lease == job.lease and found.verb in {verb, "terminate"}:
+        if found.lease == lease and found.verb in {verb, "terminate"}:
             return found.id
     return None
 
@@ -197,8 +213,8 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
     machine = await look(w, lease.id)
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
-    listed = await _listed(w, job)
     pulled = last_pull(w, job.id)
+    listed = await _listed(w, job, lease, machine, pulled)
     verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
     facts = TeardownFacts(
         job_id=job.id,
@@ -215,24 +231,42 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         copy_problems=problems,
         other_jobs=_others(w, job, lease),
         durable_storage=job.spec.durable_storage,
-        disclosure=await _disclosed(w, job),
+        disclosure=await _disclosed(w, job, lease),
     )
     return facts, pulled
 
 
-async def _listed(w: Warden, job: JobRecord) -> Answer[Manifest]:
+async def _listed(
+    w: Warden, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
+) -> Answer[Manifest]:
+    """What lies on the machine now. Where it is off, what lay there when it was pulled after the job's end."""
+    if lease.id != job.lease or (job.handle is None and job.attempt == 0):
+        return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
     if job.handle is None:
-        # Nothing of ours was ever started there.
-        return (
-            Known(Manifest(taken_at=0.0, files=())) if job.attempt == 0 else Unknown("the launch was never confirmed")
-        )
+        return Unknown("the launch was never confirmed")
     try:
         return Known(await w.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
     except WardenError as error:
+        if pulled is not None and _is_off(machine) and _pulled_after_end(w, job):
+            return Known(pulled.manifest)
         return Unknown(error.message)
 
 
-async def _disclosed(w: Warden, job: JobRecord) -> Answer[Disclosure]:
+def _is_off(machine: Answer[Instance | None]) -> bool:
+    instance = machine.value if isinstance(machine, Known) else None
+    return instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+
+
+def _pulled_after_end(w: Warden, job: JobRecord) -> bool:
+    """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
+    pull = w.ledger.last(job.subject, "artifacts.pulled")
+    end = w.ledger.last(job.subject, *(f"job.{state}" for state in TERMINAL_JOBS))
+    return pull is not None and end is not None and pull.seq > end.seq
+
+
+async def _disclosed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    if lease.id != job.lease:
+        return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if job.handle is None:
         return Known(Disclosure())
     try:
@@ -360,6 +394,9 @@ def _check_channel(w: Warden, view: TeardownView, channel: Channel, loss: str | 
         )
     if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
         raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
+    futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
+    if futile:
+        raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
     if record.state is Teardown.BLOCKED and loss is None:
         raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
     if loss is not None and (channel != "terminal" or loss != view.job.spec.name):

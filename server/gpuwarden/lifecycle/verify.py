@@ -29,7 +29,9 @@ async def verify_job(
     before = seal(pulled)
     dest = Path(pulled.dest)
     # What never existed is no defect of the copy; the teardown gate tells the person about it (TD-OUT-001).
-    roster = pulled.manifest.model_copy(update={"missing": ()})
+    here = {path: Path(local).relative_to(dest).as_posix() for path, local in pulled.places.items()}
+    files = tuple(f.model_copy(update={"path": here.get(f.path, f.path)}) for f in pulled.manifest.files)
+    roster = pulled.manifest.model_copy(update={"missing": (), "files": files})
     report = await anyio.to_thread.run_sync(lambda: verify_path(dest, level, manifest=roster, progress=progress))
     save_verified(w, job, pulled, before, report)
     return report

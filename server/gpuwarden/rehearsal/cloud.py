@@ -467,7 +467,8 @@ class Cloud:
             place=place if record.state == _S.RUNNING else None,
             meter=meter.computes(self.profile, record),
             price_usd_per_hour=record.usd_per_hour,
-            stopped_usd_per_hour=record.residue_usd_per_hour if residue else 0.0,
+            # Told per hour of the clock, as the bill grows, so that a second look can tell a stopped machine's bill.
+            stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,
             why=record.why,

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from gpuwarden.core.errors import BadReply
 
 STAGING = ".gpuwarden"
+LOG_NAME = "gpuwarden-job.log"
+"""What a pull puts beside the artifacts: parts under way, and the job's log."""
 ABSOLUTE = "machine"
 MAX_NAME_BYTES = 255
 

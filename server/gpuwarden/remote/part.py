@@ -80,9 +80,7 @@ class Part:
         assert self._file is not None
         os.fsync(self._file.fileno())
         self.close()
-        if mtime_ns > 0:
-            with contextlib.suppress(OSError, OverflowError):
-                os.utime(self.path, ns=(mtime_ns, mtime_ns))
+        set_time(self.path, mtime_ns)
         self.path.replace(target)
 
     def close(self) -> None:
@@ -90,6 +88,13 @@ class Part:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def set_time(path: Path, mtime_ns: int) -> None:
+    """Give a file the time it has on the machine; a time this disk can't hold is left out."""
+    if mtime_ns > 0:
+        with contextlib.suppress(OSError, OverflowError):
+            os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
 def sync_folder(folder: Path) -> None:

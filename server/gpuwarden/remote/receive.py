@@ -10,30 +10,28 @@ listed in the answer with the reason; the rest still arrives.
 from __future__ import annotations
 
 import errno
-import os
-import shutil
-import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import anyio
 from anyio import to_thread
-from filelock import FileLock, Timeout
 
 from gpuwarden.core.clock import Clock, SystemClock
-from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Unreachable
+from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Frozen, Manifest
-from gpuwarden.remote.names import STAGING, UnsafeName, collision_key, folds_names, local_name, make_parents
-from gpuwarden.remote.part import Part, hash_file, part_name, sync_folder
+from gpuwarden.core.tasks import first_error
+from gpuwarden.remote.bundle import SMALL_BYTES, Unpacker, batches
+from gpuwarden.remote.destination import Destination, Entry, bare
+from gpuwarden.remote.names import UnsafeName
+from gpuwarden.remote.part import Part
 
-PARALLEL = 4
+PARALLEL = 3
 STALL_S = 30.0
 TRIES = 6
-SPARE_BYTES = 16 << 20
-SPARE_INODES = 64
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -45,6 +43,15 @@ class Source(Protocol):
 
         Raises `NotFound` when the file is gone and `Unreachable` when the line is.
         """
+        ...
+
+
+@runtime_checkable
+class Bundling(Source, Protocol):
+    """A source that can send many small files at once."""
+
+    def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """A tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
         ...
 
 
@@ -111,117 +118,143 @@ async def receive(
     stays and the next call continues. Raises `BadRequest` when space or inodes can't hold it, and `Conflict` when
     another process is receiving into `dest`.
     """
-    dest = await to_thread.run_sync(_prepare, dest)
-    with _only_writer(dest):
-        job = _Receiver(source, dest, progress or (lambda _: None), stall_s, tries, clock or SystemClock())
-        return await job.run(manifest, parallel)
-
-
-def _prepare(dest: Path) -> Path:
-    (dest / STAGING).mkdir(parents=True, exist_ok=True)
-    if (dest / STAGING).is_symlink():
-        raise BadRequest(f"{dest / STAGING} is a symbolic link; parts are not written through it", "Remove the link.")
-    return dest.resolve()
-
-
-@contextmanager
-def _only_writer(dest: Path) -> Iterator[None]:
-    lock = FileLock(dest / STAGING / "lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise Conflict(
-            f"another process is receiving into {dest}", "Wait for it; both would get the same files."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    folder = await to_thread.run_sync(Destination, dest)
+    with folder.only_writer():
+        return await _Receiver(source, folder, progress, stall_s, tries, clock or SystemClock()).run(manifest, parallel)
 
 
 class _Receiver:
-    """One call of `receive`: the roster, the counters and the work on one file."""
+    """One call of `receive`: the counters, and the work on one file or one bundle."""
 
     def __init__(
-        self, source: Source, dest: Path, progress: Callable[[Progress], None], stall_s: float, tries: int, clock: Clock
+        self,
+        source: Source,
+        dest: Destination,
+        progress: Callable[[Progress], None] | None,
+        stall_s: float,
+        tries: int,
+        clock: Clock,
     ) -> None:
         self.source, self.dest, self.progress = source, dest, progress
         self.stall_s, self.tries, self.clock = stall_s, tries, clock
-        self.staging = dest / STAGING
         self.files: dict[str, ReceivedFile] = {}
-        self.problems: dict[str, Problem] = {}
+        self.refused: dict[str, str] = {}
         self.sent = self.resumed = self.skipped = self.retries = 0
-        self.total = 0
-        self.count = 0
-        self.folders: set[Path] = set()
+        self.total = self.count = 0
 
     async def run(self, manifest: Manifest, parallel: int) -> Received:
         """Take all files, several at a time, the largest first."""
-        roster = await to_thread.run_sync(self._roster, manifest)
-        await to_thread.run_sync(self._check_room, [a for a, _ in roster])
-        self.total, self.count = sum(a.size for a, _ in roster), len(roster)
-        queue = iter(sorted(roster, key=lambda pair: -pair[0].size))
+        entries, self.refused = await to_thread.run_sync(self.dest.roster, manifest.files)
+        await to_thread.run_sync(self.dest.check_room, entries)
+        self.total, self.count = sum(a.size for a, _ in entries), len(entries)
+        queue = iter(list(self._portions(entries)))
         with first_error():
             async with anyio.create_task_group() as group:
-                for _ in range(min(parallel, len(roster))):
+                for _ in range(min(parallel, len(entries))):
                     group.start_soon(self._work, queue)
-        await to_thread.run_sync(self._settle)
+        await to_thread.run_sync(lambda: self.dest.settle(complete=not self.refused))
         order = [a.path for a in manifest.files]
         return Received(
             files=tuple(self.files[p] for p in order if p in self.files),
-            problems=tuple(self.problems[p] for p in order if p in self.problems),
+            problems=tuple(Problem(path=p, why=self.refused[p]) for p in order if p in self.refused),
             bytes_sent=self.sent,
             bytes_resumed=self.resumed,
             bytes_skipped=self.skipped,
             retries=self.retries,
         )
 
-    def _roster(self, manifest: Manifest) -> list[tuple[Artifact, PurePosixPath]]:
-        fold = folds_names(self.staging)
-        taken: dict[str, str] = {}
-        roster = []
-        for artifact in manifest.files:
+    def _portions(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+        """What a worker takes at a time: one file, the large ones first, or a bundle of small ones."""
+        bundling = isinstance(self.source, Bundling)
+        small = [e for e in entries if bundling and e[0].sha256 and e[0].size <= SMALL_BYTES]
+        bundled = {a.path for a, _ in small}
+        alone = [e for e in entries if e[0].path not in bundled]
+        yield from ([e] for e in sorted(alone, key=lambda e: -e[0].size))
+        yield from batches(small)
+
+    async def _work(self, queue: Iterator[Sequence[Entry]]) -> None:
+        for portion in queue:
             try:
-                name = local_name(artifact.path)
-            except UnsafeName as unsafe:
-                self._refuse(artifact, unsafe.message)
-                continue
-            key = collision_key(name) if fold else str(name)
-            if key in taken:
-                self._refuse(artifact, f"its name is the same as that of {taken[key]!r} on this disk")
-                continue
-            taken[key] = artifact.path
-            roster.append((artifact, name))
-        return roster
-
-    def _refuse(self, artifact: Artifact, why: str) -> None:
-        self.problems[artifact.path] = Problem(path=artifact.path, why=why)
-
-    def _check_room(self, roster: Sequence[Artifact]) -> None:
-        need = files = 0
-        for artifact in roster:
-            target = self.dest / local_name(artifact.path)
-            if _size(target) != artifact.size:
-                need += artifact.size - min(artifact.size, _size(self.staging / part_name(artifact)) or 0)
-                files += 1
-        check_room(self.dest, need, files)
-
-    async def _work(self, queue: Iterator[tuple[Artifact, PurePosixPath]]) -> None:
-        for artifact, name in queue:
-            try:
-                await self._take(artifact, name)
-            except (NotFound, BadReply) as gone:
-                self._refuse(artifact, gone.message)
+                rest = portion if len(portion) == 1 else await self._bundle(portion)
+                for artifact, name in rest:
+                    await self._take_or_refuse(artifact, name)
             except OSError as problem:
-                if problem.errno in _FULL:
-                    raise _disk_full(self.dest) from problem
-                self._refuse(artifact, f"this machine could not write it: {problem.strerror or problem}")
+                raise _disk_trouble(self.dest.path, problem) from problem
+
+    # -------------------------------------------------------------------------------------------------- small files
+
+    async def _bundle(self, portion: Sequence[Entry]) -> Sequence[Entry]:
+        """Take small files as tar streams; return those that did not come that way, to be taken alone."""
+        here = await to_thread.run_sync(lambda: [self.dest.has(a, n) for a, n in portion])
+        for artifact, name in compress(portion, here):
+            self.skipped += artifact.size
+            self._done(artifact, name, artifact.sha256 or "")
+        wanted = [e for e, there in zip(portion, here, strict=True) if not there]
+        failures = 0
+        while wanted and failures < self.tries:
+            unpacker = Unpacker([a for a, _ in wanted], self.dest.staging)
+            lost = await self._unpack(unpacker)
+            named = await to_thread.run_sync(self._name, unpacker, wanted)
+            for number in named:
+                self._done(*wanted[number], wanted[number][0].sha256 or "")
+            wanted = [e for n, e in enumerate(wanted) if n not in named]
+            if not lost:
+                break
+            failures = 1 if named else failures + 1
+            await self._pause(failures)
+        return wanted
+
+    async def _unpack(self, unpacker: Unpacker) -> bool:
+        """Read one tar stream; whether the line was lost before its end."""
+        assert isinstance(self.source, Bundling)
+        try:
+            async with _closing(self.source.bundle(unpacker.artifacts)) as stream:
+                while not unpacker.ended:
+                    with anyio.fail_after(self.stall_s):
+                        chunk = await anext(stream, b"")
+                    if not chunk:
+                        break
+                    taken = await to_thread.run_sync(unpacker.feed, chunk)
+                    self.sent += taken
+                    self._report(unpacker.artifacts[0])
+        except (Unreachable, TimeoutError):
+            self.retries += 1
+            return True
+        except (BadReply, NotFound):
+            pass  # what is missing now is asked for alone, which says why
+        return False
+
+    def _name(self, unpacker: Unpacker, wanted: Sequence[Entry]) -> set[int]:
+        """Give what landed its names; the numbers of those that have one."""
+        unpacker.settle()
+        named = set()
+        for number, path in unpacker.landed.items():
+            try:
+                path.replace(self.dest.target(wanted[number][1]))
+            except (UnsafeName, OSError):
+                continue  # taken alone, it says why
+            named.add(number)
+        return named
+
+    # -------------------------------------------------------------------------------------------------- single files
+
+    async def _take_or_refuse(self, artifact: Artifact, name: PurePosixPath) -> None:
+        try:
+            await self._take(artifact, name)
+        except (NotFound, BadReply) as gone:
+            self.refused[artifact.path] = gone.message
+        except OSError as problem:
+            if problem.errno in _FULL:
+                raise
+            self.refused[artifact.path] = f"this machine could not write it: {problem.strerror or problem}"
 
     async def _take(self, artifact: Artifact, name: PurePosixPath) -> None:
-        target = await to_thread.run_sync(make_parents, self.dest, name)
-        if await self._here_already(artifact, target):
+        if await to_thread.run_sync(self.dest.has, artifact, name):
+            self.skipped += artifact.size
+            self._done(artifact, name, artifact.sha256 or "")
             return
-        part = Part(self.staging / part_name(artifact), artifact.size)
+        target = await to_thread.run_sync(self.dest.target, name)
+        part = Part(self.dest.part(artifact), artifact.size)
         try:
             found = await to_thread.run_sync(part.open)
             self.resumed += found
@@ -230,17 +263,7 @@ class _Receiver:
             await to_thread.run_sync(part.finish, target, artifact.mtime_ns)
         finally:
             part.close()
-        self.folders.add(target.parent)
-        self._done(artifact, target, part.sha256())
-
-    async def _here_already(self, artifact: Artifact, target: Path) -> bool:
-        if artifact.sha256 is None or _size(target) != artifact.size:
-            return False
-        if await to_thread.run_sync(hash_file, target) != bare(artifact.sha256):
-            return False
-        self.skipped += artifact.size
-        self._done(artifact, target, bare(artifact.sha256))
-        return True
+        self._done(artifact, name, part.sha256())
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
         """Fill the part and compare. A part from before that turns out wrong is fetched anew, once."""
@@ -275,7 +298,7 @@ class _Receiver:
                         f"{str(lost) or f'no byte for {self.stall_s:g} s'}",
                         "What arrived is kept; the next pull continues there.",
                     ) from lost
-                await self.clock.sleep(min(2.0 ** (failures - 1) / 2, 15.0))
+                await self._pause(failures)
 
     async def _stream_once(self, artifact: Artifact, part: Part) -> None:
         async with _closing(self.source.read(artifact, part.offset)) as stream:
@@ -288,62 +311,31 @@ class _Receiver:
                 self.sent += taken
                 self._report(artifact)
 
-    def _done(self, artifact: Artifact, target: Path, sha256: str) -> None:
+    async def _pause(self, failures: int) -> None:
+        await self.clock.sleep(min(2.0 ** (failures - 1) / 2, 15.0))
+
+    def _done(self, artifact: Artifact, name: PurePosixPath, sha256: str) -> None:
         self.files[artifact.path] = ReceivedFile(
             path=artifact.path,
-            local=str(target),
+            local=str(self.dest.path / name),
             size=artifact.size,
-            sha256=sha256,
+            sha256=bare(sha256),
             verified=artifact.sha256 is not None,
         )
         self._report(artifact)
 
     def _report(self, artifact: Artifact) -> None:
-        done = self.sent + self.resumed + self.skipped
-        self.progress(Progress(artifact.path, min(done, self.total), self.total, len(self.files), self.count))
-
-    def _settle(self) -> None:
-        """Make the names durable; drop parts that no longer belong to anything once all is here."""
-        for folder in sorted(self.folders):
-            sync_folder(folder)
-        if not self.problems:
-            for stale in self.staging.glob("*.part"):
-                stale.unlink(missing_ok=True)
+        if self.progress is not None:
+            done = min(self.sent + self.resumed + self.skipped, self.total)
+            self.progress(Progress(artifact.path, done, self.total, len(self.files), self.count))
 
 
-def check_room(folder: Path, need: int, files: int) -> None:
-    """Raise `BadRequest` unless the file system of `folder` has room for `need` bytes and `files` inodes more."""
-    free = shutil.disk_usage(folder).free
-    if need and free < need + SPARE_BYTES:
-        raise BadRequest(
-            f"{folder} has {free:,} bytes free and the transfer needs {need:,} and a little to spare",
-            "Free some space or choose another destination; nothing was copied.",
+def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:
+    if problem.errno in _FULL:
+        return BadRequest(
+            f"the disk under {dest} is full", "Free some space and pull again: it continues where it stopped."
         )
-    if hasattr(os, "statvfs"):
-        room = os.statvfs(folder)
-        if room.f_files and room.f_favail < files + SPARE_INODES:
-            raise BadRequest(
-                f"{folder} has {room.f_favail:,} free inodes and the transfer needs {files:,}",
-                "Bytes are not the problem: the file system can't hold more files. Choose another destination.",
-            )
-
-
-def _disk_full(dest: Path) -> BadRequest:
-    return BadRequest(
-        f"the disk under {dest} is full", "Free some space and pull again: it continues where it stopped."
-    )
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Raise the first error of a task group instead of a group of one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+    return BadRequest(f"{dest} can't be written: {problem.strerror or problem}", "Choose another destination.")
 
 
 @asynccontextmanager
@@ -358,16 +350,3 @@ async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[
 
 def _matches(artifact: Artifact, part: Part) -> bool:
     return artifact.sha256 is None or part.sha256() == bare(artifact.sha256)
-
-
-def bare(sha256: str) -> str:
-    """A digest without its `sha256:` prefix."""
-    return sha256.removeprefix("sha256:")
-
-
-def _size(path: Path) -> int | None:
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None

@@ -10,7 +10,7 @@ from gpuwarden import rules
 from gpuwarden.core.registry import names
 from gpuwarden.core.rules import Gate, Rule
 
-_NOT_RULES = frozenset({"facts", "catalog"})
+_NOT_RULES = frozenset({"facts", "catalog", "page"})
 
 
 @functools.cache

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gpuwarden.core.analysis import Uses
+from gpuwarden.core.hardware import Gpu, gpu_of
+from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import (
     Answer,
     Disclosure,
@@ -18,6 +22,7 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Found, Severity
 from gpuwarden.core.script import ScriptFacts
 from gpuwarden.core.states import Job
 
@@ -38,7 +43,10 @@ class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
     `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are
-    declared secrets that have no value here.
+    declared secrets that have no value here. `looked` is what the backend said of the place, where one is known before
+    it is rented, and the provider of the account; each finding names the rule that will show it. `hub` is None for a
+    job that does not touch the Hub. `proven_script`: this very script has succeeded before. `script_url` says what is
+    wrong with an address that a script comes from.
     """
 
     spec: JobSpec
@@ -50,6 +58,30 @@ class SubmitFacts:
     unusable: str = ""
     leaks: tuple[Leak, ...] = ()
     unset_secrets: tuple[str, ...] = ()
+    looked: tuple[Finding, ...] = ()
+    hub: HubFacts | None = None
+    proven_script: bool = False
+    script_url: str = ""
+
+    @property
+    def uses(self) -> Uses:
+        """What the script or the command will ask for; empty when it can't be read."""
+        return self.script.uses if self.script is not None and not self.script.error else Uses()
+
+    @property
+    def gpu(self) -> tuple[Gpu, int] | None:
+        """The GPU that is asked for and how many of it; None when there is none or its name is not known."""
+        found = gpu_of(self.spec.gpu)
+        return (found[0], found[1] * self.spec.gpu_count) if found else None
+
+    @property
+    def could_not(self) -> Severity:
+        """How much "could not be checked" weighs: where money runs it blocks."""
+        return Severity.UNKNOWN if self.metered else Severity.WARNING
+
+    def told(self, rule: str) -> Iterator[Found]:
+        """What was found at the place or the account for one rule."""
+        return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
     def metered(self) -> bool:
@@ -80,6 +112,7 @@ class SubmitFacts:
                 "profile": self.profile.model_dump(mode="json") if self.profile else None,
                 "price": self.price,
                 "unset_secrets": list(self.unset_secrets),
+                "hub": self.hub.watched if self.hub else {},
             }
         )
 

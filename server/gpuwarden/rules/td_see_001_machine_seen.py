@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-SEE-001",
     gate="teardown",
     severity=Severity.UNKNOWN,
-    fix="Call again in a minute; if it stays, look at the platform's console.",
+    fix="Call again in a minute. A machine that is off has to be started on its platform first.",
 )
 def machine_seen(facts: TeardownFacts) -> Iterator[Found]:
     """The machine and its files can be seen.

@@ -60,10 +60,8 @@ def open_terminal() -> Iterator[Terminal]:
             if not sys.stdin.isatty():
                 raise OSError("standard input is no terminal")
             # A terminal can't seek, so no one file does both.
-            reader, writer = (
-                stack.enter_context(Path(name).open(mode, encoding="utf-8", errors="replace"))
-                for name, mode in zip(names, "rw", strict=True)
-            )
+            reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
+            writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
         except OSError as error:
             raise Refused(
                 "an approval needs a person at a terminal, and there is none here",

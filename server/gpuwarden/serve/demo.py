@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -67,7 +68,7 @@ class Stage:
     def say(self, text: str) -> None:
         """One line; it may hold markup."""
         if not self.quiet:
-            self.console.print(f"   {text}")
+            self.console.print(Padding(text, (0, 0, 0, 3), expand=False))
 
 
 async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:
@@ -147,7 +148,7 @@ async def _bad_job(w: Warden, stage: Stage) -> list[str]:
 def demo_spec() -> JobSpec:
     """The good job: a character model that trains on our own profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
-    script = (data_dir("skills") / "gpu-training" / "scripts" / "train_char_model.py").read_text("utf-8")
+    script = (data_dir("skills") / "gpu-training" / "examples" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
         name="char-model",
         platform=PLATFORM,
@@ -251,6 +252,7 @@ async def _pull(w: Warden, stage: Stage, job: JobRecord) -> PullResult:
     pulled = await pull(w, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
+    stage.say(f"its log, pulled along, tells where it resumed: step {', '.join(map(str, _resumed(pulled)))}")
     return pulled
 
 
@@ -331,6 +333,12 @@ def _bill(w: Warden, stage: Stage, job: JobRecord, view: TeardownView) -> None:
     stage.console.print(table)
 
 
+def _resumed(pulled: PullResult) -> list[int]:
+    """The steps at which the training script says that it resumed."""
+    log = pulled.log.read_text("utf-8") if pulled.log else ""
+    return [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
+
+
 def _result(
     w: Warden,
     job: JobRecord,
@@ -344,8 +352,7 @@ def _result(
 ) -> dict[str, Any]:
     """What happened, read back from the ledger, the log and the files."""
     preemptions = len(w.ledger.events(job.subject, kind="job.preempted"))
-    log = pulled.log.read_text("utf-8") if pulled.log else ""
-    resumed = [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
+    resumed = _resumed(pulled)
     lease = lease_now(w, view.lease.id)
     proven = report.verdict == "proven"
     ok = bool(

@@ -57,6 +57,7 @@ async def examine() -> DoctorReply:
         ok=not bad,
         code="ok" if not bad else "failed",
         message="" if not bad else f"Not usable: {', '.join(bad)}.",
+        hint="" if not bad else "Do what the check says.",
         settings=rows,
         checks=checks,
     )

@@ -20,13 +20,18 @@ from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, TextC
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, Internal, Refused, WardenError
-from gpuwarden.core.fence import line, scrubbed
+from gpuwarden.core.errors import BadRequest, DiskError, Internal, Refused, WardenError
+from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.inputs import bad_arguments, build
 from gpuwarden.core.models import JobSpec, Level, Report, Verb
+from gpuwarden.core.repos import Operation, RepoType
 from gpuwarden.core.states import Teardown
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.details import repo_details
+from gpuwarden.hub.search import Sort
+from gpuwarden.hub.search import dataset_search as search_datasets
 from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.instances import list_instances, reconcile
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.lifecycle.submit import submit
@@ -34,8 +39,9 @@ from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.verify import verify_file, verify_job
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.serve import replies
-from gpuwarden.serve.replies import Reply, secret_values
+from gpuwarden.serve.replies import Reply
 
+TEND_S = 15.0
 INSTRUCTIONS = (
     "gpuwarden guards metered GPUs. submit_job checks first: on a rented platform it returns a receipt, and launches "
     "only when called again with it. A finished job still bills: pull_artifacts, verify_checkpoint, then "
@@ -61,6 +67,10 @@ _ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_
 class WardenServer(MCPServer[Any]):
     """An MCP server that refuses unknown arguments and answers every failure in our one form."""
 
+    def __init__(self, w: Warden) -> None:
+        super().__init__("gpuwarden", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+        self.warden = w
+
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
@@ -68,9 +78,14 @@ class WardenServer(MCPServer[Any]):
         if self._tool_manager.get_tool(name) is None:
             raise MCPError(code=INVALID_PARAMS, message=f"there is no tool {line(name, 80)!r}")
         try:
-            return await super().call_tool(name, arguments, context)
+            with anyio.fail_after(ASK_S if name == "teardown_request" else None):
+                return await super().call_tool(name, arguments, context)
+        except TimeoutError:
+            return _failure(
+                self.warden, Refused(f"nobody answered within {ASK_S:g} s; nothing was touched", ASK_OUTSIDE)
+            )
         except (ToolError, MCPError) as error:
-            return _failure(_cause(error))
+            return _failure(self.warden, _cause(error))
 
 
 def _cause(error: ToolError | MCPError) -> WardenError:
@@ -83,16 +98,17 @@ def _cause(error: ToolError | MCPError) -> WardenError:
     if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(cause)
     logger.error("a tool crashed", exc_info=cause or error)
-    return Internal()
+    return DiskError.of(cause) if isinstance(cause, OSError) else Internal()
 
 
-def _failure(error: WardenError) -> CallToolResult:
-    body = scrubbed(replies.error_reply(error))
+def _failure(w: Warden, error: WardenError) -> CallToolResult:
+    body = scrubbed(replies.error_reply(error), secret_values(w.env))
     return CallToolResult(content=[_text(body)], structured_content=body, is_error=True)
 
 
-def _answer(reply: Reply, values: tuple[str, ...] = ()) -> CallToolResult:
-    """A reply as short text and as structured content; secrets of known shapes and `values` stay here."""
+def _answer(w: Warden, reply: Reply, secrets: tuple[str, ...] = ()) -> CallToolResult:
+    """A reply as short text and as structured content, without tokens and without the values of the user's secrets."""
+    values = secret_values(w.env, secrets)
     body = scrubbed(reply.model_dump(mode="json"), values)
     short = scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)
@@ -115,12 +131,12 @@ async def _reporting(ctx: Context[Any, Any], work: Callable[[Note], Awaitable[T]
             if news:
                 await ctx.report_progress(*news[-1])
 
-    failure: WardenError | None = None
+    failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tell)
         try:
             result = await work(note)
-        except WardenError as error:
+        except Exception as error:
             failure = error  # raised below: a task group would wrap it
         tasks.cancel_scope.cancel()
     if failure is not None:
@@ -140,12 +156,44 @@ class Unasked(BaseModel):
 
 def make_server(w: Warden) -> WardenServer:
     """The server over one warden."""
-    server = WardenServer("gpuwarden", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    server = WardenServer(w)
+    _add_hub_tools(server, w)
     _add_job_tools(server, w)
     _add_artifact_tools(server, w)
     _add_teardown(server, w)
     _tidy(server)
     return server
+
+
+def _add_hub_tools(server: WardenServer, w: Warden) -> None:
+    @server.tool(annotations=_READ)
+    async def hub_repo_details(
+        repo_ids: Annotated[list[str], Field(description="1 to 10 ids, owner/name", max_length=10)],
+        repo_type: Annotated[RepoType | None, Field(description="Omit to look for both")] = None,
+        operations: Annotated[list[Operation] | None, Field(description="Default: overview")] = None,
+        config: Annotated[str | None, Field(description="Dataset config")] = None,
+        split: Annotated[str | None, Field(description="Dataset split")] = None,
+        offset: Annotated[int, Field(description="First row")] = 0,
+        limit: Annotated[int, Field(description="Rows, up to 100")] = 5,
+    ) -> Annotated[CallToolResult, replies.ReposReply]:
+        """Check that Hugging Face repos exist and can be read, with revision, size, columns and rows; suggests ids."""
+        async with HubClient(HubConfig.from_env(w.env), clock=w.clock) as hub:
+            wanted = operations or ["overview"]
+            found = await repo_details(repo_ids, repo_type, wanted, config, split, offset, limit, hub=hub)
+        return _answer(w, replies.repos_seen(found))
+
+    @server.tool(annotations=_READ)
+    async def dataset_search(
+        query: Annotated[str, Field(description="Words of the name")] = "",
+        author: Annotated[str, Field(description="Owner")] = "",
+        tags: Annotated[list[str] | None, Field(description="Such as task_categories:text-generation")] = None,
+        sort: Annotated[Sort, Field(description="Order, greatest first")] = "downloads",
+        limit: Annotated[int, Field(description="Rows, up to 50")] = 10,
+    ) -> Annotated[CallToolResult, replies.DatasetsReply]:
+        """Find datasets on the Hugging Face Hub."""
+        async with HubClient(HubConfig.from_env(w.env), clock=w.clock) as hub:
+            found = await search_datasets(query, author, tags or (), sort, limit, hub=hub)
+        return _answer(w, replies.datasets_found(found))
 
 
 def _add_job_tools(server: WardenServer, w: Warden) -> None:
@@ -203,7 +251,7 @@ def _add_job_tools(server: WardenServer, w: Warden) -> None:
             "teardown": teardown,
             "max_restarts": max_restarts,
         }
-        return _answer(replies.submitted(await submit(w, build(JobSpec, given), dry_run=dry_run, receipt=receipt)))
+        return _answer(w, replies.submitted(await submit(w, build(JobSpec, given), dry_run=dry_run, receipt=receipt)))
 
     @server.tool(annotations=_WRITE)
     async def check_job(
@@ -216,19 +264,19 @@ def _add_job_tools(server: WardenServer, w: Warden) -> None:
         """State, step, metrics, meter and log of a job, now. Also moves it on: boots, launches, resumes."""
         result = await check(w, job_id, cursor=log_cursor, limit=log_bytes)
         values = secret_values(w.env, result.job.spec.secrets)
-        return _answer(replies.checked(result, values), values)
+        return _answer(w, replies.checked(result, values), result.job.spec.secrets)
 
     @server.tool(annotations=_ENDS)
     async def cancel_job(job_id: JobId) -> Annotated[CallToolResult, replies.CheckReply]:
         """End a job's process, with a signal first so that it can save. Its machine stays and bills on."""
         job = await cancel(w, job_id)
         lease = read_lease(w.ledger, job.lease) if job.lease else None
-        return _answer(replies.canceled(job, lease))
+        return _answer(w, replies.canceled(job, lease))
 
     @server.tool(name="list_instances", annotations=_READ)
     async def instances() -> Annotated[CallToolResult, replies.InstancesReply]:
         """Every rented machine, ours or not: state, billing, cost, job. What can't be seen is unknown, not gone."""
-        return _answer(replies.listed(await list_instances(w)))
+        return _answer(w, replies.listed(await list_instances(w)))
 
 
 def _add_artifact_tools(server: WardenServer, w: Warden) -> None:
@@ -245,7 +293,7 @@ def _add_artifact_tools(server: WardenServer, w: Warden) -> None:
         result = await _reporting(
             ctx, lambda note: pull(w, job_id, target, progress=lambda p: note(p.bytes_done, p.bytes_total))
         )
-        return _answer(replies.pulled(result))
+        return _answer(w, replies.pulled(result))
 
     @server.tool(annotations=_WRITE)
     async def verify_checkpoint(
@@ -263,7 +311,7 @@ def _add_artifact_tools(server: WardenServer, w: Warden) -> None:
                 return await verify_job(w, job_id, level, progress=lambda done: note(done, None))
             return await verify_file(_usable(path or ""), level, progress=lambda done: note(done, None))
 
-        return _answer(replies.verified(await _reporting(ctx, work)))
+        return _answer(w, replies.verified(await _reporting(ctx, work)))
 
 
 def _usable(path: str) -> Path:
@@ -311,8 +359,8 @@ def _add_teardown(server: WardenServer, w: Warden) -> None:
         if isinstance(said, Yes) and said.approve:
             assert view.record.digest is not None
             await approve(w, view.record.id, view.record.digest, channel="elicitation", by=_client(ctx))
-            return _answer(replies.torn_down(await proceed(w, view.record.id)))
-        return _answer(replies.torn_down(view, declined=not isinstance(said, Unasked)))
+            return _answer(w, replies.torn_down(await proceed(w, view.record.id)))
+        return _answer(w, replies.torn_down(view, declined=not isinstance(said, Unasked)))
 
 
 def _can_ask(ctx: Context[Any, Any]) -> bool:
@@ -387,6 +435,19 @@ def _slim(schema: dict[str, Any]) -> dict[str, Any]:
     return slim
 
 
+async def tend(w: Warden, every_s: float = TEND_S) -> None:
+    """Move everything on while the server runs, so that no machine waits, billing, for an agent to look."""
+    while True:
+        await w.clock.sleep(every_s)
+        try:
+            await reconcile(w)
+        except WardenError as error:
+            logger.warning("reconcile: %s", error.message)
+
+
 async def run_stdio(w: Warden) -> None:
     """Serve on standard input and output until the client goes away."""
-    await make_server(w).run_stdio_async()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tend, w)
+        await make_server(w).run_stdio_async()
+        tasks.cancel_scope.cancel()

@@ -6,14 +6,14 @@ fenced and bounded here, on its way out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.fence import SECRET_NAME, fence, line
-from gpuwarden.core.models import Report
+from gpuwarden.core.fence import fence, line
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
+from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.lifecycle.check import Checked, advice
@@ -118,7 +118,10 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Reply):
-    """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted."""
+    """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted.
+
+    `problems` say why it is not proven, `warnings` change nothing.
+    """
 
     verdict: str
     level: str
@@ -127,6 +130,7 @@ class VerifyReply(Reply):
     bytes: int
     step: int | None = None
     problems: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
     not_checked: list[str] = Field(default_factory=list)
     evidence: list[FileReply] = Field(default_factory=list)
 
@@ -172,12 +176,6 @@ class InstancesReply(Reply):
 def error_reply(error: WardenError) -> dict[str, Any]:
     """The one form of an error."""
     return error.as_dict()
-
-
-def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """The values that never leave: those of variables that are called secrets, and of the named ones."""
-    wanted = {name for name in env if SECRET_NAME.search(name)} | set(names)
-    return tuple(env[name] for name in sorted(wanted) if len(env.get(name, "")) >= 6)
 
 
 def _findings(findings: tuple[Finding, ...]) -> list[FindingReply]:
@@ -281,7 +279,8 @@ def pulled(result: PullResult) -> PullReply:
 
 def verified(report: Report) -> VerifyReply:
     """A reply to verify_checkpoint."""
-    bad = [f for f in report.files if f.verdict != "proven"]
+    bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
+    bad += [f for f in report.files if f.verdict != "proven"]
     words = {"proven": "Proven.", "refuted": "Refuted: do not rely on it.", "unknown": "It could not be told."}
     hints = {"proven": "", "refuted": "Pull again; if it stays, the file is broken at its source."}
     return VerifyReply(
@@ -295,10 +294,16 @@ def verified(report: Report) -> VerifyReply:
         files=len(report.files),
         bytes=report.bytes,
         step=report.step,
-        problems=[line(p) for p in report.problems[:SHOWN]],
+        problems=[line(p) for p in [*report.problems, *report.doubts][:SHOWN]],
+        warnings=[line(p) for p in report.warnings[:SHOWN]],
         not_checked=[line(n) for n in report.not_checked[:SHOWN]],
         evidence=[
-            FileReply(path=line(f.path), format=f.format, verdict=f.verdict, problems=[line(p) for p in f.problems[:5]])
+            FileReply(
+                path=line(f.path),
+                format=f.format if isinstance(f, FileEvidence) else f.layout,
+                verdict=f.verdict,
+                problems=[line(p) for p in [*f.problems, *f.doubts][:5]],
+            )
             for f in bad[:SHOWN]
         ],
     )
@@ -386,3 +391,33 @@ def _instance(row: Row) -> InstanceReply:
         job_state=row.job.state if row.job else None,
         note=row.note,
     )
+
+
+class ReposReply(Reply):
+    """Repos of the Hub, one entry for each id that was asked for, without what is empty."""
+
+    repos: list[dict[str, Any]] = Field(default_factory=list)
+    requests: int = 0
+
+
+class DatasetsReply(Reply):
+    """Datasets that a search found."""
+
+    datasets: list[dict[str, Any]] = Field(default_factory=list)
+    more: bool = False
+
+
+def repos_seen(answer: RepoAnswer) -> ReposReply:
+    """The reply of hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
+    return ReposReply(message=answer.note, repos=[_kept(r) for r in answer.repos], requests=answer.requests)
+
+
+def datasets_found(answer: SearchAnswer) -> DatasetsReply:
+    """The reply of dataset_search."""
+    return DatasetsReply(message=answer.note, datasets=[_kept(d) for d in answer.datasets], more=answer.more)
+
+
+def _kept(model: BaseModel) -> dict[str, Any]:
+    """A model without its defaults and without what is empty."""
+    full = model.model_dump(mode="json", exclude_defaults=True)
+    return {k: v for k, v in full.items() if v not in (None, "", [], {})}

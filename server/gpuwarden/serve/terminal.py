@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from gpuwarden.core.fence import plain
 from gpuwarden.serve.replies import (
     CheckReply,
     FindingReply,
+    InstanceReply,
     InstancesReply,
     MeterReply,
     PullReply,
@@ -35,6 +37,18 @@ COLORS = {
     "error": "red", "unknown": "magenta", "warning": "yellow", "info": "cyan",
     "succeeded": "green", "running": "green", "failed": "red", "refuted": "red", "proven": "green",
 }  # fmt: skip
+
+
+COMMANDS = {
+    "submit_job": "submit", "check_job": "check", "cancel_job": "cancel", "pull_artifacts": "pull",
+    "verify_checkpoint": "verify", "teardown_request": "teardown", "list_instances": "instances",
+}  # fmt: skip
+
+
+def spoken(text: str) -> str:
+    """A sentence that names tools, for a person, who has commands; safe to print."""
+    words = re.compile(rf"\b({'|'.join(COMMANDS)})\b")
+    return escape(words.sub(lambda m: f"`gpuwarden {COMMANDS[m[1]]}`", plain(text)))
 
 
 def colored(word: str) -> str:
@@ -59,7 +73,7 @@ def show_error(error: WardenError) -> None:
     if isinstance(error, Refused) and error.findings:
         _findings([FindingReply(**f.model_dump(mode="json")) for f in error.findings], err)
     if error.hint:
-        err.print(f"[dim]next:[/] {escape(error.hint)}")
+        err.print(f"[dim]next:[/] {spoken(error.hint)}")
 
 
 def _findings(findings: list[FindingReply], console: Console = out) -> None:
@@ -70,7 +84,7 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
     table.add_column(no_wrap=True)
     table.add_column()
     for f in findings:
-        fix = f"\n[dim]{escape(f.fix)}[/]" if f.fix else ""
+        fix = f"\n[dim]{spoken(f.fix)}[/]" if f.fix else ""
         table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", escape(f.message) + fix)
     console.print(table)
 
@@ -80,7 +94,7 @@ def message(reply: Reply) -> None:
     if reply.message:
         out.print(escape(reply.message))
     if reply.hint:
-        out.print(f"[dim]next:[/] {escape(reply.hint)}")
+        out.print(f"[dim]next:[/] {spoken(reply.hint)}")
 
 
 def submitted(reply: SubmitReply) -> None:
@@ -106,7 +120,7 @@ def checked(reply: CheckReply) -> None:
     if reply.meter:
         out.print("  " + _meter(reply.meter))
     if reply.log:
-        out.print(escape(reply.log), style="dim")
+        out.print(escape("\n".join(reply.log.splitlines()[1:-1])), style="dim")  # the fence is for models
     message(reply)
 
 
@@ -139,6 +153,8 @@ def verified(reply: VerifyReply) -> None:
         out.print(
             f"  {colored(file.verdict)} {escape(file.path)} [dim]({file.format})[/] {escape('; '.join(file.problems))}"
         )
+    for text in reply.warnings:
+        out.print(f"  [yellow]{escape(text)}[/]")
     for text in reply.not_checked:
         out.print(f"  [dim]not checked: {escape(text)}[/]")
     message(reply)
@@ -157,46 +173,46 @@ def torn_down(reply: TeardownReply) -> None:
 
 
 def listed(reply: InstancesReply) -> None:
-    """The inventory as a table."""
+    """The inventory, narrow enough for 80 columns: what belongs together stands in one cell."""
     if reply.instances:
-        table = Table(box=None, pad_edge=False)
-        for head in (
-            "platform",
-            "instance",
-            "ours",
-            "state",
-            "billing",
-            "price/h",
-            "cost",
-            "since (UTC)",
-            "job",
-            "note",
-        ):
-            table.add_column(head, overflow="fold")
-        for i in reply.instances:
-            billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[i.billing]
-            job = f"{i.job_id} {i.job_state}" if i.job_id else ""
-            cells = (i.platform, i.instance_id or "?", "yes" if i.ours else "no", i.state)
-            rest = (usd(i.price_usd_per_hour), usd(i.cost_usd), when(i.since), job, i.note)
-            table.add_row(*map(escape, cells), billing, *map(escape, rest))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for head in ("machine", "state (UTC)", "billing", "cost"):
+            table.add_column(head, no_wrap=True)
+        table.add_column("job", overflow="fold")
+        for row in reply.instances:
+            table.add_row(*_machine(row))
         out.print(table)
-    for row in reply.jobs:
-        out.print(f"{row['job_id']} {colored(row['state'])} on {escape(row['platform'])}")
+    for job in reply.jobs:
+        out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
     message(reply)
 
 
+def _machine(row: InstanceReply) -> tuple[str, ...]:
+    billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
+    job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+    return (
+        f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
+        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]",
+        billing,
+        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]",
+        f"{job}[dim]{escape(row.note)}[/]",
+    )
+
+
 def history(rows: list[dict[str, Any]]) -> None:
-    """The ledger's events as a timeline."""
-    table = Table(box=None, pad_edge=False)
-    for head in ("#", "when (UTC)", "subject", "event", "state", "why"):
-        table.add_column(head, overflow="fold")
+    """The ledger's events as a timeline; the reason of an event stands below it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("when (UTC)", "subject"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("event", overflow="fold")
     for row in rows:
-        why = str(row["body"].get("why", "") or "")
-        table.add_row(
-            str(row["seq"]), when(row["at"]), escape(row["subject"]), row["kind"], row["state"] or "", escape(why)
-        )
+        state = row["state"]
+        reached = f" -> {state}" if state and not row["kind"].endswith(f".{state}") else ""
+        why = plain(str(row["body"].get("why") or ""))
+        reason = f"\n[dim]{escape(why)}[/]" if why else ""
+        table.add_row(when(row["at"])[5:], escape(row["subject"]), f"{escape(row['kind'])}{reached}{reason}")
     out.print(table)
 
 

@@ -9,6 +9,7 @@ from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, sho
 from gpuwarden.checkpoints.source import Source
 
 NAME = "json"
+LOAD = "parsed"
 
 
 def claims(name: str, head: bytes) -> bool:

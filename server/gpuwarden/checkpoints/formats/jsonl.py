@@ -7,6 +7,7 @@ from gpuwarden.checkpoints.formats.json import parse
 from gpuwarden.checkpoints.source import Source
 
 NAME = "jsonl"
+LOAD = "parsed"
 _LINE = 16 << 20
 
 

@@ -9,6 +9,7 @@ from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Lim
 from gpuwarden.checkpoints.source import Source
 
 NAME = "safetensors"
+LOAD = "tensors"
 
 
 def claims(name: str, head: bytes) -> bool:

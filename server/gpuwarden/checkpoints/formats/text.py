@@ -8,6 +8,7 @@ from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
 from gpuwarden.checkpoints.source import Source
 
 NAME = "text"
+LOAD = "parsed"
 _ENDINGS = (
     ".txt", ".log", ".md", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".jinja", ".jinja2",
     ".out", ".err", ".py", ".sh", ".html", ".svg", ".model_card", ".gitattributes", ".gitignore",

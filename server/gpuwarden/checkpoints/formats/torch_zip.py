@@ -1,15 +1,16 @@
-"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): the archive's structure and CRCs. Nothing is unpickled."""
+"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read, never run."""
 
 from __future__ import annotations
 
 import re
 
-from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints import pickles, torch_pickle, zips
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, short, some
 from gpuwarden.checkpoints.source import Source
 
 NAME = "torch zip"
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".model", ".optim", ".states")
+LOAD = "tensors"
 _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
 
 
@@ -36,8 +37,11 @@ def read(source: Source, limits: Limits) -> Anatomy:
             zips.check_deflated(source, m, limits)
             found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
     found.big_endian = _order(source, inside)
-    found.proved.append(f"{len(members):,} members, all where the archive says")
-    found.unproved.append("what its pickle holds, and that its values are finite: the pickle is not read")
+    tree = pickles.Machine(zips.read(source, inside["data.pkl"], limits.pickle), limits).run()
+    if tree.end != inside["data.pkl"].size:
+        found.problems.append("bytes follow the end of its pickle")
+    stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
+    torch_pickle.fill(found, tree, stored, source.name)
     return found
 
 

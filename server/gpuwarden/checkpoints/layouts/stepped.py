@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import short, some
-from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
+from gpuwarden.checkpoints import trainer
+from gpuwarden.checkpoints.anatomy import short
+from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
 from gpuwarden.checkpoints.walk import Folder
 
 NAME = "checkpoint"
 _STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
 _STATE = "trainer_state.json"
+_HELPER = "checkpoint.json"  # written by savelib.py
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
 
@@ -22,12 +24,13 @@ def step_of(name: str) -> int | None:
 
 
 def claims(folder: Folder) -> bool:
-    """By the folder's name, or by a trainer's state inside."""
-    return (step_of(folder.path.name) is not None or _STATE in folder.files) and not temporary(folder.rel)
+    """By the folder's name, or by a state inside that names a step."""
+    named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files
+    return named and not temporary(folder.rel)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """The step is what the name says; there are weights; a trainer's checkpoint can be resumed."""
+    """The step is what the name says; there are weights; what a resume would miss is named."""
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
@@ -36,31 +39,34 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not any(e.path.endswith(WEIGHTS) and not e.temporary for e in inside):
         said.problems.append("holds no weights")
     if _STATE in folder.files:
-        _trainer(folder, found, said)
+        _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
+        trainer.resumable(folder, found, said)
+    elif _HELPER in folder.files:
+        state = content(found, folder.join(_HELPER))
+        _agree(folder, state, _HELPER, "step", said)
+        parts = state.get("parts") if isinstance(state, dict) else None
+        if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
+            said.resume.append(f"{_HELPER} names no optimizer among its parts")
+    elif not any("optim" in e.path.lower() or _has_optimizer(e) for e in inside):
+        said.resume.append("no optimizer state was found in it")
     return said
 
 
-def _trainer(folder: Folder, found: Findings, said: Judgement) -> None:
-    state = content(found, folder.join(_STATE))
-    if not isinstance(state, dict) or type(state.get("global_step")) is not int:
-        said.problems.append(f"{_STATE} has no global_step")
+def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> None:
+    if not isinstance(state, dict) or type(state.get(key)) is not int:
+        said.problems.append(f"{file} has no {key}")
         return
-    step: int = state["global_step"]
+    step: int = state[key]
     if said.step is not None and said.step != step:
-        said.problems.append(f"the folder is called {short(folder.path.name, 60)}, but {_STATE} stands at step {step}")
+        said.problems.append(f"the folder is called {short(folder.path.name, 60)}, but {file} stands at step {step}")
     else:
-        said.proved.append(f"{_STATE} stands at step {step}")
+        said.proved.append(f"{file} stands at step {step}")
     said.step = step
-    gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files and not _elsewhere(folder)]
-    if gone:
-        said.resume.append(f"{some(gone)} missing: a resume would silently start the optimizer afresh")
-    if not any(n.startswith("rng_state") for n in folder.files):
-        said.resume.append("no rng_state file: data order and dropout would differ after a resume")
 
 
-def _elsewhere(folder: Folder) -> bool:
-    """DeepSpeed and FSDP keep the optimizer in folders of their own."""
-    return any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
+def _has_optimizer(entry: Entry) -> bool:
+    root = entry.anatomy.content if entry.anatomy else None
+    return isinstance(root, dict) and any("optim" in str(k).lower() for k in root)
 
 
 def content(found: Findings, path: str) -> Any:

@@ -1,0 +1,128 @@
+"""What all backends share that run jobs through our runner: verbs in, models out. How a verb gets there differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpuwarden.core.errors import BadReply, WardenError
+from gpuwarden.core.models import (
+    Answer,
+    Disclosure,
+    Handle,
+    Known,
+    LogChunk,
+    Manifest,
+    Observation,
+    Place,
+    StopResult,
+    Unknown,
+)
+from gpuwarden.remote import launch
+
+CALL_S = 60.0  # a verb that answers at once
+SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
+MAX_REPLY = 256 << 20
+MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
+
+
+class RunnerBackend:
+    """The verbs that need no more than a way to ask the runner. Subclasses supply `name`, `ask_lines`, `handle_of`."""
+
+    name: str
+
+    async def ask_lines(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
+    ) -> list[dict[str, Any]]:
+        """Run one verb at the place and return its lines. `Unreachable` after `silence_s` without one."""
+        raise NotImplementedError
+
+    async def handle_of(self, place: Place, token: str) -> Handle:
+        """The handle that a token has at a place. Raises a `WardenError` when the place can't be looked at."""
+        raise NotImplementedError
+
+    async def ask(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float = CALL_S
+    ) -> dict[str, Any]:
+        """Run one verb that answers with one object, and raise the error that a refusal stands for."""
+        lines = await self.ask_lines(place, verb, run_dir, request, silence_s=silence_s)
+        if len(lines) != 1:
+            raise BadReply(f"the runner's {verb} gave {len(lines)} answers instead of one", "Is the disk full there?")
+        launch.raise_for(lines[0])
+        return lines[0]
+
+    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
+        """The job of a token, None when it was never launched there."""
+        try:
+            handle = await self.handle_of(place, token)
+            seen = (await self._look([handle]))[handle.run_dir]
+        except WardenError as error:
+            return Unknown(error.message)
+        if seen.get("state") == "unreadable":
+            return Unknown(str(seen.get("why")))
+        launched = seen.get("state") not in {"missing", "absent"} and seen.get("token") == token
+        return Known(handle if launched else None)
+
+    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
+        """Observe all jobs of a place with one call."""
+        if not handles:
+            return {}
+        jobs = await self._look(handles)
+        return {h.token: launch.observation(jobs[h.run_dir]) for h in handles}
+
+    async def _look(self, handles: Sequence[Handle]) -> dict[str, dict[str, Any]]:
+        dirs = [h.run_dir for h in handles]
+        reply = await self.ask(handles[0].place, "poll", None, {"dirs": dirs})
+        jobs = reply.get("jobs")
+        if not isinstance(jobs, dict) or not all(isinstance(jobs.get(d), dict) for d in dirs):
+            raise BadReply("the runner's poll does not answer for every job", "Ask again.")
+        return jobs
+
+    async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
+        """Read the log from a byte cursor; a negative cursor counts from the end."""
+        reply = await self.ask(handle.place, "logs", handle.run_dir, {"cursor": cursor, "limit": limit})
+        try:
+            return LogChunk(**{k: reply.get(k) for k in ("text", "next", "size", "truncated")})  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise BadReply(f"the runner's logs make no sense: {error.error_count()} fields", "Ask again.") from error
+
+    async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
+        """The files under `paths`, without digests."""
+        return await self._roster("list", handle, paths)
+
+    async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
+        """The files under `paths`, with digests."""
+        return await self._roster("manifest", handle, paths)
+
+    async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
+        request = {"paths": list(paths), "root": handle.place.root}
+        return launch.manifest(await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S))
+
+    async def disclose(self, handle: Handle) -> Disclosure:
+        """Processes and fresh files that are no declared part of a job."""
+        value = handle.place.env.get(MARKER)
+        request = {"marker": f"{MARKER}={value}" if value else None, "root": handle.place.root}
+        return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
+
+    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
+        """End the job's process group. Never raises for a job that is gone."""
+        request = {"grace_s": grace_s, "wait_s": grace_s + 5, "token": handle.token}
+        reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=grace_s + CALL_S)
+        try:
+            return StopResult(str(reply.get("result")))
+        except ValueError as error:
+            raise BadReply(f"the runner's stop answered {reply.get('result')!r}", "Look with check_job.") from error
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """One line of the runner."""
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise BadReply(f"the runner's answer is no JSON: {line[:80]!r}", "Try again.") from error
+    if not isinstance(found, dict):
+        raise BadReply("the runner's answer is no JSON object", "Try again.")
+    return found

@@ -1,0 +1,342 @@
+"""Runs jobs on a machine behind SSH, through the runner that is shipped there.
+
+The runner lies below the run root under a name made of its content, so a live run's runner is never touched. All
+jobs of an instance are polled with one exec on one reused connection. The host key of first contact is put into
+every handle; from then on no other key is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio
+
+from gpuwarden.backends._runner import RunnerBackend, parse
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, Unreachable, WardenError
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
+from gpuwarden.core.profile import Profile, Tier
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.script import read_header
+from gpuwarden.profiles import load_profile
+from gpuwarden.remote import launch
+from gpuwarden.remote.bulk import BULK_BYTES, Unusable, available, bulk_stream
+from gpuwarden.remote.connect import HostKey, HostKeyChanged
+from gpuwarden.remote.hello import Hello, say_hello
+from gpuwarden.remote.judge import RENT_ANOTHER, Asked, judge
+from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ssh
+from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.transfer import put
+
+MAX_REPLY = 256 << 20
+CHECK_S = 55.0
+TOOLS = ".gpuwarden"
+DEFAULT_HUB = "https://huggingface.co"
+_NO_RUNNER = 97
+# Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
+_START = f"""
+import importlib.util, os, sys
+os.path.isfile(sys.argv[1]) or sys.exit({_NO_RUNNER})
+spec = importlib.util.spec_from_file_location("runner", sys.argv[1])
+runner = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(runner)
+runner.main(sys.argv[2:])
+""".strip()
+
+
+def create(clock: Clock) -> SshBackend:
+    """The backend."""
+    return SshBackend(clock)
+
+
+@dataclass
+class _Machine:
+    """A machine and what it said about itself."""
+
+    ssh: Ssh
+    hello: Hello | None = None
+    bulk: bool = field(default_factory=available)
+    polls: Dialogue | None = None
+
+
+class SshBackend(RunnerBackend):
+    """Jobs as processes of a machine that we have a key for."""
+
+    name = "ssh"
+
+    def __init__(self, clock: Clock, config: Path | None = None) -> None:
+        self._clock = clock
+        self._config = config
+        self._machines: dict[tuple[str, int | None, str | None], _Machine] = {}
+
+    async def aclose(self) -> None:
+        """Close all connections; the next call opens what it needs."""
+        machines, self._machines = list(self._machines.values()), {}
+        for machine in machines:
+            if machine.polls is not None:
+                machine.polls.close()
+            await machine.ssh.aclose()
+
+    # ------------------------------------------------------------------------------------------------------- probe
+
+    async def check(self, place: Place) -> list[Finding]:
+        """First contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a minute."""
+        try:
+            with anyio.fail_after(CHECK_S):
+                key = await (await self._at(place)).ssh.open()
+                return [_key_finding(place, key), *await self._probe(place)]
+        except TimeoutError:
+            return [_host(Severity.ERROR, f"the machine did not answer within {CHECK_S:.0f} s", RENT_ANOTHER)]
+        except HostKeyChanged as changed:
+            return [_host(Severity.ERROR, changed.message, changed.hint)]
+        except AuthFailed as refused:
+            return [_host(Severity.ERROR, refused.message, refused.hint)]
+        except WardenError as error:
+            return [_host(Severity.UNKNOWN, error.message, error.hint)]
+
+    async def _probe(self, place: Place) -> list[Finding]:
+        hello = await self._hello(place)
+        run_root = _run_root(place, hello)
+        profile = _profile_of(place)
+        durable = [t.path for t in profile.storage if _outlives(t)] if profile and not place.root else []
+        hub = place.env.get("HF_ENDPOINT") or DEFAULT_HUB
+        request = json.dumps({"paths": [run_root, *durable], "urls": [hub]})
+        machine = await self._at(place)
+        sent = self._clock.now()
+        ran = await machine.ssh.run([hello.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
+        metered = bool(profile and profile.meter.metered)
+        asked = Asked(run_root, durable, metered=metered, sent=sent, heard=self._clock.now())
+        return judge(parse(ran.out.strip().rpartition(b"\n")[2] or ran.err[:200]), asked)
+
+    # ------------------------------------------------------------------------------------------------------ launch
+
+    async def submit(
+        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+    ) -> Handle:
+        """Start the job, or adopt it when this token and attempt were started before. The handle holds the host key."""
+        handle = await self.handle_of(place, token)
+        hello = await self._hello(place)
+        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, hello))
+        machine = await self._at(place)
+        for name, content in ready.files.items():
+            await put(machine.ssh, f"{handle.run_dir}/{name}", content)
+        env = {"PATH": hello.path, **place.env, **ready.spec["env"]}
+        order = {
+            "spec": {**ready.spec, "env": env},
+            "secrets": dict(secrets),
+            "token": token,
+            "attempt": attempt,
+        }
+        await self.ask(handle.place, "start", handle.run_dir, order)
+        return handle
+
+    async def handle_of(self, place: Place, token: str) -> Handle:
+        """The handle of a token, with the host key pinned."""
+        key = await (await self._at(place)).ssh.open()
+        hello = await self._hello(place)
+        run_dir = f"{_run_root(place, hello)}/{launch.run_name(token)}"
+        return Handle(
+            backend=self.name, token=token, run_dir=run_dir, place=place.model_copy(update={"host_key": key.line})
+        )
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
+        """Stream one file's bytes from `offset`."""
+        request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
+        bulky = artifact.size - offset >= BULK_BYTES
+        async with aclosing(self._stream(handle, "read", request, bulky=bulky)) as stream:
+            async for chunk in stream:
+                yield chunk
+
+    async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """Stream many small files as one tar; members are named by their number in `artifacts`."""
+        request = {"paths": [a.path for a in artifacts], "root": handle.place.root}
+        async with aclosing(self._stream(handle, "bundle", request)) as stream:
+            async for chunk in stream:
+                yield chunk
+
+    async def _stream(
+        self, handle: Handle, verb: str, request: Mapping[str, Any], *, bulky: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """A verb's raw output, much of it through the system's client; a missing runner is shipped again."""
+        for _ in range(3):
+            machine, argv = await self._verb(handle.place, verb, handle.run_dir)
+            through = bulk_stream if bulky and machine.bulk else _plain_stream
+            try:
+                async with aclosing(through(machine.ssh, argv, stdin=json.dumps(request).encode())) as stream:
+                    async for chunk in stream:
+                        yield chunk
+                return
+            except Unusable:
+                machine.bulk = False
+            except CommandFailed as failed:
+                if failed.exit_code != _NO_RUNNER:
+                    _raise_for(failed)
+                await self._ship(handle.place, handle.run_dir)
+        raise BadReply("the runner is not there right after it was shipped", "Does something clean the run root?")
+
+    # ---------------------------------------------------------------------------------------------------- the runner
+
+    async def ask_lines(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
+    ) -> list[dict[str, Any]]:
+        """Run one verb there and return its lines."""
+        if verb == "poll":
+            with suppress(Unreachable, BadReply):  # asked for in the plain way below
+                return [parse(await self._ask_server(place, request, silence_s))]
+        near = run_dir or next(iter(request.get("dirs") or []), None)
+        for last in (False, True):
+            machine, argv = await self._verb(place, verb, run_dir, near)
+            out = bytearray()
+            try:
+                async with aclosing(machine.ssh.stream(argv, stdin=json.dumps(request).encode())) as stream:
+                    await _gather(stream, out, silence_s)
+            except CommandFailed as failed:
+                if failed.exit_code == _NO_RUNNER and not last:
+                    await self._ship(place, near)
+                    continue
+                if not out.strip():
+                    _raise_for(failed)
+            return [parse(line) for line in bytes(out).splitlines() if line.strip()]
+        raise AssertionError("unreachable")
+
+    async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
+        """A poll by the runner that is kept running for polls; started when it is first needed."""
+        near = next(iter(request.get("dirs") or []), None)
+        machine, argv = await self._verb(place, "serve", None, near)
+        if machine.polls is None or machine.polls.argv != tuple(argv):
+            if machine.polls is not None:
+                machine.polls.close()
+            machine.polls = Dialogue(machine.ssh, argv)
+        return await machine.polls.ask(json.dumps(request).encode(), timeout_s=timeout_s)
+
+    async def _verb(
+        self, place: Place, verb: str, run_dir: str | None, near: str | None = None
+    ) -> tuple[_Machine, list[str]]:
+        """The machine, and the words that run a verb of the shared runner."""
+        hello = await self._hello(place)
+        runner = self._runner_path(place, near or run_dir, hello)
+        words = [hello.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
+        return await self._at(place), words
+
+    def _runner_path(self, place: Place, run_dir: str | None, hello: Hello) -> str:
+        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, hello)
+        return f"{root}/{TOOLS}/{launch.content_name('runner', launch.runner_source())}"
+
+    async def _ship(self, place: Place, run_dir: str | None) -> None:
+        path = self._runner_path(place, run_dir, await self._hello(place))
+        await put((await self._at(place)).ssh, path, launch.runner_source())
+
+    # --------------------------------------------------------------------------------------------------- connections
+
+    async def _at(self, place: Place) -> _Machine:
+        """The machine of a place: one connection for all of its jobs, held to the key of the place."""
+        if not place.host:
+            raise BadRequest(f"the place on {place.platform} has no host to connect to", "Is the instance booted?")
+        key = (place.host, place.port, place.user)
+        machine = self._machines.get(key)
+        if machine is None:
+            endpoint = await anyio.to_thread.run_sync(
+                lambda: resolve(place.host or "", port=place.port, user=place.user, config=self._config)
+            )
+            machine = self._machines.setdefault(key, _Machine(Ssh(endpoint, config=self._config)))
+        if place.host_key and machine.ssh.pin != place.host_key:
+            await machine.ssh.repin(place.host_key)
+            machine.hello = None
+        return machine
+
+    async def _hello(self, place: Place) -> Hello:
+        machine = await self._at(place)
+        if machine.hello is None:
+            machine.hello = await say_hello(machine.ssh)
+        return machine.hello
+
+
+def _host(severity: Severity, message: str, fix: str) -> Finding:
+    return Finding(rule="PF-HOST-001", severity=severity, message=message, fix=fix)
+
+
+def _key_finding(place: Place, key: HostKey) -> Finding:
+    if place.host_key or not key.first_contact:
+        return _host(Severity.INFO, f"{place.host} shows the host key we know, {key.fingerprint}", "")
+    message = f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
+    return _host(Severity.INFO, message, "Compare it with the provider's console if you can see it there.")
+
+
+def _profile_of(place: Place) -> Profile | None:
+    """The platform's profile; a machine of the user's own may have none."""
+    try:
+        return load_profile(place.platform)
+    except WardenError:
+        return None
+
+
+def _outlives(tier: Tier) -> bool:
+    """Whether a tier is always there, is no part of the machine's own disk, and outlives a stop or the end."""
+    fates = (tier.survives.stop, tier.survives.terminate)
+    return tier.present == "always" and tier.path != "/" and True in fates
+
+
+@cache
+def _probe_source() -> bytes:
+    return files("gpuwarden.remote").joinpath("probe.py").read_bytes()
+
+
+def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
+    """The words before a script's path: uv where a header asks for packages and uv is there, else Python."""
+    if spec.script is None:
+        return ()
+    header = read_header(spec.script)
+    if header and (header.dependencies or header.requires_python) and "uv" in hello.tools:
+        return (hello.tools["uv"], "run", "--quiet", "--script")
+    return (hello.job_python,)
+
+
+def _run_root(place: Place, hello: Hello) -> str:
+    """The real path of the folder that run folders go into."""
+    rest = place.run_root
+    if rest == "~" or rest.startswith("~/"):
+        home = place.env.get("HOME") or ("/root" if place.root else hello.home)
+        rest = home + rest[1:]
+    if place.root and not PurePosixPath(rest).is_relative_to(place.root):
+        rest = place.root + "/" + rest.lstrip("/")
+    return posixpath.normpath(rest)
+
+
+def _plain_stream(machine: Ssh, argv: Sequence[str], *, stdin: bytes) -> AsyncGenerator[bytes, None]:
+    return machine.stream(argv, stdin=stdin)
+
+
+async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float) -> None:
+    try:
+        while True:
+            with anyio.fail_after(silence_s):
+                chunk = await anext(stream, b"")
+            if not chunk:
+                return
+            out += chunk
+            if len(out) > MAX_REPLY:
+                raise BadReply(f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
+    except TimeoutError as error:
+        raise Unreachable(f"the runner said nothing for {silence_s:.0f} s", "Try again; it may have acted.") from error
+
+
+def _raise_for(failed: CommandFailed) -> None:
+    """The runner's own words on stderr, where they are the last line; else what the machine said."""
+    last = failed.err.strip().rpartition(b"\n")[2]
+    if last.startswith(b"{"):
+        launch.raise_for(parse(last))
+    if failed.exit_code in {126, 127}:
+        raise NotFound(
+            "the machine's Python is not there any more", "Was the image or its environment changed?"
+        ) from failed
+    raise failed

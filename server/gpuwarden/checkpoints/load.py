@@ -1,0 +1,102 @@
+"""Really load checkpoint files, in a process of its own with limits on memory and time.
+
+Only files that passed every other check get here. The child is `load_child.py`; it loads with torch's safe loader
+and the safetensors library where torch is installed, otherwise with our own reader into numpy. A file that makes
+it crash, hang or run out of memory is reported, and the files after it still get their turn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import short
+from gpuwarden.checkpoints.findings import Entry
+
+# The child gets no secrets: only what an interpreter needs to start.
+_ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True)
+class LoadLimits:
+    """Limits on the child: address space beyond twice the largest file, seconds to start, bytes a second at least."""
+
+    memory: int = 8 << 30
+    start_s: float = 120.0
+    bytes_per_s: float = 20e6
+
+
+def load(root: Path, entries: Sequence[Entry], limits: LoadLimits | None = None) -> None:
+    """Load each file and write the outcome into its entry."""
+    todo = [e for e in entries if not e.temporary]
+    for entry in todo:
+        if entry.load == "parsed":
+            entry.proved.append("loads: all of it was parsed")
+        elif not entry.load:
+            entry.doubts.append("nothing here can load it")
+    queue = [e for e in todo if e.load == "tensors" and not (e.anatomy and e.anatomy.meta.get("inert"))]
+    while queue:
+        done = _batch(root, queue, limits or LoadLimits())
+        queue = queue[done:]
+
+
+def _batch(root: Path, entries: list[Entry], limits: LoadLimits) -> int:
+    """Run one child over the entries. Returns how many are settled: at least one."""
+    total = sum(e.size for e in entries)
+    memory = limits.memory + 3 * max(e.size for e in entries)
+    task = {"memory": memory, "files": [{"path": str(root / e.path), "format": e.format} for e in entries]}
+    answers, why = _run(json.dumps(task), limits.start_s + total / limits.bytes_per_s)
+    settled = 0
+    for entry, answer in zip(entries, answers, strict=False):
+        _settle(entry, answer)
+        settled += 1
+    if settled < len(entries):
+        entries[settled].doubts.append(f"could not be loaded: {why}")
+        settled += 1
+    return settled
+
+
+def _run(task: str, seconds: float) -> tuple[list[dict[str, Any]], str]:
+    env = {k: os.environ[k] for k in _ENV if k in os.environ}
+    # -P and an empty working folder: no file beside a checkpoint can pose as a module.
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, cwd=empty,
+        )  # fmt: skip
+        timer = threading.Timer(seconds, child.kill)
+        timer.start()
+        try:
+            out, _ = child.communicate(task.encode())
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    answers = [json.loads(line) for line in out.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
+    code = child.returncode
+    return answers, f"it took longer than {seconds:.0f} s" if late else f"the loading process ended with code {code}"
+
+
+def _settle(entry: Entry, answer: dict[str, Any]) -> None:
+    if answer.get("error"):
+        entry.problems.append(f"does not load: {short(answer['error'], 160)}")
+        return
+    if answer.get("memory"):
+        entry.doubts.append("could not be loaded within the memory limit")
+        return
+    anatomy = entry.anatomy
+    elements = sum(t.numel for t in anatomy.tensors) if anatomy else 0
+    if answer["elements"] != elements:
+        entry.problems.append(f"{answer['by']} loads {answer['elements']:,} elements; its structure has {elements:,}")
+    else:
+        entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {elements:,} elements")

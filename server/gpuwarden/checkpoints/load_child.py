@@ -1,0 +1,112 @@
+"""The process that loads. Reads its task as JSON on stdin, answers one JSON line per file on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Limits
+from gpuwarden.checkpoints.examine import reader
+from gpuwarden.checkpoints.source import Source
+
+
+def main() -> None:
+    """Load every file of the task; stop at nothing that a file does."""
+    task = json.load(sys.stdin)
+    out, sys.stdout = sys.stdout, sys.stderr
+    _limit(int(task["memory"]))
+    for file in task["files"]:
+        try:
+            answer = _load(Path(file["path"]), str(file["format"]))
+        except MemoryError:
+            answer = {"memory": True}
+        except Exception as why:
+            text = f"{type(why).__name__}: {why}"
+            answer = {"memory": True} if "allocate memory" in text else {"error": " ".join(text.split())[:300]}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+def _limit(memory: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit; the time limit still holds
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _load(path: Path, form: str) -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        return _own(path)
+    if form == "safetensors":
+        from safetensors.torch import load_file
+
+        return _count("safetensors", load_file(path))
+    if form in ("torch zip", "torch legacy"):
+        with torch.serialization.safe_globals(_numpy_globals()):
+            return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
+    return _own(path)
+
+
+def _numpy_globals() -> list[Any]:
+    """What random number states are made of; transformers allows the same when it resumes."""
+    import numpy as np
+
+    core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
+    kinds = [type(np.dtype(c)) for c in ("u4", "u8", "i4", "i8", "f4", "f8", "?", "u1")]
+    return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001
+
+
+def _count(by: str, value: Any) -> dict[str, Any]:
+    """Tensors and elements below a loaded value, each container once, as the structure counts them."""
+    import torch
+
+    tensors = elements = 0
+    stack, seen = [value], set()
+    while stack:
+        one = stack.pop()
+        if isinstance(one, torch.Tensor):
+            tensors, elements = tensors + 1, elements + one.numel()
+        elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
+            seen.add(id(one))
+            stack += one.values() if isinstance(one, dict) else one
+    return {"by": by, "tensors": tensors, "elements": elements}
+
+
+def _own(path: Path) -> dict[str, Any]:
+    """Every tensor into a numpy array of its shape; types that numpy lacks come as integers of their width."""
+    with Source(path) as source:
+        plugin = reader(path.name, source.head())
+        assert plugin is not None
+        anatomy: Anatomy = plugin.read(source, Limits())
+        elements = sum(_array(source, anatomy, i) for i in range(len(anatomy.tensors)))
+    return {"by": "our own reader into numpy", "tensors": len(anatomy.tensors), "elements": elements}
+
+
+def _array(source: Source, anatomy: Anatomy, i: int) -> int:
+    import numpy as np
+
+    t = anatomy.tensors[i]
+    if t.start < 0:
+        return t.numel
+    data = source.at(t.start, t.extent)
+    bits = DTYPES[t.dtype].bits if t.dtype in DTYPES else 0
+    if not bits or bits % 8:
+        return t.numel
+    each = bits // 8
+    raw = np.frombuffer(data, np.uint8)
+    strides = tuple(s * each for s in t.stride) if t.stride else None
+    if strides is None:
+        return int(raw.reshape(*t.shape, each).size // each)
+    view = np.lib.stride_tricks.as_strided(raw, (*t.shape, each), (*strides, 1), writeable=False)
+    return int(np.ascontiguousarray(view).size // each)
+
+
+if __name__ == "__main__":
+    main()

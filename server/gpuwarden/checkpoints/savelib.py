@@ -1,0 +1,170 @@
+"""Save a checkpoint so that a kill at any moment leaves the previous one whole; load the newest whole one.
+
+For training scripts. One file, standard library only (torch is used when `state` holds its tensors), Python 3.8 or
+later: import it, or paste it into a script that must stand alone.
+
+    latest = load_latest("outputs")                 # None on a first start
+    if latest:
+        model.load_state_dict(latest.state["model"]); optimizer.load_state_dict(latest.state["optimizer"])
+        start = latest.step
+    ...
+    save("outputs", step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=3)
+
+    with saving("outputs", step) as folder:         # or write any files yourself
+        model.save_pretrained(folder)
+
+How it holds: everything is written into `.tmp-checkpoint-<step>-<pid>`, a manifest with the digest of every file is
+added, all of it is forced down to the disk, and one rename makes it `checkpoint-<step>`. A folder of that name is
+therefore whole or was damaged later, which its manifest shows. With several ranks, call it on one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MANIFEST = "gpuwarden-manifest.json"
+STATE = "checkpoint.json"
+_NAME = re.compile(r"checkpoint-(\d{1,15})")
+
+
+class Loaded(NamedTuple):
+    """The newest whole checkpoint. `state` is what `save` was given, None where files were written by hand."""
+
+    step: int
+    path: Path
+    state: Any
+
+
+@contextlib.contextmanager
+def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
+    """A folder to write into, which becomes `root/checkpoint-<step>` at once when the block ends without an error.
+
+    `keep` then removes all but the newest so many. Raises FileExistsError where that step was saved before.
+    """
+    root = Path(root)
+    final = root / f"checkpoint-{step}"
+    if final.exists():
+        raise FileExistsError(f"{final} exists already; a checkpoint is never overwritten")
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".tmp-checkpoint-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    draft = root / f".tmp-checkpoint-{step}-{os.getpid()}"
+    draft.mkdir()
+    try:
+        yield draft
+        _write(draft / STATE, {"step": step, "parts": sorted(parts)})
+        _write(draft / MANIFEST, _manifest(draft))
+        for folder, _, files in os.walk(draft):
+            for name in files:
+                _sync(Path(folder) / name)
+            _sync(Path(folder))
+        draft.rename(final)
+        _sync(root)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    if keep:
+        for _, old in sorted(_folders(root), reverse=True)[keep:]:
+            _remove(old)
+
+
+def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> Path:
+    """Save a dict of states (model, optimizer, scheduler, rng, ...) with torch.save. Returns the folder."""
+    import torch
+
+    with saving(root, step, keep=keep, parts=tuple(map(str, state))) as folder:
+        torch.save(state, folder / "state.pt")
+    return Path(root) / f"checkpoint-{step}"
+
+
+def load_latest(root: str | Path) -> Loaded | None:
+    """The newest checkpoint whose every file has the digest that was recorded; damaged ones are stepped over."""
+    for step, folder in sorted(_folders(Path(root)), reverse=True):
+        why = damage(folder)
+        if why:
+            print(f"checkpoint-{step} is passed over: {why}")
+            continue
+        return Loaded(step, folder, _state(folder))
+    return None
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with a saved folder; "" where every file is what was saved."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for entry in manifest["files"]:
+            path = folder / entry["path"]
+            if path.stat().st_size != entry["size"]:
+                return f"{entry['path']} has another size"
+            if _digest(path) != entry["sha256"]:
+                return f"{entry['path']} has other bytes"
+    except (OSError, ValueError, LookupError, TypeError) as why:
+        return f"{type(why).__name__}: {why}"
+    return ""
+
+
+def _state(folder: Path) -> Any:
+    path = folder / "state.pt"
+    if not path.exists():
+        return None
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _folders(root: Path) -> list[tuple[int, Path]]:
+    if not root.is_dir():
+        return []
+    found = ((_NAME.fullmatch(p.name), p) for p in root.iterdir() if p.is_dir())
+    return [(int(m.group(1)), p) for m, p in found if m]
+
+
+def _remove(folder: Path) -> None:
+    """Take the name away first: a kill halfway must not leave a checkpoint that lacks files."""
+    doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    files = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        info = path.stat()
+        name = path.relative_to(folder).as_posix()
+        files.append({"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": _digest(path)})
+    return {"taken_at": time.time(), "files": files, "missing": []}
+
+
+def _digest(path: Path) -> str:
+    made = hashlib.sha256()
+    with path.open("rb") as f:
+        for piece in iter(lambda: f.read(1 << 20), b""):
+            made.update(piece)
+    return made.hexdigest()
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    """Force a file or folder down to the disk; Windows can't do that with folders."""
+    try:
+        fd = os.open(str(path), os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)

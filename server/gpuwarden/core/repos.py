@@ -1,0 +1,151 @@
+"""What is known of repos on the Hugging Face Hub, as models that tools return and rules read.
+
+Strings in these models were written by strangers. They are bounded and free of secrets and control characters;
+whole blocks of foreign text (`about`, `preview`) come fenced.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from gpuwarden.core.models import Frozen
+
+RepoType: TypeAlias = Literal["model", "dataset", "space"]
+Operation: TypeAlias = Literal["overview", "dataset_structure", "dataset_preview"]
+RepoStatus: TypeAlias = Literal["ok", "missing", "gated", "private_or_missing", "renamed", "error"]
+
+REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?"
+
+
+class RepoFile(Frozen):
+    """One file of a repo; `size` is None where the Hub did not say."""
+
+    path: str
+    size: int | None = None
+
+
+class Column(Frozen):
+    """One column: its type in short form, such as `string`, `list<{role: string, content: string}>` or `image`."""
+
+    name: str
+    type: str
+
+
+class Split(Frozen):
+    """One split; `rows` is None where the dataset viewer does not know."""
+
+    name: str
+    rows: int | None = None
+
+
+class Config(Frozen):
+    """One config (subset) with its splits and columns. No columns means that they are not known, see `why`."""
+
+    name: str
+    splits: tuple[Split, ...] = ()
+    columns: tuple[Column, ...] = ()
+    why: str = ""
+
+    @property
+    def column_names(self) -> frozenset[str]:
+        """The names alone."""
+        return frozenset(c.name for c in self.columns)
+
+
+class Structure(Frozen):
+    """What the dataset viewer knows. `partial`: it saw only a part; `failed`: conversions that did not work.
+
+    `known` is false where the viewer gave no usable answer; `why` says what it gave. `reached` is false where it
+    gave none at all, so that asking again may help.
+    """
+
+    known: bool = True
+    reached: bool = True
+    configs: tuple[Config, ...] = ()
+    more_configs: int = 0
+    partial: bool = False
+    failed: tuple[str, ...] = ()
+    why: str = ""
+
+
+class Repo(Frozen):
+    """One repo as the Hub shows it to the token in use.
+
+    `status` is `gated` when the repo exists but its files can't be read, `renamed` when the id redirects to `id_now`.
+    `access` says whether files can be read: True, False, or None where it was not established.
+    """
+
+    id: str
+    type: RepoType | None = None
+    status: RepoStatus
+    why: str = ""
+    id_now: str = ""
+    sha: str = ""
+    modified: str = ""
+    private: bool = False
+    gated: Literal["auto", "manual", "yes"] | None = None
+    access: bool | None = None
+    bytes: int | None = None
+    file_count: int = 0
+    files: tuple[RepoFile, ...] = ()
+    params: int | None = None
+    dtypes: dict[str, int] = Field(default_factory=dict)
+    arch: tuple[str, ...] = ()
+    chat_template: bool | None = None
+    license: str = ""
+    task: str = ""
+    library: str = ""
+    base_model: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    downloads: int | None = None
+    likes: int | None = None
+    also: tuple[RepoType, ...] = ()
+    about: str = ""
+    structure: Structure | None = None
+    preview: str = ""
+    did_you_mean: tuple[str, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the repo is certainly there."""
+        return self.status in {"ok", "gated", "renamed"}
+
+    @property
+    def readable(self) -> bool:
+        """Whether its files can be read with the token in use."""
+        return self.status in {"ok", "renamed"} and self.access is not False
+
+
+class RepoAnswer(Frozen):
+    """The answer of `hub_repo_details`."""
+
+    ok: bool = True
+    repos: tuple[Repo, ...]
+    requests: int
+    note: str = ""
+
+
+class DatasetRow(Frozen):
+    """One dataset of a search, compact enough to choose from."""
+
+    id: str
+    downloads: int | None = None
+    likes: int | None = None
+    modified: str = ""
+    gated: bool = False
+    rows: str = ""
+    task: str = ""
+    format: str = ""
+    license: str = ""
+
+
+class SearchAnswer(Frozen):
+    """The answer of `dataset_search`. `more` says that the Hub holds further matches."""
+
+    ok: bool = True
+    datasets: tuple[DatasetRow, ...]
+    more: bool = False
+    requests: int = 1
+    note: str = ""

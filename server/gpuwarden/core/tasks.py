@@ -1,0 +1,18 @@
+"""Task groups that fail like plain code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first error of a task group instead of a group that wraps it."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

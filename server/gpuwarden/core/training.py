@@ -1,0 +1,331 @@
+"""What the field knows of training libraries, as tables that the preflight rules read.
+
+Checked against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21 and torch 2.15 of November 2026.
+When a library moves, this is the one place to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+# ------------------------------------------------------------------------------------------------------ methods
+
+# What each trainer teaches. The experimental ones of trl live in modules of their own.
+TRAINERS: dict[str, str] = {
+    "SFTTrainer": "sft",
+    "DPOTrainer": "dpo",
+    "ORPOTrainer": "orpo",
+    "CPOTrainer": "cpo",
+    "KTOTrainer": "kto",
+    "GRPOTrainer": "grpo",
+    "RLOOTrainer": "rloo",
+    "OnlineDPOTrainer": "rloo",
+    "RewardTrainer": "reward",
+    "DistillationTrainer": "sft",
+    "GKDTrainer": "sft",
+}
+CONFIGS: dict[str, str] = {name.removesuffix("Trainer") + "Config": method for name, method in TRAINERS.items()}
+
+# Each method is served by any one of its column sets.
+COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
+    "sft": (
+        frozenset({"text"}),
+        frozenset({"messages"}),
+        frozenset({"prompt", "completion"}),
+        frozenset({"input_ids"}),
+        frozenset({"conversations"}),
+    ),
+    "dpo": (frozenset({"chosen", "rejected"}),),
+    "orpo": (frozenset({"chosen", "rejected"}),),
+    "cpo": (frozenset({"chosen", "rejected"}),),
+    "reward": (frozenset({"chosen", "rejected"}),),
+    "kto": (frozenset({"prompt", "completion", "label"}), frozenset({"chosen", "rejected"})),
+    "grpo": (frozenset({"prompt"}),),
+    "rloo": (frozenset({"prompt"}),),
+    "detection": (frozenset({"image", "objects"}),),
+    "classification": (frozenset({"image", "label"}), frozenset({"image", "labels"}), frozenset({"img", "label"})),
+    "segmentation": (frozenset({"image", "mask"}), frozenset({"image", "label"}), frozenset({"image", "annotation"})),
+}
+
+# Names under which columns hide, for the hint that a rename would do.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "text": ("content", "document", "body", "article", "sentence"),
+    "messages": ("conversation", "conversations", "chat", "dialogue", "turns"),
+    "prompt": ("instruction", "question", "input", "query", "problem", "user"),
+    "completion": ("output", "response", "answer", "target", "assistant", "solution"),
+    "chosen": ("chosen_response", "preferred", "accepted", "winner", "response_j", "better"),
+    "rejected": ("rejected_response", "dispreferred", "loser", "response_k", "worse"),
+    "label": ("labels", "class", "category", "preference", "thumbs_up", "is_good"),
+    "image": ("img", "picture", "pixel_values", "photo"),
+    "objects": ("annotations", "bboxes", "boxes", "litter"),
+    "mask": ("masks", "segmentation", "annotation", "seg", "label"),
+}
+
+# Heads of transformers that say what a plain Trainer does.
+HEADS: dict[str, str] = {
+    "ForObjectDetection": "detection",
+    "ForImageClassification": "classification",
+    "ForSemanticSegmentation": "segmentation",
+    "ForInstanceSegmentation": "segmentation",
+    "ForUniversalSegmentation": "segmentation",
+}
+
+# --------------------------------------------------------------------------------------------------- what is gone
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A name that a library dropped: since which version, and what to write instead."""
+
+    package: str
+    since: str
+    instead: str
+
+
+# Arguments of config classes. Unsloth still takes max_seq_length in FastLanguageModel, which is no config class.
+GONE_ARGUMENTS: dict[str, Gone] = {
+    "evaluation_strategy": Gone("transformers", "4.46", "eval_strategy"),
+    "max_seq_length": Gone("trl", "0.20", "max_length"),
+    "max_prompt_length": Gone("trl", "1.0", "nothing: prompts are no longer cut; filter long ones before"),
+    "dataset_batch_size": Gone("trl", "0.12", "nothing"),
+    "overwrite_output_dir": Gone("transformers", "5.0", "nothing"),
+    "warmup_ratio": Gone("transformers", "5.0", "warmup_steps with a fraction below 1"),
+    "group_by_length": Gone("transformers", "5.0", 'train_sampling_strategy="group_by_length"'),
+    "logging_dir": Gone("transformers", "5.0", "the environment variable TENSORBOARD_LOGGING_DIR"),
+    "save_safetensors": Gone("transformers", "5.0", "nothing: safetensors is the only format"),
+    "push_to_hub_model_id": Gone("transformers", "5.0", "hub_model_id"),
+    "push_to_hub_organization": Gone("transformers", "5.0", "hub_model_id with the owner in it"),
+    "push_to_hub_token": Gone("transformers", "5.0", "hub_token"),
+    "no_cuda": Gone("transformers", "5.0", "use_cpu"),
+    "per_gpu_train_batch_size": Gone("transformers", "5.0", "per_device_train_batch_size"),
+    "use_mps_device": Gone("transformers", "5.0", "nothing"),
+    "fp16_backend": Gone("transformers", "5.0", "nothing"),
+}
+# Arguments of trainers.
+GONE_TRAINER_ARGUMENTS: dict[str, Gone] = {
+    "tokenizer": Gone("trl", "0.16", "processing_class"),
+    "max_seq_length": Gone("trl", "0.20", "max_length in the config"),
+    "dataset_text_field": Gone("trl", "0.16", "dataset_text_field in the config"),
+    "packing": Gone("trl", "0.16", "packing in the config"),
+}
+GONE_NAMES: dict[str, Gone] = {
+    "trl.PPOTrainer": Gone("trl", "1.0", "GRPOTrainer or RLOOTrainer"),
+    "trl.PPOConfig": Gone("trl", "1.0", "GRPOConfig or RLOOConfig"),
+    "trl.PPOv2Trainer": Gone("trl", "0.14", "GRPOTrainer or RLOOTrainer"),
+    "trl.ORPOTrainer": Gone("trl", "1.0", "trl.experimental.orpo"),
+    "trl.ORPOConfig": Gone("trl", "1.0", "trl.experimental.orpo"),
+    "trl.CPOTrainer": Gone("trl", "1.0", "trl.experimental.cpo"),
+    "trl.CPOConfig": Gone("trl", "1.0", "trl.experimental.cpo"),
+    "trl.BCOTrainer": Gone("trl", "1.0", "KTOTrainer"),
+    "trl.XPOTrainer": Gone("trl", "1.0", "trl.experimental.online_dpo"),
+    "trl.NashMDTrainer": Gone("trl", "1.0", "trl.experimental.online_dpo"),
+    "trl.PRMTrainer": Gone("trl", "1.0", "RewardTrainer"),
+    "trl.OnlineDPOTrainer": Gone("trl", "1.0", "trl.experimental.online_dpo"),
+    "trl.GKDTrainer": Gone("trl", "1.0", "trl.experimental.gkd"),
+    "trl.DataCollatorForCompletionOnlyLM": Gone("trl", "0.20", "completion_only_loss or assistant_only_loss"),
+    "trl.setup_chat_format": Gone("trl", "0.24", "clone_chat_template or chat_template_path"),
+    "trl.AutoModelForCausalLMWithValueHead": Gone("trl", "1.0", "GRPOTrainer, which needs no value head"),
+    "transformers.AdamW": Gone("transformers", "4.50", "torch.optim.AdamW"),
+    "transformers.AutoModelWithLMHead": Gone("transformers", "5.0", "AutoModelForCausalLM"),
+    "datasets.load_metric": Gone("datasets", "3.0", "evaluate.load"),
+    "transformers.TFTrainer": Gone("transformers", "4.40", "Trainer"),
+    "transformers.deepspeed": Gone("transformers", "5.0", "transformers.integrations.deepspeed"),
+}
+# Arguments of from_pretrained.
+GONE_LOAD_ARGUMENTS: dict[str, Gone] = {
+    "load_in_4bit": Gone("transformers", "5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
+    "load_in_8bit": Gone("transformers", "5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
+    "use_auth_token": Gone("transformers", "5.0", "token"),
+    "use_flash_attention_2": Gone("transformers", "5.0", 'attn_implementation="flash_attention_2"'),
+}
+
+# -------------------------------------------------------------------------------------------------- dependencies
+
+# Import name -> names on the package index, where they differ. Any one of them brings it.
+DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
+    "sklearn": ("scikit-learn",),
+    "PIL": ("pillow",),
+    "cv2": ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
+    "yaml": ("pyyaml",),
+    "bs4": ("beautifulsoup4",),
+    "dotenv": ("python-dotenv",),
+    "skimage": ("scikit-image",),
+    "dateutil": ("python-dateutil",),
+    "flash_attn": ("flash-attn",),
+    "git": ("gitpython",),
+    "google": ("protobuf", "google-cloud-storage"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
+    "pkg_resources": ("setuptools",),
+    "lightning": ("lightning",),
+    "pytorch_lightning": ("pytorch-lightning", "lightning"),
+    "unsloth_zoo": ("unsloth", "unsloth-zoo"),
+    "Crypto": ("pycryptodome",),
+    "attr": ("attrs",),
+    "serial": ("pyserial",),
+    "faiss": ("faiss-cpu", "faiss-gpu"),
+    "mpl_toolkits": ("matplotlib",),
+    "torch": ("torch", "torch-nightly"),
+    "open_clip": ("open-clip-torch",),
+    "segmentation_models_pytorch": ("segmentation-models-pytorch",),
+    "clip": ("openai-clip", "clip"),
+    "pydrive": ("pydrive2", "pydrive"),
+    "apex": ("apex", "nvidia-apex"),
+    "umap": ("umap-learn",),
+    "levenshtein": ("levenshtein",),
+    "gym": ("gym", "gymnasium"),
+    "IPython": ("ipython",),
+    "rouge_score": ("rouge-score",),
+    "jose": ("python-jose",),
+    "fitz": ("pymupdf",),
+    "wandb": ("wandb",),
+    "typing_extensions": ("typing-extensions",),
+}
+
+# What a package surely brings along.
+BRINGS: dict[str, frozenset[str]] = {
+    k: frozenset(v.split())
+    for k, v in {
+        "transformers": "huggingface-hub numpy tokenizers safetensors tqdm pyyaml packaging regex",
+        "trl": "transformers datasets accelerate",
+        "accelerate": "torch numpy safetensors huggingface-hub psutil pyyaml packaging",
+        "peft": "torch transformers accelerate safetensors huggingface-hub numpy psutil tqdm pyyaml packaging",
+        "datasets": "numpy pandas pyarrow fsspec huggingface-hub tqdm dill multiprocess packaging pyyaml",
+        "torchvision": "torch numpy pillow",
+        "torchaudio": "torch",
+        "timm": "torch torchvision huggingface-hub safetensors pyyaml",
+        "unsloth": "torch transformers trl peft datasets accelerate bitsandbytes sentencepiece protobuf",
+        "sentence-transformers": "torch transformers scikit-learn scipy huggingface-hub tqdm",
+        "torchmetrics": "torch numpy packaging",
+        "lightning": "torch torchmetrics pyyaml tqdm packaging fsspec",
+        "pytorch-lightning": "torch torchmetrics pyyaml tqdm packaging fsspec",
+        "bitsandbytes": "torch numpy packaging",
+        "diffusers": "huggingface-hub pillow numpy regex safetensors requests",
+        "evaluate": "datasets numpy pandas tqdm huggingface-hub fsspec",
+        "deepspeed": "torch numpy tqdm psutil pydantic packaging",
+        "vllm": "torch transformers numpy pillow",
+        "ultralytics": "torch torchvision numpy opencv-python matplotlib pillow pyyaml requests scipy psutil",
+        "albumentations": "numpy scipy pyyaml pydantic opencv-python-headless",
+        "monai": "torch numpy",
+        "scikit-learn": "numpy scipy joblib threadpoolctl",
+        "pandas": "numpy python-dateutil pytz",
+        "scipy": "numpy",
+        "matplotlib": "numpy pillow packaging python-dateutil",
+        "seaborn": "matplotlib pandas numpy",
+        "pycocotools": "numpy matplotlib",
+        "segmentation-models-pytorch": "torch torchvision timm numpy pillow huggingface-hub safetensors tqdm",
+        "open-clip-torch": "torch torchvision timm huggingface-hub safetensors regex ftfy tqdm",
+        "torchtune": "datasets huggingface-hub safetensors tokenizers sentencepiece tiktoken tqdm",
+        "axolotl": "torch transformers peft accelerate datasets bitsandbytes",
+        "wandb": "requests pyyaml protobuf click pydantic packaging psutil",
+        "trackio": "pandas huggingface-hub",
+        "tensorboard": "numpy protobuf pillow",
+        "mlflow": "numpy pandas scikit-learn pyyaml requests",
+        "xgboost": "numpy scipy",
+        "lightgbm": "numpy scipy",
+        "torch-geometric": "numpy tqdm requests",
+        "kornia": "torch",
+        "einops-exts": "einops",
+        "flash-attn": "torch einops",
+        "xformers": "torch numpy",
+        "gguf": "numpy pyyaml tqdm",
+        "optimum": "torch transformers huggingface-hub numpy packaging",
+        "setfit": "datasets sentence-transformers evaluate huggingface-hub scikit-learn",
+        "fastai": "torch torchvision pandas numpy matplotlib scikit-learn scipy pyyaml pillow",
+    }.items()
+}
+
+
+def canonical_name(name: str) -> str:
+    """The normal form of a package name (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One entry of `dependencies`: name, extras and version conditions; `url` for a direct reference."""
+
+    name: str
+    extras: frozenset[str] = frozenset()
+    conditions: tuple[tuple[str, str], ...] = ()
+    url: str = ""
+
+    def surely_below(self, version: str) -> bool:
+        """Whether every version that this entry allows is older than `version`."""
+        return any(
+            (op in {"<", "==", "~=", "<="} and _key(v) < _key(version)) or (op == "<" and _key(v) == _key(version))
+            for op, v in self.conditions
+        )
+
+
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\s*(@\s*\S+)?\s*\(?([^;)]*)\)?(?:;.*)?$")
+
+
+def read_requirement(text: str) -> Requirement | None:
+    """A requirement as in PEP 508, as far as rules need it; None for something else, such as a bare URL."""
+    found = _REQUIREMENT.fullmatch(text)
+    if found is None:
+        return None
+    conditions = re.findall(r"(===|==|~=|!=|<=|>=|<|>)\s*([^\s,]+)", found[4] or "")
+    extras = frozenset(e.strip() for e in (found[2] or "").split(",") if e.strip())
+    return Requirement(canonical_name(found[1]), extras, tuple(conditions), (found[3] or "").lstrip("@ "))
+
+
+def _key(version: str) -> tuple[int, ...]:
+    numbers = [int(n) for n in re.findall(r"\d+", version.split("+")[0].replace("*", "0"))[:3]]
+    return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+def closure(names: Iterable[str]) -> frozenset[str]:
+    """The packages, and what they surely bring along."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += BRINGS.get(name, ())
+    return frozenset(found)
+
+
+def distributions(module: str) -> tuple[str, ...]:
+    """The packages that bring an import."""
+    return DISTRIBUTIONS.get(module, (canonical_name(module),))
+
+
+# ----------------------------------------------------------------------------------------------- system programs
+
+BUILD_TOOLS = frozenset({"make", "cmake", "gcc", "g++", "cc", "nvcc", "ninja", "clang"})
+SYSTEM_TOOLS = BUILD_TOOLS | {
+    "ffmpeg",
+    "git-lfs",
+    "aria2c",
+    "unzip",
+    "wget",
+    "rsync",
+    "pigz",
+    "jq",
+    "tmux",
+    "p7zip",
+    "7z",
+}
+
+# apt package -> the programs that it brings.
+APT: Mapping[str, frozenset[str]] = {
+    "build-essential": frozenset({"make", "gcc", "g++", "cc"}),
+    "p7zip-full": frozenset({"7z", "p7zip"}),
+    "aria2": frozenset({"aria2c"}),
+    "ninja-build": frozenset({"ninja"}),
+    "cuda-toolkit": frozenset({"nvcc"}),
+    "nvidia-cuda-toolkit": frozenset({"nvcc"}),
+}
+
+# Variables that platforms, launchers and libraries set, or that every process has.
+_GIVEN = """
+HOME PATH USER PWD TMPDIR SHELL LANG HOSTNAME LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_HOME OMP_NUM_THREADS
+RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK
+SLURM_JOB_ID SLURM_PROCID SLURM_LOCALID SLURM_NTASKS SLURM_NODELIST SLURM_SUBMIT_DIR
+JOB_ID ACCELERATOR CPU_CORES MEMORY
+"""
+GIVEN_VARIABLES = frozenset(_GIVEN.split())

@@ -1,0 +1,1 @@
+"""The Hugging Face Hub: what exists, what is in it, and what was probably meant."""

@@ -1,0 +1,257 @@
+"""The one door to the Hub: JSON over HTTP with limits, and errors in our words.
+
+It stands on huggingface_hub's own async session, which brings the offline guard, the user agent and the token lookup.
+huggingface_hub has no async API of its own, no default timeout, and waits 23 seconds for a refused connection in its
+list calls; so the requests themselves are made here.
+
+A 401, 403 or 404 is an answer and comes back as a `Reply`. Raises `RateLimited` (with the seconds that the Hub
+named), `Unreachable` for no answer or a 5xx, and `BadReply` for something that is no JSON or too long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.core.errors import BadReply, RateLimited, Unreachable
+from gpuwarden.core.fence import line
+
+HUB = "https://huggingface.co"
+VIEWER = "https://datasets-server.huggingface.co"
+CONCURRENCY = 12
+TIMEOUT_S = 20.0
+MAX_REPLY = 24 << 20
+PATIENCE_S = 5.0
+_LIMIT = re.compile(r'"(\w+)"\s*;\s*r\s*=\s*(\d+)\s*;\s*t\s*=\s*(\d+)')
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """Where the Hub and its dataset viewer are, and the token in use. The token never shows in a repr."""
+
+    endpoint: str = HUB
+    viewer: str = VIEWER
+    token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> HubConfig:
+        """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token as huggingface_hub finds it.
+
+        The viewer's address does not follow from the Hub's; for an endpoint of your own, set it too.
+        """
+        from huggingface_hub import get_token
+
+        env = os.environ if env is None else env
+        endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
+        derived = VIEWER if endpoint == HUB else endpoint.replace("://", "://datasets-server.", 1)
+        return cls(
+            endpoint, (env.get("GPUWARDEN_DATASET_VIEWER") or derived).rstrip("/"), env.get("HF_TOKEN") or get_token()
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer: its status, the parsed JSON (None for an error without any), and the headers."""
+
+    status: int
+    json: Any
+    headers: Mapping[str, str]
+
+    @property
+    def code(self) -> str:
+        """The Hub's error code, such as `RepoNotFound`, or an empty string."""
+        return self.headers.get("x-error-code", "")
+
+    @property
+    def said(self) -> str:
+        """The service's own message, bounded."""
+        body = self.json if isinstance(self.json, dict) else {}
+        return line(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
+
+
+class HubClient:
+    """An async context manager; `requests` counts what was really sent."""
+
+    def __init__(
+        self,
+        config: HubConfig | None = None,
+        *,
+        concurrency: int = CONCURRENCY,
+        timeout_s: float = TIMEOUT_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config or HubConfig.from_env()
+        self.requests = 0
+        self.note = ""
+        self._slots = anyio.CapacityLimiter(concurrency)
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._blocked_until = 0.0
+        self._session: Any = None
+
+    async def __aenter__(self) -> Self:
+        import httpx2
+        from huggingface_hub.utils import build_hf_headers, get_async_session  # type: ignore[attr-defined]
+
+        self._session = get_async_session()
+        # Bodies are read here, bounded; the library's own response hook would read errors without an end.
+        self._session.event_hooks = {**self._session.event_hooks, "response": []}
+        self._session.timeout = httpx2.Timeout(self._timeout_s)
+        self._headers = build_hf_headers(token=self.config.token or False, library_name="gpuwarden")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.aclose()
+
+    async def get(self, path: str, params: Mapping[str, Any] | None = None, *, viewer: bool = False) -> Reply:
+        """GET a path of the Hub, or of the dataset viewer, and parse its JSON. Retried once."""
+        return await self._ask("GET", path, params=params, viewer=viewer, tries=2)
+
+    async def send(self, method: str, path: str, body: Any = None) -> Reply:
+        """Send a request that changes something, exactly once; `Unreachable` may still have worked."""
+        return await self._ask(method, path, body=body, tries=1)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        viewer: bool = False,
+        tries: int,
+    ) -> Reply:
+        for left in reversed(range(tries)):
+            try:
+                return await self._once(method, path, params, body, viewer=viewer)
+            except RateLimited as limited:
+                wait = limited.after_s
+                if not left or wait is None or wait > PATIENCE_S:
+                    raise
+                await self._clock.sleep(wait)
+            except Unreachable:
+                if not left:
+                    raise
+                await self._clock.sleep(0.2)
+        raise AssertionError("unreachable")
+
+    async def _once(
+        self, method: str, path: str, params: Mapping[str, Any] | None, body: Any, *, viewer: bool
+    ) -> Reply:
+        base = self.config.viewer if viewer else self.config.endpoint
+        try:
+            with anyio.fail_after(self._timeout_s):
+                async with self._slots, self.stream(method, path, params=params, body=body, viewer=viewer) as response:
+                    raw = await _bounded(response, path)
+        except TimeoutError:
+            raise _silent(base, self._timeout_s) from None
+        self._watch_limits(response.status_code, response.headers)
+        if response.status_code >= 500 and not viewer:
+            raise Unreachable(
+                f"the Hub answered {response.status_code} to {path}",
+                "That is trouble on its side: try again in a minute; status.huggingface.co shows incidents.",
+            )
+        parsed = _parse(raw, response.status_code, path)
+        return Reply(response.status_code, parsed, dict(response.headers))
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        viewer: bool = False,
+        timeout_s: float | None = None,
+        start: int = 0,
+    ) -> AsyncIterator[Any]:
+        """The raw response of one request, from byte `start`, with the errors of the network in our words.
+
+        `timeout_s` bounds each wait for bytes, not the whole: a stream may be long.
+        """
+        import httpx2
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        self._hold_back()
+        base = self.config.viewer if viewer else self.config.endpoint
+        limit = timeout_s or self._timeout_s
+        self.requests += 1
+        headers = {**self._headers, "Range": f"bytes={start}-"} if start else self._headers
+        try:
+            context = self._session.stream(
+                method, base + path, params=params, json=body, headers=headers, timeout=limit
+            )
+            async with context as response:
+                yield response
+        except OfflineModeIsEnabled:
+            raise Unreachable(
+                "the Hub was not asked: HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE to check repos before use."
+            ) from None
+        except httpx2.TimeoutException:
+            raise _silent(base, limit) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise Unreachable(
+                f"{base} can't be reached: {line(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
+            ) from None
+
+    def _hold_back(self) -> None:
+        wait = self._blocked_until - self._clock.now()
+        if wait > 0:
+            raise _limited(wait)
+
+    def _watch_limits(self, status: int, headers: Mapping[str, str]) -> None:
+        if found := _LIMIT.search(headers.get("ratelimit", "")):
+            kind, left, reset = found[1], int(found[2]), int(found[3])
+            self.note = f"{left} {kind} requests left, reset in {reset} s" if left < 50 else ""
+        if status == 429:
+            after = headers.get("retry-after", "")
+            wait = float(after) if after.isdigit() else float(found[3]) if found else None
+            # Everyone who is about to ask stops too: asking on only makes the wait longer.
+            self._blocked_until = self._clock.now() + (wait or 0.0)
+            raise _limited(wait)
+
+
+def _silent(base: str, seconds: float) -> Unreachable:
+    return Unreachable(f"{base} did not answer within {seconds:g} seconds", "Check the network, then try again.")
+
+
+def _limited(wait: float | None) -> RateLimited:
+    when = f"in {wait:.0f} seconds" if wait is not None else "in some minutes"
+    return RateLimited(
+        "the Hub's rate limit is reached, so it was not asked",
+        f"Try again {when}. A token raises the limit: anonymous callers get the smallest one.",
+        after_s=wait,
+    )
+
+
+async def _bounded(response: Any, path: str) -> bytes:
+    raw = bytearray()
+    async for chunk in response.aiter_bytes():
+        raw += chunk
+        if len(raw) > MAX_REPLY:
+            raise BadReply(f"the answer to {path} is longer than {MAX_REPLY >> 20} MB", "It was not read any further.")
+    return bytes(raw)
+
+
+def _parse(raw: bytes, status: int, path: str) -> Any:
+    try:
+        return json.loads(raw) if raw.strip() else None
+    except (ValueError, RecursionError):
+        if status >= 400:
+            return None
+    raise BadReply(
+        f"the answer to {path} is no JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
+        "Something between us and the Hub may have answered, such as a proxy or a login page; check HF_ENDPOINT.",
+    )

@@ -1,0 +1,265 @@
+"""Whether repos exist, whether they can be read, and what is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import anyio
+
+from gpuwarden.core.errors import BadRequest, RateLimited, WardenError
+from gpuwarden.core.fence import fence, line
+from gpuwarden.core.repos import REPO_ID, Operation, Repo, RepoAnswer, RepoFile, RepoType
+from gpuwarden.hub import viewer
+from gpuwarden.hub.client import HubClient, Reply
+from gpuwarden.hub.suggest import suggest
+
+MAX_IDS = 10
+MAX_FILES = 40
+MAX_TAGS = 24
+_GATES = {"auto": "auto", "manual": "manual", True: "yes"}
+
+
+async def repo_details(
+    ids: Sequence[str],
+    type: RepoType | None = None,  # noqa: A002  (the name that agents know from the Hub's own tools)
+    operations: Sequence[Operation] = ("overview",),
+    config: str | None = None,
+    split: str | None = None,
+    offset: int = 0,
+    limit: int = 5,
+    *,
+    hub: HubClient,
+) -> RepoAnswer:
+    """Look at 1 to 10 repos at once. Without a type, a repo is looked for as a model and as a dataset.
+
+    `offset` and `limit` (1 to 100) choose the rows of `dataset_preview`. A repo that can't be looked at has status
+    `error`; the call itself raises `BadRequest` for unusable arguments only.
+    """
+    _check(ids, type, operations, offset, limit)
+    before = hub.requests
+    rows = partial(_rows, hub, config=config, split=split, offset=offset, limit=limit)
+    found: dict[str, Repo] = {}
+
+    async def one(repo_id: str) -> None:
+        repo = await look(hub, repo_id, "dataset" if type is None and set(operations) - {"overview"} else type)
+        if repo.type == "dataset" and repo.exists:
+            repo = await rows(repo, operations)
+        found[repo_id] = repo
+
+    async with anyio.create_task_group() as group:
+        for repo_id in dict.fromkeys(ids):
+            group.start_soon(one, repo_id)
+    repos = tuple(found[i] for i in dict.fromkeys(ids))
+    return RepoAnswer(repos=repos, requests=hub.requests - before, note=hub.note)
+
+
+async def look(
+    hub: HubClient,
+    repo_id: str,
+    type: RepoType | None = None,  # noqa: A002
+    most_files: int = MAX_FILES,
+) -> Repo:
+    """One repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
+    if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
+        return Repo(
+            id=line(repo_id, 120), type=type, status="error", why="this is no repo id; it looks like owner/name"
+        )
+    try:
+        return await _look(hub, repo_id, type, most_files)
+    except RateLimited as limited:
+        when = f" Try again in {limited.after_s:.0f} s." if limited.after_s else ""
+        return Repo(id=repo_id, type=type, status="error", why=limited.message + "." + when)
+    except WardenError as error:
+        return Repo(id=repo_id, type=type, status="error", why=error.message)
+
+
+async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files: int) -> Repo:  # noqa: A002
+    kinds: tuple[RepoType, ...] = (type,) if type else ("model", "dataset")
+    replies: dict[RepoType, Reply] = {}
+    failures: list[WardenError] = []
+
+    async def ask(kind: RepoType) -> None:
+        try:
+            replies[kind] = await hub.get(f"/api/{kind}s/{repo_id}", {"blobs": "true"})
+        except WardenError as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as group:
+        for kind in kinds:
+            group.start_soon(ask, kind)
+    there = [k for k in kinds if k in replies and replies[k].status == 200 and isinstance(replies[k].json, dict)]
+    if there:
+        repo = _read(repo_id, there[0], replies[there[0]].json, most_files).model_copy(
+            update={"also": tuple(there[1:])}
+        )
+        return await _with_access(hub, repo)
+    if failures:
+        raise failures[0]
+    return await _absent(hub, repo_id, kinds[0] if type else None, replies[kinds[0]])
+
+
+async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: Reply) -> Repo:
+    if reply.status == 401 and "credentials" in reply.said.lower():
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused the token: {reply.said}")
+    if reply.status == 403:
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused access: {reply.said}")
+    if reply.status not in {401, 404}:
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub answered {reply.status}: {reply.said}")
+    near: list[str] = []
+    for k in (kind,) if kind else ("dataset", "model"):
+        near += await suggest(hub, repo_id, k)
+    what = kind or "model or dataset"
+    if reply.status == 401 or not hub.config.token:
+        why = f"there is no public {what} with this id; whether a private one exists can't be told without a token"
+        return Repo(id=repo_id, type=kind, status="private_or_missing", why=why, did_you_mean=_unique(near))
+    why = f"there is no {what} with this id that the token in use can see"
+    return Repo(id=repo_id, type=kind, status="missing", why=why, did_you_mean=_unique(near))
+
+
+async def _with_access(hub: HubClient, repo: Repo) -> Repo:
+    """Ask whether a gated repo's files can be read; its description is public either way."""
+    if repo.gated is None:
+        return repo.model_copy(update={"access": True})
+    if not hub.config.token:
+        return repo.model_copy(update={"status": "gated", "access": False, "why": "gated, and no token is in use"})
+    try:
+        reply = await hub.get(f"/api/{repo.type}s/{repo.id_now or repo.id}/auth-check")
+    except WardenError as error:
+        return repo.model_copy(update={"why": f"gated; access could not be checked: {error.message}"})
+    if reply.status == 200:
+        return repo.model_copy(update={"access": True})
+    if reply.status in {401, 403}:
+        why = f"gated, and the token in use has no access: {reply.said}"
+        return repo.model_copy(update={"status": "gated", "access": False, "why": why})
+    return repo.model_copy(update={"why": f"gated; access could not be checked: {reply.said}"})
+
+
+def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) -> Repo:
+    card = info.get("cardData") if isinstance(info.get("cardData"), dict) else {}
+    assert isinstance(card, dict)
+    tags = tuple(line(t, 80) for t in _list(info.get("tags")))
+    id_now = line(info.get("id") or "", 200)
+    renamed = bool(id_now) and id_now != asked
+    files = [_file(s) for s in _list(info.get("siblings")) if isinstance(s, dict)]
+    sizes = [f.size for f in files]
+    weights = info.get("safetensors") if isinstance(info.get("safetensors"), dict) else {}
+    assert isinstance(weights, dict)
+    about = info.get("description")
+    return Repo(
+        id=asked,
+        type=kind,
+        status="renamed" if renamed else "ok",
+        why=f"this id redirects; the repo is called {id_now} now" if renamed else "",
+        id_now=id_now if renamed else "",
+        sha=line(info.get("sha") or "", 40),
+        modified=line(info.get("lastModified") or "", 24),
+        private=info.get("private") is True,
+        gated=_GATES.get(info.get("gated") or ""),  # type: ignore[arg-type]
+        bytes=sum(s for s in sizes if s) if files and all(s is not None for s in sizes) else None,
+        file_count=len(files),
+        files=tuple(files[:most_files]),
+        params=_int(weights.get("total")),
+        dtypes={line(k, 20): v for k, v in list(_dict(weights.get("parameters")).items())[:12] if _int(v) is not None},
+        license=line(_first(card.get("license")) or _tag(tags, "license:"), 80),
+        task=line(info.get("pipeline_tag") or "", 60),
+        library=line(info.get("library_name") or "", 60),
+        base_model=tuple(line(b, 200) for b in _list(card.get("base_model"))[:4]),
+        tags=tags[:MAX_TAGS],
+        downloads=_int(info.get("downloads")),
+        likes=_int(info.get("likes")),
+        about=fence(about, f"description of {id_now or asked}", limit=600, keep="start")
+        if isinstance(about, str) and about.strip()
+        else "",
+        **_model_facts(kind, info),
+    )
+
+
+def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Architecture and chat template; None where the Hub's summary of the config does not tell."""
+    settings = _dict(info.get("config"))
+    if kind != "model" or not settings:
+        return {}
+    names = {s.get("rfilename") for s in _list(info.get("siblings")) if isinstance(s, dict)}
+    template = "tokenizer_config" in settings and "chat_template" in _dict(settings["tokenizer_config"])
+    has = template or "chat_template_jinja" in settings or "chat_template.jinja" in names
+    return {
+        "arch": tuple(line(a, 80) for a in _list(settings.get("architectures"))[:3]),
+        "chat_template": True if has else False if "tokenizer_config" in settings else None,
+    }
+
+
+async def _rows(
+    hub: HubClient,
+    repo: Repo,
+    operations: Sequence[Operation],
+    *,
+    config: str | None,
+    split: str | None,
+    offset: int,
+    limit: int,
+) -> Repo:
+    """Add what the dataset viewer knows."""
+    name = repo.id_now or repo.id
+    found: dict[str, Any] = {}
+
+    async def add_structure() -> None:
+        found["structure"] = await viewer.structure(hub, name, config)
+
+    async def add_preview() -> None:
+        try:
+            found["preview"], _ = await viewer.preview(hub, name, config, split, offset, limit)
+        except WardenError as error:
+            found["preview"] = f"no rows: {error.message}"
+
+    async with anyio.create_task_group() as group:
+        if "dataset_structure" in operations:
+            group.start_soon(add_structure)
+        if "dataset_preview" in operations:
+            group.start_soon(add_preview)
+    return repo.model_copy(update=found)
+
+
+def _check(ids: Sequence[str], kind: str | None, operations: Sequence[str], offset: int, limit: int) -> None:
+    if not 1 <= len(ids) <= MAX_IDS:
+        raise BadRequest(f"{len(ids)} ids were given; 1 to {MAX_IDS} can be looked at in one call")
+    if kind is not None and kind not in get_args(RepoType):
+        raise BadRequest(f"type is {line(kind, 40)!r}; it can be {', '.join(get_args(RepoType))}")
+    if unknown := [o for o in operations if o not in get_args(Operation)]:
+        raise BadRequest(f"unknown operation {line(unknown[0], 40)!r}; there are {', '.join(get_args(Operation))}")
+    if not operations:
+        raise BadRequest("no operation was given", f"There are {', '.join(get_args(Operation))}.")
+    if offset < 0 or not 1 <= limit <= 100:
+        raise BadRequest(f"offset is {offset} and limit {limit}; offset starts at 0, limit is 1 to 100")
+
+
+def _file(item: Mapping[str, Any]) -> RepoFile:
+    return RepoFile(path=line(item.get("rfilename") or "?", 200), size=_int(item.get("size")))
+
+
+def _unique(ids: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(ids))[:5]
+
+
+def _tag(tags: Sequence[str], prefix: str) -> str:
+    return next((t.removeprefix(prefix) for t in tags if t.startswith(prefix)), "")
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value or ""
+
+
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    return [value] if isinstance(value, str) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,197 @@
+"""Hugging Face Jobs over the Hub's REST interface: what the backend and the provider share.
+
+The client library's own calls are not used here: following logs blocks for seconds, listing jobs ignores the given
+token, and running a local script prints to standard output, which an MCP server speaks its protocol on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from gpuwarden.core.errors import (
+    AuthFailed,
+    BadReply,
+    BadRequest,
+    NoCapacity,
+    NotFound,
+    NotSupported,
+    Unreachable,
+)
+from gpuwarden.core.fence import line
+from gpuwarden.core.models import Known, Quote
+from gpuwarden.hub.client import HubClient, Reply
+from gpuwarden.hub.gather import read_account
+
+JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
+FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
+STAGES = FINAL | {"SCHEDULING", "RUNNING"}
+IDLE_S = 1.5
+_ID = re.compile(r"[0-9a-f]{24}")
+_NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
+
+
+async def namespace(hub: HubClient) -> str:
+    """Whose jobs these are: the account of the token. Raises AuthFailed, Unreachable."""
+    if not hub.config.token:
+        raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in the environment that gpuwarden runs in.")
+    account = await read_account(hub)
+    if not isinstance(account, Known):
+        raise Unreachable(f"whose token this is could not be asked: {account.why}")
+    if not account.value.name:
+        raise AuthFailed("the Hub refuses the token in use", "Make a new one at huggingface.co/settings/tokens.")
+    return account.value.name
+
+
+async def submit(hub: HubClient, owner: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Start one job. Raises Unreachable where nobody knows whether it was started."""
+    return checked(await hub.send("POST", f"/api/jobs/{owner}", dict(body)))
+
+
+async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | None:
+    """One job; None when there is none of that id."""
+    reply = await hub.get(f"/api/jobs/{owner}/{job_id}")
+    return None if reply.status == 404 else checked(reply)
+
+
+async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
+    """Ask for the end of a job; one that is gone already is no error."""
+    reply = await hub.send("POST", f"/api/jobs/{owner}/{job_id}/cancel")
+    if reply.status not in {200, 404, 409}:
+        refuse(reply)
+
+
+async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
+    params: dict[str, Any] = {"label": [f"{k}={v}" for k, v in labels.items()]}
+    path, found = f"/api/jobs/{owner}", []
+    for _ in range(100):
+        reply = await hub.get(path, params)
+        if reply.status != 200:
+            refuse(reply)
+        if not isinstance(reply.json, list):
+            raise BadReply("the Hub's list of jobs is no list", "Nothing is concluded from it; try again.")
+        found += [checked(Reply(200, item, {})) for item in reply.json]
+        more = _NEXT.search(reply.headers.get("link", ""))
+        if not more or not more[1].startswith(hub.config.endpoint + "/"):
+            return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
+        path, params = more[1].removeprefix(hub.config.endpoint), {}
+    raise BadReply("the Hub's list of jobs does not end")
+
+
+async def prices(hub: HubClient) -> dict[str, float]:
+    """Flavors and what an hour costs in US dollars, as the Hub says now."""
+    reply = await hub.get("/api/jobs/hardware")
+    if reply.status != 200 or not isinstance(reply.json, list):
+        raise BadReply(f"the Hub's hardware list answered {reply.status}: {reply.said}")
+    found = {}
+    for item in reply.json:
+        cost, unit = item.get("unitCostMicroUSD"), {"minute": 60, "hour": 1}.get(str(item.get("unitLabel")))
+        if isinstance(item.get("name"), str) and isinstance(cost, int | float) and unit and cost >= 0:
+            found[item["name"]] = cost * unit / 1e6
+    return found
+
+
+def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
+    """The flavor of a wish such as `a100-large` or `a100` x 4. Raises BadRequest with what there is."""
+    word = (gpu or "cpu-basic").lower()
+    stem = word.removesuffix("-large").removesuffix("-small")
+    wishes = [word] if count == 1 else [f"{word}x{count}", f"{stem}x{count}"]
+    wishes += [f"{word}x1", f"{word}-large", f"{word}-small"] if count == 1 else []
+    for wish in wishes:
+        if wish in known:
+            return wish
+    named = f"{word} x {count}" if count > 1 else word
+    raise BadRequest(f"Hugging Face Jobs has no flavor for {line(named, 60)}", f"It has {', '.join(sorted(known))}.")
+
+
+def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> Quote:
+    """The price of a flavor."""
+    return Quote(
+        platform=platform,
+        price_usd_per_hour=known[flavor],
+        source="the Hub's hardware list",
+        at=at,
+        note=f"{flavor}, billed by the minute while starting and running",
+    )
+
+
+async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
+    """The log from its beginning up to about `upto` bytes, and whether it was read to its present end.
+
+    A running job's stream stays open: it counts as read when nothing came for a moment.
+    """
+    text = bytearray()
+    try:
+        async with hub.stream("GET", f"/api/jobs/{owner}/{job_id}/logs", timeout_s=60) as response:
+            if response.status_code != 200:
+                raise NotFound(f"the Hub answered {response.status_code} for the log of {job_id}")
+            lines = response.aiter_lines().__aiter__()
+            while len(text) < upto:
+                row = ""
+                with anyio.move_on_after(IDLE_S) as quiet:
+                    row = await lines.__anext__()
+                if quiet.cancelled_caught:
+                    return bytes(text), True
+                text += _event(row)
+    except StopAsyncIteration:
+        return bytes(text), True
+    return bytes(text), False
+
+
+def _event(row: str) -> bytes:
+    if not row.startswith("data:"):
+        return b""
+    try:
+        data = json.loads(row[5:]).get("data")
+    except (ValueError, AttributeError):
+        return b""
+    if not isinstance(data, str) or data.startswith("===== Job started"):
+        return b""
+    return data.encode("utf-8", "replace") + b"\n"
+
+
+def checked(reply: Reply) -> dict[str, Any]:
+    """A job as the Hub shows it. Raises BadReply for a shape that is not known, and our errors for refusals."""
+    if reply.status not in {200, 201}:
+        refuse(reply)
+    job = reply.json
+    if not isinstance(job, dict) or not _ID.fullmatch(str(job.get("id"))) or stage_of(job) not in STAGES:
+        raise BadReply("the Hub's answer about a job has a shape that is not known", "Nothing is concluded from it.")
+    return job
+
+
+def refuse(reply: Reply) -> None:
+    """Raise what a refusal means."""
+    said = reply.said
+    if reply.status in {401, 403}:
+        raise AuthFailed(f"the Hub refused: {said}", "The token needs write access, and the account a credit balance.")
+    if reply.status == 402:
+        raise NoCapacity(f"the account can't pay for this: {said}", "Add credits at huggingface.co/settings/billing.")
+    if reply.status in {400, 422}:
+        raise BadRequest(f"the Hub refused the job: {said}", "Mend it, then submit again.")
+    if reply.status == 404:
+        raise NotSupported(f"the Hub has no jobs for this account: {said}", "Check the token's account.")
+    raise BadReply(f"the Hub answered {reply.status}: {said}")
+
+
+def stage_of(job: Mapping[str, Any]) -> str:
+    """The stage, empty where none is shown."""
+    status = job.get("status")
+    return str(status.get("stage")) if isinstance(status, dict) else ""
+
+
+def message_of(job: Mapping[str, Any]) -> str:
+    """The platform's own words on the stage; a time-out has no stage and is only said here."""
+    status = job.get("status")
+    return line((status.get("message") if isinstance(status, dict) else "") or "", 300)
+
+
+def labels_of(job: Mapping[str, Any]) -> dict[str, str]:
+    """The labels."""
+    labels = job.get("labels")
+    return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}

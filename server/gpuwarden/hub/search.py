@@ -1,0 +1,91 @@
+"""Search the Hub's datasets, in rows that one can choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest
+from gpuwarden.core.fence import line
+from gpuwarden.core.repos import DatasetRow, SearchAnswer
+from gpuwarden.hub.client import HubClient
+
+Sort: TypeAlias = Literal["trending", "downloads", "likes", "created", "modified"]
+MAX_ROWS = 50
+_SORTS: dict[Sort, str] = {
+    "trending": "trendingScore",
+    "downloads": "downloads",
+    "likes": "likes",
+    "created": "createdAt",
+    "modified": "lastModified",
+}
+
+
+async def dataset_search(
+    query: str = "",
+    author: str = "",
+    tags: Sequence[str] = (),
+    sort: Sort = "downloads",
+    limit: int = 10,
+    *,
+    hub: HubClient,
+) -> SearchAnswer:
+    """Find datasets by words of their names, owner and tags (such as `task_categories:text-generation`)."""
+    if not 1 <= limit <= MAX_ROWS:
+        raise BadRequest(f"limit is {limit}; it can be 1 to {MAX_ROWS}")
+    if sort not in _SORTS:
+        raise BadRequest(f"sort is {line(sort, 40)!r}; it can be {', '.join(_SORTS)}")
+    if len(query) > 200 or len(author) > 96 or len(tags) > 10 or any(len(t) > 100 for t in tags):
+        raise BadRequest("the query is too long", "Use up to 200 characters, and up to 10 tags of 100.")
+    before = hub.requests
+    found = await _ask(hub, query, author, tags, sort, limit)
+    note = ""
+    if not found and author and query:
+        # The search looks at names only; what the author has is the next best answer.
+        found = await _ask(hub, "", author, tags, sort, limit)
+        note = f"nothing of {author} has {query!r} in its name; these are {author}'s datasets" if found else ""
+    if not found:
+        note = "nothing found: the Hub searches names only, so try fewer or shorter words, or no author"
+    return SearchAnswer(
+        datasets=tuple(found[:limit]),
+        more=len(found) > limit,
+        requests=hub.requests - before,
+        note=line(note, 300),
+    )
+
+
+async def _ask(
+    hub: HubClient, query: str, author: str, tags: Sequence[str], sort: Sort, limit: int
+) -> list[DatasetRow]:
+    expand = ["downloads", "likes", "lastModified", "gated", "tags"]
+    params: dict[str, Any] = {"sort": _SORTS[sort], "limit": limit + 1, "expand": expand}
+    params |= {k: v for k, v in (("search", query), ("author", author), ("filter", list(tags))) if v}
+    reply = await hub.get("/api/datasets", params)
+    if reply.status in {401, 403}:
+        raise AuthFailed(f"the Hub refused the token: {reply.said}", "Check it with `hf auth whoami`.")
+    if reply.status != 200 or not isinstance(reply.json, list):
+        raise BadReply(f"the Hub's dataset list answered {reply.status}: {reply.said}")
+    return [_row(item) for item in reply.json if isinstance(item, dict)]
+
+
+def _row(item: dict[str, Any]) -> DatasetRow:
+    tags = [t for t in item.get("tags") or () if isinstance(t, str)]
+
+    def tag(prefix: str) -> str:
+        return line(next((t.removeprefix(prefix) for t in tags if t.startswith(prefix)), ""), 60)
+
+    return DatasetRow(
+        id=line(item.get("id"), 200),
+        downloads=_int(item.get("downloads")),
+        likes=_int(item.get("likes")),
+        modified=line(item.get("lastModified") or "", 10).split(" ")[0],
+        gated=bool(item.get("gated")),
+        rows=tag("size_categories:"),
+        task=tag("task_categories:"),
+        format=tag("format:"),
+        license=tag("license:"),
+    )
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,177 @@
+"""The dataset viewer: configs, splits, rows, columns, and a few rows to look at.
+
+One request of `/info` answers the structure of a dataset whose conversion worked. Where it did not, `/splits` still
+names the configs, and the rows themselves name the columns. What the viewer can't say stays unknown, with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.fence import clip, fence, line
+from gpuwarden.core.repos import Column, Config, Split, Structure
+from gpuwarden.hub.client import HubClient, Reply
+
+MAX_CONFIGS = 12
+MAX_COLUMNS = 40
+CELL = 400
+PREVIEW = 8_000
+
+
+async def structure(hub: HubClient, dataset: str, only: str | None = None) -> Structure:
+    """The structure of a dataset, of config `only` or of all of them. Never raises for a viewer that fails."""
+    try:
+        params = {"dataset": dataset} | ({"config": only} if only else {})
+        info = await hub.get("/info", params, viewer=True)
+        if info.status == 200 and (found := _from_info(info.json, only)) is not None:
+            return found
+        return await _from_splits(hub, dataset, only, info)
+    except WardenError as error:
+        return Structure(known=False, reached=False, why=error.message)
+
+
+async def preview(
+    hub: HubClient, dataset: str, config: str | None, split: str | None, offset: int, limit: int
+) -> tuple[str, Config | None]:
+    """Some rows as fenced JSON lines, and the config with the columns that they showed."""
+    if config is None or split is None:
+        config, split = await _first(hub, dataset, config, split)
+    where = {"dataset": dataset, "config": config, "split": split}
+    reply = await hub.get("/rows", {**where, "offset": offset, "length": limit}, viewer=True)
+    if reply.status != 200 and offset == 0:
+        reply = await hub.get("/first-rows", where, viewer=True)
+    if reply.status != 200 or not isinstance(reply.json, dict):
+        return f"no rows: the dataset viewer said {reply.said}", None
+    rows = [_row(r) for r in _dicts(reply.json.get("rows"))[:limit]]
+    total = reply.json.get("num_rows_total")
+    what = f"rows {offset}-{offset + len(rows) - 1} of {total if isinstance(total, int) else 'unknown'}"
+    text = "\n".join(rows) if rows else "(no rows here)"
+    return fence(text, f"{dataset} {config}/{split} {what}", limit=PREVIEW, keep="start"), _from_rows(
+        config, split, reply
+    )
+
+
+async def _first(hub: HubClient, dataset: str, config: str | None, split: str | None) -> tuple[str, str]:
+    """The config and split to show when none was named: `default` and `train` where they exist."""
+    reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
+    pairs = [(str(s.get("config")), str(s.get("split"))) for s in _dicts((reply.json or {}).get("splits"))]
+    inside = [p for p in pairs if config in (None, p[0]) and split in (None, p[1])]
+    if not inside:
+        return config or "default", split or "train"
+    return min(inside, key=lambda p: (p[0] != "default", p[1] != "train"))
+
+
+def _from_info(answer: Any, only: str | None) -> Structure | None:
+    if not isinstance(answer, dict) or not isinstance(answer.get("dataset_info"), dict):
+        return None
+    infos = {only: answer["dataset_info"]} if only else answer["dataset_info"]
+    configs = [_config(name, info) for name, info in infos.items() if isinstance(info, dict)]
+    if not configs:
+        return None
+    return Structure(
+        configs=tuple(configs[:MAX_CONFIGS]),
+        more_configs=max(0, len(configs) - MAX_CONFIGS),
+        partial=answer.get("partial") is True,
+        failed=_failed(answer),
+        why="some configs are still being converted" if answer.get("pending") else "",
+    )
+
+
+async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Reply) -> Structure:
+    reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
+    if reply.status != 200 or not isinstance(reply.json, dict):
+        return Structure(known=False, why=f"the dataset viewer said: {reply.said}")
+    splits: dict[str, list[Split]] = {}
+    for item in _dicts(reply.json.get("splits")):
+        splits.setdefault(line(item.get("config")), []).append(Split(name=line(item.get("split"))))
+    names = [n for n in splits if only in (None, n)]
+    configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
+    if configs:
+        # Rows can often be read where the conversion is pending or failed; one look tells the columns.
+        first, split = configs[0], configs[0].splits[0].name
+        where = {"dataset": dataset, "config": first.name, "split": split}
+        rows = await hub.get("/first-rows", where, viewer=True)
+        if rows.status == 200 and (seen := _from_rows(first.name, split, rows)):
+            configs[0] = first.model_copy(update={"columns": seen.columns, "why": ""})
+    return Structure(
+        known=bool(configs),
+        configs=tuple(configs),
+        more_configs=max(0, len(names) - MAX_CONFIGS),
+        partial=True,
+        failed=_failed(reply.json),
+        why=f"no full conversion: {info.said}",
+    )
+
+
+def _config(name: str, info: dict[str, Any]) -> Config:
+    splits = info.get("splits")
+    pairs = splits.items() if isinstance(splits, dict) else ()
+    return Config(
+        name=line(name),
+        splits=tuple(Split(name=line(n), rows=_count(s)) for n, s in pairs),
+        columns=_columns(info.get("features")),
+        why="" if isinstance(info.get("features"), dict) else "the viewer names no columns",
+    )
+
+
+def _count(split: Any) -> int | None:
+    rows = split.get("num_examples") if isinstance(split, dict) else None
+    return rows if isinstance(rows, int) else None
+
+
+def _columns(features: Any) -> tuple[Column, ...]:
+    if not isinstance(features, dict):
+        return ()
+    named = list(features.items())[:MAX_COLUMNS]
+    return tuple(Column(name=line(name, 80), type=clip(short_type(kind), 160, keep="start")) for name, kind in named)
+
+
+def _from_rows(config: str, split: str, reply: Reply) -> Config | None:
+    listed = _dicts(reply.json.get("features")) if isinstance(reply.json, dict) else []
+    columns = _columns({str(f.get("name")): f.get("type") for f in listed})
+    return Config(name=config, splits=(Split(name=split),), columns=columns) if columns else None
+
+
+def _failed(answer: dict[str, Any]) -> tuple[str, ...]:
+    names = (line(f.get("config") or f.get("kind") or "?") for f in _dicts(answer.get("failed")))
+    return tuple(dict.fromkeys(names))[:MAX_CONFIGS]
+
+
+def _row(item: dict[str, Any]) -> str:
+    row = item.get("row")
+    cells = list(row.items())[:MAX_COLUMNS] if isinstance(row, dict) else []
+    short = {line(k, 80): _cell(v) for k, v in cells}
+    return json.dumps({"row": item.get("row_idx"), **short}, ensure_ascii=False)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, int | float | None):
+        return value
+    return line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), CELL)
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def short_type(feature: Any, depth: int = 0) -> str:
+    """A feature of the `datasets` library in one short string."""
+    if depth > 6:
+        return "..."
+    if isinstance(feature, list):
+        return f"list<{short_type(feature[0] if feature else None, depth + 1)}>"
+    if not isinstance(feature, dict):
+        return "unknown"
+    kind = feature.get("_type")
+    if kind in {"Sequence", "List", "LargeList"}:
+        return f"list<{short_type(feature.get('feature'), depth + 1)}>"
+    if kind == "ClassLabel":
+        return f"class<{len(feature.get('names') or ())}>"
+    if kind == "Value":
+        return line(feature.get("dtype"), 40)
+    if isinstance(kind, str):
+        return line(kind.lower(), 40)
+    inner = ", ".join(f"{line(k, 60)}: {short_type(v, depth + 1)}" for k, v in list(feature.items())[:MAX_COLUMNS])
+    return f"{{{inner}}}"

@@ -1,0 +1,23 @@
+"""What is known about training failures, as data: a strict loader, a search and a diagnosis of logs.
+
+The catalogue is `references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
+"""
+
+from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree, shipped
+from gpuwarden.knowledge.diagnosis import Diagnosis, MatchedLine, diagnose
+from gpuwarden.knowledge.finder import Hit, search
+
+__all__ = [
+    "Catalogue",
+    "Diagnosis",
+    "Gotcha",
+    "Hit",
+    "MatchedLine",
+    "Page",
+    "Problem",
+    "diagnose",
+    "load",
+    "read_tree",
+    "search",
+    "shipped",
+]

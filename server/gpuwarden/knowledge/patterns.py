@@ -1,0 +1,121 @@
+"""Signatures: regular expressions that stay fast on any line.
+
+Python's `re` can't be stopped, so a signature is kept to forms that can't explode: no group is repeated, a dot is
+repeated only up to a bound, and nothing looks around or back. Each also yields a literal that every match must
+contain, so that one substring search rules out most signatures for a whole log.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import lru_cache
+
+MAX_PATTERN = 300
+MAX_DOT = 300
+MAX_WILD = 3
+_BOUND = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_CLASS_ESCAPES = "dDwWsSbBAZ"
+
+
+def complaint(pattern: str) -> str | None:
+    """Say why `pattern` can't be a signature, or None when it can."""
+    if len(pattern) > MAX_PATTERN:
+        return f"is longer than {MAX_PATTERN} characters"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a form whose meaning may change one day
+            compiled = re.compile(pattern)
+    except (re.error, FutureWarning) as error:
+        return f"is not a regular expression: {error}"
+    if compiled.search("") is not None:
+        return "matches the empty line"
+    return _unsafe(pattern) or (None if literal_of(pattern) else "has no fixed part of 3 characters to search for")
+
+
+@lru_cache(maxsize=4096)
+def compiled_signature(pattern: str) -> re.Pattern[str]:
+    """Compile once; signatures are case-sensitive unless they start with `(?i)`."""
+    return re.compile(pattern)
+
+
+def _unsafe(pattern: str) -> str | None:
+    wild = 0
+    atoms = _atoms(_body(pattern))
+    for atom, quantifier in atoms:
+        if atom.startswith("(?") and not atom.startswith("(?:"):
+            return "uses a look-around or a named group; plain groups and (?:...) are enough"
+        if re.match(r"\\\d", atom):
+            return "refers back to a group"
+        if quantifier in ("", "?", "??"):
+            continue
+        if atom == ")":
+            return f"repeats a group ({quantifier}); write the repetition out"
+        if atom == "." and not _bounded(quantifier):
+            return f"repeats a dot without a bound; write .{{0,N}} with N up to {MAX_DOT}"
+        wild += atom == "."
+    return f"has more than {MAX_WILD} wildcards" if wild > MAX_WILD else None
+
+
+def _bounded(quantifier: str) -> bool:
+    bound = _BOUND.match(quantifier)
+    if bound is None:
+        return False
+    top = bound.group(2) if bound.group(2) is not None else bound.group(1)
+    return bool(top) and int(top) <= MAX_DOT
+
+
+def _body(pattern: str) -> str:
+    return pattern.removeprefix("(?i)")
+
+
+def _atoms(body: str) -> list[tuple[str, str]]:
+    """Split into (atom, quantifier): a character, an escape, a class, or a parenthesis."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(body):
+        end = _atom_end(body, at)
+        quantifier = re.compile(r"(?:[*+?]|\{\d*(?:,\d*)?\})\??").match(body, end)
+        stop = quantifier.end() if quantifier and body[at] not in "(|" else end
+        found.append((body[at:end], body[end:stop]))
+        at = stop
+    return found
+
+
+def _atom_end(body: str, at: int) -> int:
+    if body[at] == "\\":
+        return at + 2
+    if body[at] == "[":
+        first = at + (2 if body.startswith("[^", at) else 1)
+        end = first + 1
+        while end < len(body) and body[end] != "]":
+            end += 2 if body[end] == "\\" else 1
+        return end + 1
+    if body.startswith("(?", at):
+        return at + 3
+    return at + 1
+
+
+@lru_cache(maxsize=4096)
+def literal_of(pattern: str) -> str:
+    """Return the longest text that every match contains, lower-cased; empty when there is none of 3 characters."""
+    best = run = ""
+    depth = 0
+    for atom, quantifier in _atoms(_body(pattern)):
+        char = _fixed_char(atom)
+        if atom.startswith("("):
+            depth += 1
+        elif atom == ")":
+            depth -= 1
+        elif atom == "|" and depth == 0:
+            return ""
+        keep = depth == 0 and char is not None and quantifier == ""
+        run = run + (char or "") if keep else ""
+        best = max(best, run, key=len)
+    return best.lower() if len(best) >= 3 else ""
+
+
+def _fixed_char(atom: str) -> str | None:
+    if len(atom) == 2 and atom[0] == "\\":
+        return None if atom[1] in _CLASS_ESCAPES or atom[1].isdigit() else atom[1]
+    return None if atom in {".", "^", "$", "|", ")"} or atom[0] in "([" else atom

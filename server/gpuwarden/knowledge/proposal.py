@@ -1,0 +1,90 @@
+"""A draft entry from a run that taught something: shown to a person, never written into the catalogue.
+
+The bar is the one of `references/self-improvement.md`: root-caused, and reproduced or mechanistic, and general.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import yaml
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.frontmatter import parse_yaml, validate
+from gpuwarden.knowledge.catalogue import Block, Catalogue, Page, mistakes
+from gpuwarden.knowledge.diagnosis import diagnose
+from gpuwarden.knowledge.patterns import MAX_PATTERN, literal_of
+
+MIN_FIXED = 12  # characters; `KeyError: ` alone is no signature
+GAP = ".{0,120}"
+_LOOSE = re.compile(r"'[^']{0,120}'|\"[^\"]{0,120}\"|(?:/[\w.+-]+){2,}|0x[0-9a-fA-F]+|\d+(?:\.\d+)*")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What the person who proposes says about the failure."""
+
+    root_caused: bool
+    reproduced: bool
+    mechanistic: bool
+    general: bool
+
+    def missing(self) -> list[str]:
+        """Name what keeps the lesson below the bar; empty when it is worth an entry."""
+        wanted = {
+            "its cause is not established": self.root_caused,
+            "it was neither reproduced nor explained by a mechanism": self.reproduced or self.mechanistic,
+            "nobody else would meet it": self.general,
+        }
+        return [words for words, met in wanted.items() if not met]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The text of an entry to look at, where it would go, and the entries that explain its lines already."""
+
+    page: str
+    text: str
+    known: tuple[str, ...]
+
+
+def draft(
+    catalogue: Catalogue, page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar
+) -> Draft:
+    """Draft an entry for `page` from what was learned (`symptom`, `cause`, `fix`, `scope`, `source`, `verified`).
+
+    `lines` are the log lines that showed it; each becomes an example and a signature. Raises BadRequest when the
+    lesson is below the bar or the entry would not pass the loader.
+    """
+    below = bar.missing()
+    if below:
+        raise BadRequest(f"not an entry yet: {'; '.join(below)}", "Keep it as a note of the project.")
+    home = catalogue.page(page)
+    key = _next(catalogue, home)
+    block: dict[str, object] = {**fields, "examples": list(lines), "signatures": [signature_for(x) for x in lines]}
+    text = yaml.safe_dump(block, sort_keys=False, allow_unicode=True, width=110)
+    checked = validate(Block, parse_yaml(text, name=f"the draft of {key}"), name=f"the draft of {key}")
+    wrong = mistakes(checked)
+    if wrong:
+        raise BadRequest(f"the draft of {key}: {'; '.join(wrong)}", "Give a line with more fixed words.")
+    broad = [pattern for pattern in checked.signatures if len(literal_of(pattern)) < MIN_FIXED]
+    if broad:
+        raise BadRequest(f"the signature {broad[0]!r} would match too much", "Give a line with more fixed words.")
+    known = tuple(found.id for found in diagnose(catalogue, "\n".join(lines), excerpt=True))
+    return Draft(home.path, f"## {key} · {title}\n\n```yaml gotcha\n{text}```\n", known)
+
+
+def signature_for(line: str) -> str:
+    """Turn a log line into a signature: what changes from run to run (numbers, quoted names, paths) becomes a gap."""
+    core = line.strip()[: MAX_PATTERN // 2]
+    pieces = [re.escape(piece).replace("\\ ", " ") for piece in _LOOSE.split(core)]
+    fixed = [piece for piece in pieces if piece.strip()]
+    return GAP.join(fixed[:3]).strip(" ")
+
+
+def _next(catalogue: Catalogue, page: Page) -> str:
+    if page.prefix is None:
+        raise BadRequest(f"{page.path} holds no entries", "Name one of the pages with a prefix.")
+    used = [int(key.rpartition("-")[2]) for key in catalogue.gotchas if key.startswith(f"{page.prefix}-")]
+    return f"{page.prefix}-{max(used, default=0) + 1:03d}"

@@ -1,0 +1,172 @@
+"""Text to search terms: stems, identifier parts, Chinese bigrams, concepts, and the nearest known word for a typo.
+
+A *concept* is a set of phrases that mean one thing, in English and Chinese (`concepts.txt`). Text that holds any of the
+phrases gets the concept's own term, so that "video memory is full", "OOM" and "显存不足" meet.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import resources
+from itertools import pairwise
+
+STOP_WORDS = """
+a an and are as at be been but by can could did do does doing for from get gets got had has have how i if in into is it
+its just me my no not of on or our so than that the their them then there these they this to up was we were what when
+which while who why will with would you your after before again also any anything every everything some something still
+even only please help tell want need way thing seem seems look looks like
+"""
+STOP = frozenset(STOP_WORDS.split())
+_WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
+_CAMEL = re.compile(r"(?<=[a-z0-9]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
+_CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
+_VOWEL = re.compile(r"[aeiouy]")
+
+
+def stem(word: str) -> str:
+    """Cut the commonest English endings, so that freeze, freezes, freezing and frozen-like forms mostly meet."""
+    if len(word) < 4 or not word.isalpha():
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        word = word[:-3] + "y"
+    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    for ending in ("ing", "ed"):
+        base = word.removesuffix(ending)
+        if base != word and len(base) >= 3 and _VOWEL.search(base):
+            double = len(base) > 3 and base[-1] == base[-2] and base[-1] not in "lsz"
+            word = base[:-1] if double else base
+            break
+    return word[:-1] if word.endswith("e") and len(word) > 4 else word
+
+
+def tokens(text: str) -> list[str]:
+    """Stems of the words of `text` in order; an identifier gives itself and then its parts."""
+    found: list[str] = []
+    for word in _WORD.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text)).lower()):
+        parts = word.split("_")
+        if len(parts) > 1:
+            found.append(word)
+        found += [stem(part) for part in parts if part not in STOP and _keeps(part)]
+    return found
+
+
+def _keeps(part: str) -> bool:
+    """Leave out single letters, long numbers and hashes: they are never what a text is about."""
+    if part.isdigit():
+        return len(part) <= 5
+    return len(part) > 1 and not (len(part) >= 8 and any(c.isdigit() for c in part) and re.fullmatch("[0-9a-f]+", part))
+
+
+@lru_cache(maxsize=1)
+def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Read the table: stemmed English phrase -> concepts, and Chinese phrase -> concepts."""
+    english: dict[str, list[str]] = defaultdict(list)
+    chinese: dict[str, list[str]] = defaultdict(list)
+    text = resources.files("gpuwarden.knowledge").joinpath("concepts.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, phrases = line.partition(":")
+        for phrase in (part.strip() for part in phrases.split(",")):
+            table, key = (chinese, phrase.lower()) if _CJK.search(phrase) else (english, " ".join(tokens(phrase)))
+            if key and f"~{name}" not in table[key]:
+                table[key].append(f"~{name}")
+    return dict(english), dict(chinese)
+
+
+def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield (concept, from, to) for every known phrase in the stems, longest first at each place."""
+    table = concepts()[0]
+    for at in range(len(stems)):
+        for width in range(min(5, len(stems) - at), 0, -1):
+            named = table.get(" ".join(stems[at : at + width]))
+            if named is not None:
+                yield from ((concept, at, at + width) for concept in named)
+                break
+
+
+def chinese_terms(text: str) -> tuple[list[str], list[str]]:
+    """Return the concepts and the left-over character pairs of the Chinese in `text`."""
+    table = concepts()[1]
+    longest = max(map(len, table), default=0)
+    found: list[str] = []
+    pairs: list[str] = []
+    lowered = unicodedata.normalize("NFKC", text).lower()
+    for run in _CJK.finditer(lowered):
+        rest: list[str] = []
+        at = run.start()
+        while at < run.end():
+            for width in range(min(longest, len(lowered) - at), 0, -1):
+                named = table.get(lowered[at : at + width])
+                if named is not None:
+                    found += named
+                    rest.append(" ")
+                    at += width
+                    break
+            else:
+                rest.append(lowered[at])
+                at += 1
+        pairs += [a + b for piece in "".join(rest).split() for a, b in pairwise(piece)]
+    return found, pairs
+
+
+def terms(text: str) -> list[str]:
+    """Return every search term of a text that is to be found: stems, concepts, character pairs, word pairs."""
+    stems = tokens(text)
+    found, pairs = chinese_terms(text)
+    singles = [s for s in stems if "_" not in s]
+    phrases = [f"{a} {b}" for a, b in pairwise(singles)]
+    return [*stems, *(concept for concept, _, _ in english_concepts(singles)), *found, *pairs, *phrases]
+
+
+class Speller:
+    """Finds the known word nearest to an unknown one."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self.known = {word for word in known if word.isalpha() and word.isascii() and len(word) >= 4}
+        self._grams: dict[str, set[str]] = defaultdict(set)
+        for word in self.known:
+            for gram in _trigrams(word):
+                self._grams[gram].add(word)
+
+    def nearest(self, word: str) -> str | None:
+        """Return the closest known word within one edit (two from 9 letters on), or None."""
+        if word in self.known or not word.isalpha() or len(word) < 4:
+            return None
+        shared: dict[str, int] = defaultdict(int)
+        for gram in _trigrams(word):
+            for other in self._grams.get(gram, ()):
+                shared[other] += 1
+        allowed = 1 if len(word) < 9 else 2
+        close = [
+            (edits(word, other), -shared[other], other)
+            for other in sorted(shared, key=lambda o: (-shared[o], o))[:40]
+            if abs(len(other) - len(word)) <= allowed and (other[0] == word[0] or len(word) > 5)
+        ]
+        best = min(close, default=None)
+        return best[2] if best is not None and best[0] <= allowed else None
+
+
+def _trigrams(word: str) -> set[str]:
+    padded = f"^{word}$"
+    return {padded[i : i + 3] for i in range(len(padded) - 2)} | {padded[:2], padded[-2:]}
+
+
+def edits(a: str, b: str) -> int:
+    """Count insertions, deletions, replacements and swaps of neighbours between two words."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        now = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(row[j] + 1, now[j - 1] + 1, row[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            now.append(cost)
+        before, row = row, now
+    return row[-1]

@@ -1,0 +1,170 @@
+"""The meter of Hugging Face Jobs. Nothing is rented there before a job runs: the job is the instance.
+
+`create` reserves: it notes the token in a file, asks for the price, and costs nothing. From the launch on, the job
+that carries the token in a label is what is looked at, and when it has ended the instance is gone. A reservation that
+was terminated without a launch is gone too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import NotSupported, WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.hub import jobs
+from gpuwarden.hub.client import HubClient, HubConfig
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
+    """The provider."""
+    return HfJobsProvider(profile, state, clock)
+
+
+class HfJobsProvider:
+    """Reservations, and the jobs that fill them."""
+
+    name = "hf_jobs"
+
+    def __init__(self, profile: Profile, state: Path, clock: Clock, config: HubConfig | None = None) -> None:
+        self.profile = profile
+        self.settle_s = profile.limits.settle_s
+        self._clock = clock
+        self._state = state
+        self._config = config
+
+    def _hub(self) -> HubClient:
+        return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
+
+    async def check(self) -> list[Finding]:
+        """Whether the Hub knows the token."""
+        try:
+            async with self._hub() as hub:
+                await jobs.namespace(hub)
+        except WardenError as error:
+            severity = Severity.UNKNOWN if error.retry else Severity.ERROR
+            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.hint)]
+        return []
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The price of the flavor that is asked for."""
+        async with self._hub() as hub:
+            known = await jobs.prices(hub)
+        flavor = jobs.flavor_of(resources.gpu, resources.gpu_count, known)
+        return Known(jobs.quote(self.profile.id, flavor, known, self._clock.now()))
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Reserve. Nothing runs and nothing bills yet."""
+        if resources.durable_storage:
+            raise NotSupported("jobs get no mounted storage from here", "Push to the Hub instead.")
+        price = await self.quote(resources)
+        usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
+        file = self._file(token)
+        if not file.exists():
+            self._write(token, {"at": self._clock.now(), "usd": usd, "ended": False})
+        return Known(self._reserved(token))
+
+    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        """The reservation of a token."""
+        answer = await self.get(token)
+        return answer if isinstance(answer, Unknown) else Known((answer.value,) if answer.value else ())
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """The job of a reservation; None when it ended, or when there was none and the reservation was given back."""
+        try:
+            async with self._hub() as hub:
+                owner = await jobs.namespace(hub)
+                found = await jobs.listed(hub, owner, {jobs.LEASE: id})
+        except WardenError as error:
+            return Unknown(error.message)
+        live = [j for j in found if jobs.stage_of(j) not in jobs.FINAL]
+        if live:
+            return Known(self._instance(id, live[0]))
+        if found or not self._file(id).exists() or self._read(id).get("ended"):
+            return Known(None)
+        return Known(self._reserved(id))
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every reservation that is not over."""
+        instances = []
+        for file in sorted(self._state.glob("*.json")):
+            answer = await self.get(file.stem)
+            if isinstance(answer, Unknown):
+                return answer
+            instances += [answer.value] if answer.value else []
+        return Known(tuple(instances))
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """There is nothing to start again."""
+        raise NotSupported("a job that ended can't be started again", "Submit it anew.")
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """There is no stop that could be resumed."""
+        raise NotSupported("Hugging Face Jobs has no stop", "Use terminate, which cancels the job.")
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Cancel the job, and give the reservation back."""
+        try:
+            async with self._hub() as hub:
+                owner = await jobs.namespace(hub)
+                for job in await jobs.listed(hub, owner, {jobs.LEASE: id}):
+                    if jobs.stage_of(job) not in jobs.FINAL:
+                        await jobs.cancel(hub, owner, str(job["id"]))
+        except WardenError as error:
+            if error.retry:
+                return Unknown(error.message)
+            raise
+        self._write(id, self._read(id) | {"ended": True})
+        return Known(None)
+
+    # -------------------------------------------------------------------------------------------------- records
+
+    def _file(self, token: str) -> Path:
+        return self._state / f"{token}.json"
+
+    def _read(self, token: str) -> dict[str, Any]:
+        file = self._file(token)
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def _write(self, token: str, body: Mapping[str, Any]) -> None:
+        self._state.mkdir(parents=True, exist_ok=True)
+        part = self._file(token).with_suffix(".part")
+        part.write_text(json.dumps(dict(body)))
+        part.replace(self._file(token))
+
+    def _place(self, token: str) -> Place:
+        return Place(platform=self.profile.id, instance_id=token, run_root=self.profile.run_root)
+
+    def _reserved(self, token: str) -> Instance:
+        return Instance(
+            id=token,
+            token=token,
+            state=InstanceState.RUNNING,
+            place=self._place(token),
+            meter=False,
+            price_usd_per_hour=self._read(token).get("usd"),
+            created_at=self._read(token).get("at"),
+            why="reserved; nothing runs yet",
+        )
+
+    def _instance(self, token: str, job: Mapping[str, Any]) -> Instance:
+        usd = self._read(token).get("usd")
+        started = job.get("startedAt")
+        seconds = self._clock.now() - datetime.fromisoformat(started).timestamp() if isinstance(started, str) else 0.0
+        return Instance(
+            id=token,
+            token=token,
+            state=InstanceState.RUNNING,
+            place=self._place(token),
+            meter=True if jobs.stage_of(job) == "RUNNING" else None,
+            price_usd_per_hour=usd,
+            cost_usd=None if usd is None else max(0.0, seconds) / 3600 * usd,
+            created_at=self._read(token).get("at"),
+            why=f"job {job['id']}: {jobs.stage_of(job)}",
+        )

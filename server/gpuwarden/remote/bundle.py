@@ -1,0 +1,126 @@
+"""Many small files as one tar stream.
+
+The far side packs an explicit roster and names each member by its number in that roster, so no name from there
+is ever used: a member without a number of ours, of another size or kind than announced, is dropped. A file that
+can't be packed is simply not in the stream; it is asked for alone afterwards, which says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from gpuwarden.core.errors import BadReply
+from gpuwarden.core.models import Artifact
+from gpuwarden.remote.destination import Entry, bare
+from gpuwarden.remote.part import part_name, set_time, sync_folder
+
+SMALL_BYTES = 1 << 20
+BATCH_FILES = 4000
+BATCH_BYTES = 64 << 20
+_BLOCK = 512
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Cut a roster into bundles of bounded number and size; a cut line costs no more than one of them."""
+    cuts, size = [0], 0
+    for at, (artifact, _) in enumerate(entries):
+        if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):
+            cuts.append(at)
+            size = 0
+        size += artifact.size
+    cuts.append(len(entries))
+    yield from (entries[a:b] for a, b in pairwise(cuts) if a < b)
+
+
+class Unpacker:
+    """Reads a tar stream piece by piece and writes what is right as complete parts. Blocking."""
+
+    def __init__(self, artifacts: Sequence[Artifact], staging: Path) -> None:
+        self.artifacts = artifacts
+        self.staging = staging
+        self.landed: dict[int, Path] = {}
+        self.ended = False
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> int:
+        """Take the next piece and return how many bytes of files it completed. Raises `BadReply` for no tar."""
+        self._buffer += chunk
+        at = taken = 0
+        with memoryview(self._buffer) as view:
+            while not self.ended and len(view) - at >= _BLOCK:
+                member = _read_header(bytes(view[at : at + _BLOCK]))
+                if member is None:
+                    self.ended = True
+                    break
+                name, size = member
+                end = at + _BLOCK + size
+                if len(view) < end + (-size % _BLOCK):
+                    break
+                taken += self._land(name, view[at + _BLOCK : end])
+                at = end + (-size % _BLOCK)
+        del self._buffer[:at]
+        return taken
+
+    def _land(self, name: bytes, content: memoryview) -> int:
+        number = int(name) if name.isdigit() else -1
+        if not 0 <= number < len(self.artifacts):
+            return 0
+        artifact = self.artifacts[number]
+        if len(content) != artifact.size or hashlib.sha256(content).hexdigest() != bare(artifact.sha256 or ""):
+            return 0
+        path = self.staging / part_name(artifact)
+        fd = os.open(path, _WRITE, 0o666)
+        try:
+            while content:
+                content = content[os.write(fd, content) :]
+        finally:
+            os.close(fd)
+        set_time(path, artifact.mtime_ns)
+        self.landed[number] = path
+        return artifact.size
+
+    def settle(self) -> None:
+        """Make everything that landed durable, before it gets its names."""
+        sync_files(self.staging, list(self.landed.values()))
+
+
+def _read_header(block: bytes) -> tuple[bytes, int] | None:
+    """Name and size of a member, None for the zeros at the end. What is no regular file has no name of ours."""
+    if not any(block):
+        return None
+    try:
+        size, checksum = int(block[124:136].strip(b"\0 "), 8), int(block[148:156].strip(b"\0 "), 8)
+    except ValueError:
+        raise BadReply("the machine's bundle is no tar stream", "Pull again.") from None
+    if checksum != sum(block) - sum(block[148:156]) + 8 * ord(" ") or not 0 <= size <= SMALL_BYTES:
+        raise BadReply("the machine's bundle is no tar stream, or holds a large file", "Pull again.")
+    return (block[:100].rstrip(b"\0") if block[156:157] in b"0\0" else b""), size
+
+
+def sync_files(folder: Path, files: Sequence[Path]) -> None:
+    """Make files of one folder durable: with one call for all where the system has it (Linux), else each."""
+    if not files:
+        return
+    if sys.platform == "linux" and _syncfs(folder):
+        return
+    for path in files:
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _syncfs(folder: Path) -> bool:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
+    except (OSError, AttributeError):
+        return False
+    finally:
+        os.close(fd)

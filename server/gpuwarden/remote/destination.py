@@ -1,0 +1,136 @@
+"""The folder that files are received into: one writer, safe names, room, and durable at the end. Blocking."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock, Timeout
+
+from gpuwarden.core.errors import BadRequest, Conflict
+from gpuwarden.core.models import Artifact
+from gpuwarden.remote.names import STAGING, UnsafeName, collision_key, folds_names, local_name, make_parents
+from gpuwarden.remote.part import hash_file, part_name, sync_folder
+
+SPARE_BYTES = 16 << 20
+SPARE_INODES = 64
+
+Entry = tuple[Artifact, PurePosixPath]
+
+
+class Destination:
+    """A folder and the staging folder in it. Use it as `with Destination(path).only_writer() as dest`."""
+
+    def __init__(self, path: Path) -> None:
+        (path / STAGING).mkdir(parents=True, exist_ok=True)
+        if (path / STAGING).is_symlink():
+            raise BadRequest(f"{path / STAGING} is a symbolic link; parts are not written through it", "Remove it.")
+        self.path = path.resolve()
+        self.staging = self.path / STAGING
+        self._folds = folds_names(self.staging)
+        self._made: set[PurePosixPath] = set()
+        self._changed: set[Path] = set()
+
+    @contextmanager
+    def only_writer(self) -> Iterator[Destination]:
+        """Hold the folder's lock, which the kernel releases when we die. Raises `Conflict` when another has it."""
+        lock = FileLock(self.staging / "lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise Conflict(
+                f"another process is receiving into {self.path}", "Wait for it; both would get the same files."
+            ) from None
+        try:
+            yield self
+        finally:
+            lock.release()
+
+    def roster(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
+        """Where each file goes, and for those that can't be taken their path and why."""
+        entries: list[Entry] = []
+        refused: dict[str, str] = {}
+        taken: dict[str, str] = {}
+        for artifact in artifacts:
+            try:
+                name = local_name(artifact.path)
+            except UnsafeName as unsafe:
+                refused[artifact.path] = unsafe.message
+                continue
+            key = collision_key(name) if self._folds else str(name)
+            if key in taken:
+                refused[artifact.path] = f"its name is the same as that of {taken[key]!r} on this disk"
+                continue
+            taken[key] = artifact.path
+            entries.append((artifact, name))
+        return entries, refused
+
+    def check_room(self, entries: Sequence[Entry]) -> None:
+        """Raise `BadRequest` unless bytes and inodes suffice for what is not here yet."""
+        need, files = sum(a.size for a, _ in entries), len(entries)
+        if [*islice(self.path.iterdir(), 2)] != [self.staging] or any(self.staging.glob("*.part")):
+            here = [size_of(self.path / name) == artifact.size for artifact, name in entries]
+            lacking = [a for (a, _), there in zip(entries, here, strict=True) if not there]
+            need = sum(a.size - min(a.size, size_of(self.part(a)) or 0) for a in lacking)
+            files = len(lacking)
+        free = shutil.disk_usage(self.path).free
+        if need and free < need + SPARE_BYTES:
+            raise BadRequest(
+                f"{self.path} has {free:,} bytes free and the transfer needs {need:,} and a little to spare",
+                "Free some space or choose another destination; nothing was copied.",
+            )
+        if hasattr(os, "statvfs"):
+            room = os.statvfs(self.path)
+            if room.f_files and room.f_favail < files + SPARE_INODES:
+                raise BadRequest(
+                    f"{self.path} has {room.f_favail:,} free inodes and the transfer needs {files:,}",
+                    "Bytes are not the problem: that file system can't hold more files. Choose another destination.",
+                )
+
+    def part(self, artifact: Artifact) -> Path:
+        """Where a file grows."""
+        return self.staging / part_name(artifact)
+
+    def target(self, name: PurePosixPath) -> Path:
+        """Where a file goes, with the folders above it made; never through a symbolic link."""
+        if name.parent not in self._made:
+            make_parents(self.path, name)
+            self._made.add(name.parent)
+            self._changed.add(self.path / name.parent)
+        return self.path / name
+
+    def has(self, artifact: Artifact, name: PurePosixPath) -> bool:
+        """Whether exactly this file is here already, by its digest."""
+        try:
+            target = self.target(name)
+            same = artifact.sha256 is not None and size_of(target) == artifact.size
+            return same and hash_file(target) == bare(artifact.sha256 or "")
+        except (UnsafeName, OSError):
+            return False
+
+    def settle(self, *, complete: bool) -> None:
+        """Make the names durable; once everything is here, drop parts that belong to nothing any more."""
+        for folder in sorted(self._changed):
+            sync_folder(folder)
+        if complete:
+            for stale in self.staging.glob("*.part"):
+                stale.unlink(missing_ok=True)
+
+
+def bare(sha256: str) -> str:
+    """A digest without its `sha256:` prefix."""
+    return sha256.removeprefix("sha256:")
+
+
+def size_of(path: Path) -> int | None:
+    """The size of a regular file; None for anything else."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

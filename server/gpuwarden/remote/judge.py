@@ -1,0 +1,320 @@
+"""What a probe's facts mean for a job: findings with advice. Pure; the probe's answer is foreign and read leniently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpuwarden.core.rules import Finding, Severity
+
+GIB = 1 << 30
+LOW_DISK = 10 * GIB
+NO_DISK = 1 * GIB
+FULL_INODES = 0.95
+SKEW_S = 60.0
+HOT_C = 85
+ZOMBIE_MIB = 1024
+
+# Xid codes after which a rented card is not worth repairing, from NVIDIA's Xid catalog.
+DEAD_XIDS = {
+    48: "double-bit ECC error",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "uncontained ECC error",
+    119: "the GPU's firmware timed out",
+    120: "the GPU's firmware failed",
+}
+THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (software)", 0x40: "too hot (hardware)", 0x80: "power brake"}
+# The first CUDA that builds for a compute capability.
+CUDA_FOR_CAP = (((10, 0), (12, 8)), ((9, 0), (11, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
+RENT_ANOTHER = "Release this machine (after pulling what is on it) and rent another one."
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class _Part(_Lenient):
+    why: str | None = None
+
+
+class _Gpu(_Lenient):
+    index: int
+    name: str
+    driver: str = ""
+    bus: str = ""
+    memory_mib: float | None = None
+    used_mib: float | None = None
+    util: float | None = None
+    temperature: float | None = None
+    compute_cap: str = ""
+    ecc_uncorrected: float | None = None
+    remap_pending: float | None = None
+    remap_failure: float | None = None
+    throttle: float | None = None
+
+
+class _Gpus(_Part):
+    list: tuple[_Gpu, ...] = ()
+    cuda: str | None = None
+    processes: int = 0
+
+
+class _Xid(_Lenient):
+    bus: str
+    code: int
+
+
+class _Xids(_Part):
+    list: tuple[_Xid, ...] = ()
+
+
+class _Torch(_Part):
+    version: str | None = None
+    cuda: str | None = None
+
+
+class _Disk(_Lenient):
+    path: str
+    mount: str
+    fs: str
+    read_only: bool = False
+    writable: bool = True
+    free: int
+    inodes_free: int = 0
+    inodes: int = 0
+
+
+class _Disks(_Part):
+    list: tuple[_Disk, ...] = ()
+
+
+class _Limits(_Part):
+    cpus: int | None = None
+    cpus_usable: int | None = None
+    cpu_quota: float | None = None
+    memory_max: int | None = None
+    memory_total: int | None = None
+    oom_kills: int | None = None
+    shm: int | None = None
+
+
+class _Reach(_Lenient):
+    url: str
+    ok: bool
+    why: str = ""
+    date: str | None = None
+
+
+class _Web(_Part):
+    list: tuple[_Reach, ...] = ()
+
+
+class Facts(_Lenient):
+    """A probe's answer."""
+
+    now: float
+    gpus: _Gpus = _Gpus()
+    xids: _Xids = _Xids()
+    torch: _Torch = _Torch()
+    disks: _Disks = _Disks()
+    limits: _Limits = _Limits()
+    web: _Web = _Web()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is expected of the machine. `run_root` and `durable` are paths on it; `sent` and `heard` our own clock."""
+
+    run_root: str
+    durable: Sequence[str] = ()
+    metered: bool = False
+    sent: float = 0.0
+    heard: float = 0.0
+
+
+def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
+    """All findings. An answer that makes no sense is one UNKNOWN finding."""
+    try:
+        facts = Facts.model_validate(dict(answer))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        return [_unknown("PF-HOST-002", f"the probe's answer makes no sense at {where}", "Probe again.")]
+    parts = (_gpu, _xid, _cuda, _disk, _mounts, _limit, _clock, _web)
+    return [finding for part in parts for finding in part(facts, asked)]
+
+
+def _finding(rule: str, severity: Severity, message: str, fix: str = "") -> Finding:
+    return Finding(rule=rule, severity=severity, message=message, fix=fix)
+
+
+def _unknown(rule: str, message: str, fix: str = "") -> Finding:
+    return _finding(rule, Severity.UNKNOWN, message, fix)
+
+
+def _gpu(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    if not facts.gpus.list:
+        worst = Severity.ERROR if asked.metered else Severity.INFO
+        why = facts.gpus.why or "nvidia-smi lists none"
+        yield _finding("PF-GPU-001", worst, f"there is no usable GPU: {why}", RENT_ANOTHER if asked.metered else "")
+        return
+    names = ", ".join(g.name for g in facts.gpus.list)
+    yield _finding(
+        "PF-GPU-001", Severity.INFO, f"{len(facts.gpus.list)} GPU: {names}; driver {facts.gpus.list[0].driver}"
+    )
+    for gpu in facts.gpus.list:
+        yield from _health(gpu, facts.gpus.processes)
+
+
+def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
+    what = f"GPU {gpu.index} ({gpu.name})"
+    if gpu.ecc_uncorrected or gpu.remap_failure:
+        yield _finding("PF-GPU-002", Severity.ERROR, f"{what} has uncorrected memory errors", RENT_ANOTHER)
+    elif gpu.remap_pending:
+        yield _finding("PF-GPU-002", Severity.WARNING, f"{what} waits for a reset to retire memory", RENT_ANOTHER)
+    reasons = [why for bit, why in THROTTLES.items() if int(gpu.throttle or 0) & bit]
+    if reasons:
+        fix = "The same work takes longer here and is billed by time; rent another machine if it stays so."
+        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is throttled: {', '.join(reasons)}", fix)
+    elif (gpu.temperature or 0) >= HOT_C:
+        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} has {gpu.temperature:g} degrees before any work")
+    if (gpu.used_mib or 0) > ZOMBIE_MIB and not processes and not gpu.util:
+        message = f"{what} holds {gpu.used_mib:,.0f} MiB although no process is listed and nothing computes"
+        fix = "A dead process or another container holds it. Look with `fuser -v /dev/nvidia*`; restart the container."
+        yield _finding("PF-GPU-004", Severity.WARNING, message, fix)
+
+
+def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    ours = {_card(g.bus) for g in facts.gpus.list}
+    for code in sorted({x.code for x in facts.xids.list}):
+        cards = {x.bus for x in facts.xids.list if x.code == code}
+        buses = ", ".join(sorted(cards))
+        if not {_card(b) for b in cards} & ours:
+            message = f"the kernel's log has Xid {code} for {buses}, which is another card of this host"
+            yield _finding("PF-GPU-005", Severity.INFO, message)
+        elif code in DEAD_XIDS:
+            message = f"the kernel's log has Xid {code} ({DEAD_XIDS[code]}) for {buses}"
+            yield _finding("PF-GPU-005", Severity.ERROR, message, RENT_ANOTHER)
+        else:
+            message = f"the kernel's log has Xid {code} for {buses}; such codes often come from a program, not the card"
+            yield _finding("PF-GPU-005", Severity.INFO, message)
+    if facts.xids.why and facts.gpus.list:
+        message = f"the kernel's log can't be read ({facts.xids.why}), so earlier GPU faults are not known"
+        yield _finding("PF-GPU-005", Severity.INFO, message)
+
+
+def _card(bus: str) -> str:
+    """Bus and device: the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
+    return ":".join(bus.lower().partition(".")[0].split(":")[-2:])
+
+
+def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    built, driver = _version(facts.torch.cuda), _version(facts.gpus.cuda)
+    if built and driver and built[0] > driver[0]:
+        build = f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}"
+        message = f"{build}; the driver knows up to {facts.gpus.cuda}"
+        yield _finding("PF-CUDA-001", Severity.ERROR, message, "Use an image or a torch for an older CUDA.")
+    if facts.gpus.list and facts.torch.version and not facts.torch.cuda:
+        message = f"torch {facts.torch.version} is built without CUDA; training would run on the CPU"
+        yield _finding("PF-CUDA-001", Severity.ERROR, message, "Install a CUDA build of torch.")
+    for gpu in facts.gpus.list:
+        needed = next((cuda for cap, cuda in CUDA_FOR_CAP if (_version(gpu.compute_cap) or (0, 0)) >= cap), None)
+        if built and needed and built < needed:
+            message = (
+                f"{gpu.name} needs CUDA {needed[0]}.{needed[1]}; torch {facts.torch.version} has {facts.torch.cuda}"
+            )
+            fix = "Its kernels are not in this build ('no kernel image is available'). Install a newer torch."
+            yield _finding("PF-CUDA-002", Severity.ERROR, message, fix)
+            return
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    try:
+        major, _, minor = (text or "").partition(".")
+        return int(major), int(minor.partition(".")[0] or 0)
+    except ValueError:
+        return None
+
+
+def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    if facts.disks.why:
+        yield _unknown("PF-DISK-001", f"the disks could not be looked at: {facts.disks.why}")
+    for disk in facts.disks.list:
+        if disk.path != asked.run_root and disk.path not in asked.durable:
+            continue
+        if disk.read_only or not disk.writable:
+            message = f"{disk.path} can't be written ({'mounted read-only' if disk.read_only else 'no permission'})"
+            yield _finding(
+                "PF-DISK-001", Severity.ERROR, message, "A disk that turned read-only has failed: " + RENT_ANOTHER
+            )
+        if disk.free < LOW_DISK:
+            worst = Severity.ERROR if disk.free < NO_DISK else Severity.WARNING
+            message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
+            yield _finding("PF-DISK-002", worst, message, "Count checkpoint size times kept checkpoints plus one.")
+        if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
+            message = f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free: it can hold few more files"
+            yield _finding("PF-DISK-003", Severity.WARNING, message, "`df -i`; remove caches of many small files.")
+
+
+def _mounts(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    for disk in facts.disks.list:
+        if disk.path in asked.durable and disk.mount == "/":
+            message = (
+                f"{disk.path} should be storage that outlives the machine, but nothing is mounted there: "
+                "it lies on the container's own disk and dies with it"
+            )
+            yield _finding(
+                "PF-DISK-004", Severity.ERROR, message, "Attach the volume, or rent another instance with it."
+            )
+
+
+def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    seen = facts.limits
+    memory = min((m for m in (seen.memory_max, seen.memory_total) if m), default=None)
+    cpus = min((c for c in (seen.cpu_quota, seen.cpus_usable) if c), default=None)
+    if memory and cpus:
+        message = f"the job may use {memory / GIB:.0f} GiB of memory and {cpus:g} CPUs"
+        limited = seen.memory_max is not None or seen.cpu_quota is not None
+        more = "; the host has more, so do not go by nproc and free" if limited else ""
+        yield _finding("PF-HOST-003", Severity.INFO, message + more)
+    if seen.oom_kills:
+        message = f"{seen.oom_kills} processes were killed here for want of memory since the container began"
+        yield _finding("PF-HOST-003", Severity.WARNING, message, "Fewer data workers, or a larger machine.")
+    if seen.shm is not None and seen.shm < GIB:
+        message = f"shared memory has {seen.shm >> 20} MiB; data loaders with workers die of that with a bus error"
+        yield _finding("PF-HOST-004", Severity.WARNING, message, "Set a larger shm size, or num_workers=0.")
+
+
+def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    if not asked.heard:
+        return
+    off = max(asked.sent - facts.now, facts.now - asked.heard, 0.0)
+    true_time = _web_time(facts)
+    ours_is_wrong = true_time is not None and abs(true_time - facts.now) < SKEW_S
+    if off > SKEW_S and not ours_is_wrong:
+        message = f"the machine's clock is off by {off:,.0f} s: certificates, tokens and file times go wrong"
+        yield _finding(
+            "PF-HOST-005", Severity.WARNING, message, "Set its clock (chronyd, ntpdate), or rent another machine."
+        )
+
+
+def _web_time(facts: Facts) -> float | None:
+    for reach in facts.web.list:
+        try:
+            return parsedate_to_datetime(reach.date).timestamp() if reach.date else None
+        except (ValueError, TypeError):
+            continue
+    return None
+
+
+def _web(facts: Facts, asked: Asked) -> Iterator[Finding]:
+    for reach in facts.web.list:
+        if not reach.ok:
+            message = f"the machine can't reach {reach.url}: {reach.why}"
+            fix = "Set HF_ENDPOINT to a mirror that it can reach, or bring model and data along."
+            yield _finding("PF-NET-001", Severity.WARNING, message, fix)

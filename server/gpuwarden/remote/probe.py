@@ -1,0 +1,267 @@
+"""gpuwarden's probe: what a machine is like before money is spent on a job there.
+
+    python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
+
+Python >= 3.8, standard library only, nothing is written, no GPU memory is taken. Each part that can't be read says
+why instead; the whole takes at most some 20 seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List
+
+CALL_S = 15
+WEB_S = 8
+Json = Dict[str, Any]
+
+GPU_FIELDS = ("index", "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "pci.bus_id")
+# Not every driver and card knows these; each is asked for alone.
+HEALTH_FIELDS = {
+    "temperature": ("temperature.gpu",),
+    "compute_cap": ("compute_cap",),
+    "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total",),
+    "remap_pending": ("remapped_rows.pending", "retired_pages.pending"),
+    "remap_failure": ("remapped_rows.failure",),
+    "throttle": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
+}
+XID = re.compile(r"NVRM: Xid \(PCI:([^)]*)\): (\d+),?(.*)")
+
+
+def run(argv: list[str]) -> str:
+    """A command's output. Raises OSError with its last words when it fails."""
+    env = dict(os.environ, LC_ALL="C")
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=CALL_S, env=env, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError("%s did not answer in %d s" % (argv[0], CALL_S)) from None
+    out = done.stdout.decode("utf-8", "replace")
+    if done.returncode != 0:
+        words = (done.stderr.decode("utf-8", "replace").strip() or out.strip())[-300:]
+        raise OSError("%s: %s" % (argv[0], words or "exit code %d" % done.returncode))
+    return out
+
+
+def text(path: str) -> str:
+    """A small file's text."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(1 << 20).strip()
+
+
+def number(value: str) -> float | None:
+    """A number of nvidia-smi's, None for `[N/A]` and the like."""
+    try:
+        return float(int(value, 16)) if value.startswith("0x") else float(value)
+    except ValueError:
+        return None
+
+
+def query(fields: tuple[str, ...]) -> list[list[str]]:
+    """Rows of `nvidia-smi --query-gpu`."""
+    out = run(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"])
+    return [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.strip()]
+
+
+def gpus() -> Json:
+    """Every GPU with its health."""
+    if not shutil.which("nvidia-smi"):
+        devices = sorted(d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d))
+        return {"list": [], "why": "nvidia-smi is not there", "devices": devices}
+    found = []
+    for row in query(GPU_FIELDS):
+        cells = dict(zip(GPU_FIELDS, row))
+        found.append(
+            {
+                "index": int(cells["index"]), "name": cells["name"], "driver": cells["driver_version"],
+                "bus": cells["pci.bus_id"], "memory_mib": number(cells["memory.total"]),
+                "used_mib": number(cells["memory.used"]), "util": number(cells["utilization.gpu"]),
+            }
+        )  # fmt: skip
+    for key, names in HEALTH_FIELDS.items():
+        for name in names:
+            try:
+                rows = query((name,))
+            except OSError:
+                continue
+            for gpu, row in zip(found, rows):
+                gpu[key] = row[0] if key == "compute_cap" else yes_or_number(row[0])
+            break
+    header = run(["nvidia-smi"])
+    cuda = re.search(r"CUDA Version:\s*([\d.]+)", header)
+    apps = run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"])
+    return {"list": found, "cuda": cuda.group(1) if cuda else None, "processes": len(apps.strip().splitlines())}
+
+
+def yes_or_number(value: str) -> float | None:
+    """`Yes` and `No` as 1 and 0."""
+    return {"yes": 1.0, "no": 0.0}.get(value.lower(), number(value))
+
+
+def xids() -> Json:
+    """Errors that the driver wrote into the kernel's log."""
+    log = run(["dmesg"])
+    hits = [XID.search(line) for line in log.splitlines()]
+    return {"list": [{"bus": m[1], "code": int(m[2]), "text": m[3].strip()[:200]} for m in hits if m][-50:]}
+
+
+def torch() -> Json:
+    """The torch of this interpreter, read from its files: importing it would take seconds and memory."""
+    from importlib.util import find_spec
+
+    spec = find_spec("torch")
+    if spec is None or not spec.origin:
+        return {"version": None}
+    source = text(os.path.join(os.path.dirname(spec.origin), "version.py"))
+    version = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", source, re.M)
+    cuda = re.search(r"^cuda[^=]*=\s*['\"]([^'\"]+)", source, re.M)
+    return {"version": version.group(1) if version else "?", "cuda": cuda.group(1) if cuda else None}
+
+
+def mount_table() -> list[tuple[str, str, str]]:
+    """(mount point, file system, options) of every mount, as the kernel spells them."""
+    rows = []
+    for line in text("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, after = left.split(), right.split()
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[4])
+        rows.append((point, after[0] if after else "?", fields[5]))
+    return rows
+
+
+def disks(paths: list[str]) -> Json:
+    """Room and mount of each path; of the nearest folder above it where it does not exist yet."""
+    mounts = mount_table()
+    return {"list": [disk(p, mounts) for p in paths]}
+
+
+def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
+    """One path."""
+    near = os.path.realpath(path)
+    while not os.path.isdir(near):
+        near = os.path.dirname(near)
+    room = os.statvfs(near)
+    inside = [m for m in mounts if near == m[0] or near.startswith(m[0].rstrip("/") + "/")]
+    point, kind, options = max(enumerate(inside), key=lambda at: (len(at[1][0]), at[0]))[1]
+    return {
+        "path": path, "exists": os.path.isdir(path), "mount": point, "fs": kind,
+        "read_only": "ro" in options.split(","),
+        "writable": os.access(near, os.W_OK | os.X_OK), "free": room.f_bavail * room.f_frsize,
+        "total": room.f_blocks * room.f_frsize, "inodes_free": room.f_favail, "inodes": room.f_files,
+    }  # fmt: skip
+
+
+def limits() -> Json:
+    """What the control group allows, which is less than the host has; versions 2 and 1."""
+    found: Json = {"cpus": os.cpu_count(), "cpus_usable": len(os.sched_getaffinity(0))}
+    base = "/sys/fs/cgroup"
+    for key, two, one in (
+        ("memory_max", "memory.max", "memory/memory.limit_in_bytes"),
+        ("memory_used", "memory.current", "memory/memory.usage_in_bytes"),
+        ("pids_max", "pids.max", "pids/pids.max"),
+    ):
+        for name in (two, one):
+            try:
+                value = text(base + "/" + name)
+                found[key] = int(value) if value.isdigit() and int(value) < 1 << 60 else None
+                break
+            except (OSError, ValueError):
+                continue
+    found["cpu_quota"] = cpu_quota(base)
+    meminfo = dict(re.findall(r"(\w+):\s+(\d+) kB", text("/proc/meminfo")))
+    found["memory_total"] = int(meminfo.get("MemTotal", 0)) * 1024
+    try:
+        kills = re.search(r"^oom_kill (\d+)", text(base + "/memory.events"), re.M)
+        found["oom_kills"] = int(kills.group(1)) if kills else None
+    except OSError:
+        pass
+    room = os.statvfs("/dev/shm")  # noqa: S108
+    found["shm"] = room.f_blocks * room.f_frsize
+    return found
+
+
+def cpu_quota(base: str) -> float | None:
+    """CPUs that may be used at once; None for no limit."""
+    try:
+        quota, _, period = text(base + "/cpu.max").partition(" ")
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    try:
+        quota_us = int(text(base + "/cpu/cpu.cfs_quota_us"))
+        return quota_us / int(text(base + "/cpu/cpu.cfs_period_us")) if quota_us > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def reach(url: str) -> Json:
+    """Whether a web address answers at all, how fast, and what time it is there."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    start = time.monotonic()
+    try:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("no web address")
+        with urlopen(Request(url, method="HEAD"), timeout=WEB_S) as answer:  # noqa: S310
+            status, date = answer.status, answer.headers.get("Date")
+    except HTTPError as error:
+        status, date = error.code, error.headers.get("Date")
+    except Exception as error:
+        return {"url": url, "ok": False, "why": str(getattr(error, "reason", error))[:300]}
+    return {"url": url, "ok": True, "status": status, "date": date, "ms": int((time.monotonic() - start) * 1000)}
+
+
+def web(urls: list[str]) -> Json:
+    """All addresses at once."""
+    found: List[Json] = [{"url": u, "ok": False, "why": "no answer in time"} for u in urls]
+
+    def one(at: int) -> None:
+        found[at] = reach(urls[at])
+
+    threads = [threading.Thread(target=one, args=(at,), daemon=True) for at in range(len(urls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WEB_S + 2)
+    return {"list": list(found)}
+
+
+def main(request: Json) -> None:
+    """Run all parts at once and print what they found."""
+    parts: Dict[str, Callable[[], Json]] = {
+        "gpus": gpus,
+        "xids": xids,
+        "torch": torch,
+        "disks": lambda: disks(list(request.get("paths") or [])),
+        "limits": limits,
+        "web": lambda: web(list(request.get("urls") or [])),
+    }
+    found: Json = {"ok": True, "now": time.time(), "python": sys.version.split()[0]}
+
+    def fill(name: str) -> None:
+        try:
+            found[name] = parts[name]()
+        except Exception as error:
+            found[name] = {"why": "%s: %s" % (type(error).__name__, str(error)[:300])}
+
+    threads = [threading.Thread(target=fill, args=(name,), daemon=True) for name in parts]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 3 * CALL_S
+    for name, thread in zip(parts, threads):
+        thread.join(max(end - time.monotonic(), 0))
+        found.setdefault(name, {"why": "no answer in time"})
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})

@@ -1,0 +1,147 @@
+"""What the user's SSH configuration says about a host.
+
+The installed OpenSSH client is asked (`ssh -G`), because only it knows `Include`, `Match` and its own defaults;
+where there is none, paramiko's reader of `~/.ssh/config` answers.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.core.errors import BadRequest
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:%-]{0,254}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]{0,127}")
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where and as whom to connect. `alias` is the name the user or a provider gave; `host` what it resolves to."""
+
+    alias: str
+    host: str
+    port: int
+    user: str
+    identities: tuple[str, ...] = ()
+    identities_only: bool = False
+    proxy_jump: tuple[str, ...] = ()
+    proxy_command: str | None = None
+    known_hosts: tuple[str, ...] = ()
+    host_key_alias: str | None = None
+
+    @property
+    def known_as(self) -> str:
+        """The name under which known_hosts files list this host."""
+        name = self.host_key_alias or self.host
+        return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+def check_host(host: str) -> str:
+    """Return a host name or alias that is safe in argument lists and `ProxyCommand`, or raise `BadRequest`."""
+    if not _HOST.fullmatch(host):
+        raise BadRequest(f"{host[:100]!r} is no usable host name", "Use letters, digits, dots, colons and dashes.")
+    return host
+
+
+def resolve(
+    host: str, *, port: int | None = None, user: str | None = None, config: Path | None = None, timeout_s: float = 10
+) -> Endpoint:
+    """Look `host` up in the user's SSH configuration; `port` and `user`, when given, win over it.
+
+    `config` is another file to read instead of the user's and the system's. Raises `BadRequest` for a name or a
+    configuration that can't be used.
+    """
+    check_host(host)
+    if user is not None and not _USER.fullmatch(user):
+        raise BadRequest(f"{user[:100]!r} is no usable user name", "Use letters, digits, dots, underscores and dashes.")
+    if port is not None and not 0 < port < 65536:
+        raise BadRequest(f"{port} is no TCP port", "Ports go from 1 to 65535.")
+    ssh = shutil.which("ssh")
+    found = _ask_openssh(ssh, host, port, user, config, timeout_s) if ssh else _ask_paramiko(host, config)
+    return _endpoint(host, port, user, found)
+
+
+def _ask_openssh(
+    ssh: str, host: str, port: int | None, user: str | None, config: Path | None, timeout_s: float
+) -> dict[str, list[str]]:
+    argv = [ssh, "-G", *(["-F", str(config)] if config else []), *(["-p", str(port)] if port else [])]
+    argv += [*(["-l", user] if user else []), "--", host]
+    try:
+        ran = subprocess.run(argv, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired:
+        raise BadRequest(
+            f"`ssh -G {host}` did not answer in {timeout_s:g} s", "A Match exec in ~/.ssh/config may be waiting."
+        ) from None
+    if ran.returncode != 0:
+        why = ran.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise BadRequest(f"the SSH configuration for {host} can't be read: {why}", "Correct ~/.ssh/config.")
+    found: dict[str, list[str]] = {}
+    for line in ran.stdout.decode("utf-8", "replace").splitlines():
+        key, _, value = line.partition(" ")
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _ask_paramiko(host: str, config: Path | None) -> dict[str, list[str]]:
+    import paramiko
+
+    path = config or Path.home() / ".ssh" / "config"
+    try:
+        read = paramiko.SSHConfig.from_path(str(path)) if path.exists() else paramiko.SSHConfig()
+        options = read.lookup(host)
+    except Exception as problem:
+        raise BadRequest(f"{path} can't be read: {problem}", "Correct it, or install the OpenSSH client.") from problem
+    return {k: v if isinstance(v, list) else [str(v)] for k, v in options.items()}
+
+
+def _endpoint(alias: str, port: int | None, user: str | None, found: dict[str, list[str]]) -> Endpoint:
+    def one(key: str) -> str | None:
+        value = found.get(key, [""])[0]
+        return None if value in {"", "none"} else value
+
+    host = check_host(one("hostname") or alias)
+    port = port or int(one("port") or 22)
+    user = user or one("user") or getpass.getuser()
+    tokens = {"h": host, "p": str(port), "r": user, "n": alias, "d": str(Path.home()), "u": getpass.getuser(), "%": "%"}
+    files = (one("userknownhostsfile") or "~/.ssh/known_hosts").split() + (one("globalknownhostsfile") or "").split()
+    command = one("proxycommand")
+    return Endpoint(
+        alias=alias,
+        host=host,
+        port=port,
+        user=user,
+        identities=_existing(found.get("identityfile") or [f"~/.ssh/{n}" for n in _DEFAULT_KEYS], tokens),
+        identities_only=one("identitiesonly") == "yes",
+        proxy_jump=tuple((one("proxyjump") or "").split(",")) if one("proxyjump") else (),
+        proxy_command=_expand(command, tokens) if command else None,
+        known_hosts=_existing(files, tokens),
+        host_key_alias=one("hostkeyalias"),
+    )
+
+
+def _expand(text: str, tokens: dict[str, str]) -> str:
+    return re.sub(r"%(.)", lambda m: tokens.get(m[1], m[0]), text)
+
+
+def _existing(names: list[str], tokens: dict[str, str]) -> tuple[str, ...]:
+    paths = (Path(_expand(n.strip('"'), tokens)).expanduser() for n in names)
+    return tuple(str(p) for p in paths if p.is_file())
+
+
+def parse_jump(hop: str) -> tuple[str, int | None, str | None]:
+    """Split one hop of `ProxyJump`, `[user@]host[:port]` or `ssh://...`, into host, port and user."""
+    user, _, address = hop.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
+    match = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?|([0-9A-Fa-f:]+)", address)
+    if not match:
+        raise BadRequest(f"ProxyJump {hop!r} is not understood", "Write [user@]host[:port].")
+    port = match[2] or match[4]
+    return match[1] or match[3] or match[5], int(port) if port else None, user or None

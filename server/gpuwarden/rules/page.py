@@ -1,0 +1,59 @@
+"""The page of all rules, `references/rules.md`, written from the rules themselves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.core.rules import Rule
+from gpuwarden.data import data_dir
+from gpuwarden.rules.catalog import all_rules
+
+HEAD = """\
+---
+title: Rules of the two gates
+summary: Every preflight and teardown rule with its id, severity, reason and way out.
+sources:
+  - server/gpuwarden/rules
+---
+<!-- Written by `gpuwarden rules --write` from server/gpuwarden/rules/. Change the rule, not this page. -->
+
+`PF` rules guard a submit, `TD` rules a teardown. An *error* closes the gate, and so does *unknown*, which means that
+it could not be checked. A *warning* is shown and closes nothing. A rule may weigh a case lighter or heavier than its
+usual severity; its finding says so. Ids are never used again.
+
+| rule | severity | says |
+|---|---|---|
+"""
+
+
+def render_page() -> str:
+    """The whole page."""
+    rules = all_rules()
+    rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
+    return HEAD + rows + "".join(_section(r) for r in rules)
+
+
+def page_file() -> Path:
+    """Where the page is kept."""
+    return data_dir("references") / "rules.md"
+
+
+def write_page() -> int:
+    """Write the page anew; returns how many files changed."""
+    file, text = page_file(), render_page()
+    if file.exists() and file.read_text("utf-8") == text:
+        return 0
+    file.write_text(text, "utf-8")
+    return 1
+
+
+def _section(r: Rule[Any]) -> str:
+    return "\n" + "\n\n".join([f"## {r.id}: {r.title.rstrip('.')}", *_paragraphs(r)]) + "\n"
+
+
+def _paragraphs(r: Rule[Any]) -> Iterator[str]:
+    for label, text in (("Why", r.why), ("Way out", r.fix)):
+        yield textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,65 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.hubfacts import RepoFact
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.training import COLUMNS, SYNONYMS
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-DATA-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Map the columns before training, or choose a dataset made for this method.",
+)
+def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
+    """The dataset's columns are those that the training method reads.
+
+    Why: the format of the data is the most common reason for a job that fails at once, above all for preference
+    data. What a script's own `map` makes of the rows is not followed; then only the columns that it reads are
+    checked, by PF-DATA-003.
+    """
+    hub = facts.hub
+    if hub is None or not facts.uses.methods or facts.uses.reshaped or _formatted(facts):
+        return
+    trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
+    judged = [(fact, _judge(facts, fact)) for fact in trained]
+    if any(not problems for _, problems in judged):
+        return  # one that fits is what is trained on; the others serve something else
+    for _, problems in judged:
+        yield from problems
+
+
+def _formatted(facts: SubmitFacts) -> bool:
+    named = facts.uses.setting("dataset_text_field")
+    return any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers) or named not in {None, "text"}
+
+
+def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
+    structure = fact.repo.structure
+    columns = fact.config.column_names if fact.config else frozenset()
+    if not columns:
+        why = (fact.config.why if fact.config else "") or (structure.why if structure else "") or "no columns are known"
+        unreached = structure is not None and not structure.reached
+        severity = facts.could_not if unreached else Severity.WARNING
+        return [Found(f"{fact.where}: whether its columns fit could not be checked: {why}", "Look at it.", severity)]
+    seen = {facts.uses.renames.get(c, c) for c in columns} | facts.uses.makes
+    found = []
+    for method in sorted(facts.uses.methods):
+        if not any(wanted <= seen for wanted in COLUMNS[method]):
+            sets = " or ".join("+".join(sorted(wanted)) for wanted in COLUMNS[method][:4])
+            has = ", ".join(sorted(columns)[:12])
+            found.append(
+                Found(f"{fact.where} has the columns {has}; {method} needs {sets}", fix=_mapping(method, seen))
+            )
+    return found
+
+
+def _mapping(method: str, seen: set[str]) -> str:
+    """The rename that would do, where there is one."""
+    for wanted in COLUMNS[method]:
+        renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in seen), None) for n in wanted - seen}
+        if renames and all(renames.values()):
+            pairs = ", ".join(f'"{old}": "{new}"' for new, old in sorted(renames.items()))
+            return f"Add dataset = dataset.rename_columns({{{pairs}}})."
+    return ""

@@ -1,0 +1,25 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.syntax import UNKNOWN
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-DATA-005",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix='Pass eval_dataset, for example from train_test_split(test_size=0.1), or set eval_strategy="no".',
+)
+def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
+    """A run that evaluates has something to evaluate on.
+
+    Why: the trainer refuses to be built with an eval_strategy and no eval_dataset.
+    """
+    asked = facts.uses.setting("eval_strategy", facts.uses.setting("evaluation_strategy"))
+    if asked in {None, "no"} or asked is UNKNOWN:
+        return
+    trainers = facts.uses.trainers
+    if trainers and all(t.get("eval_dataset") is None for t in trainers):
+        line = facts.uses.line_of("eval_strategy")
+        yield Found(f"line {line} sets eval_strategy={asked!r}, and no trainer gets an eval_dataset")

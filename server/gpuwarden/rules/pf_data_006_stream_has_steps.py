@@ -1,0 +1,17 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-DATA-006", gate="submit", severity=Severity.ERROR, fix="Set max_steps in the training arguments.")
+def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
+    """Training on a streamed dataset says how many steps it takes.
+
+    Why: a stream has no length, so the trainer can't count epochs and refuses to start.
+    """
+    uses = facts.uses
+    streamed = any(c.kwargs.get("streaming") is True for c in uses.calls if c.last == "load_dataset")
+    given = "max_steps" in uses.settings or "**" in uses.settings
+    if streamed and uses.trainers and not given and not uses.called("from_generator", "from_list", "take"):
+        yield Found("the dataset is streamed and max_steps is not set")

@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.training import read_requirement
+from gpuwarden.rules.facts import SubmitFacts
+
+# Packages whose interface changed under running scripts within the last year.
+_MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "torch", "unsloth", "diffusers", "vllm"})
+
+
+@rule("PF-DEP-002", gate="submit", severity=Severity.WARNING, fix="Write a lowest version, such as trl>=1.16.")
+def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
+    """Training libraries in the header carry a version.
+
+    Why: without one, the job takes what is newest on the day it runs. One major version renamed arguments under
+    scripts that worked the day before.
+    """
+    header = facts.script.header if facts.script and not facts.script.error else None
+    wanted = [r for d in (header.dependencies if header else ()) if (r := read_requirement(d))]
+    loose = sorted(r.name for r in wanted if r.name in _MOVING and not r.conditions and not r.url)
+    if loose:
+        yield Found(f"no version is given for {', '.join(loose)}")

@@ -1,0 +1,110 @@
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuwarden.core.analysis import Uses
+from gpuwarden.core.processes import installed
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.training import canonical_name, closure, read_requirement
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@dataclass(frozen=True)
+class _Need:
+    """A package that something needs without importing it where one can see it; any one of `names` serves."""
+
+    names: tuple[str, ...]
+    why: str
+    certain: bool = True
+
+
+@rule("PF-DEP-003", gate="submit", severity=Severity.ERROR, fix="Add it to dependencies in the script's header.")
+def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
+    """Packages that are needed without being imported are listed too.
+
+    Why: tokenizers, optimizers, metrics and trackers import their helpers late. "It doesn't look necessary" took
+    sentencepiece out of a conversion script and albumentations out of a detection script, and both failed in odd
+    places.
+    """
+    script = facts.script
+    if script is None or script.error or script.header is None or not script.header.dependencies:
+        return
+    listed = {r.name for d in script.header.dependencies if (r := read_requirement(d))}
+    listed |= {e for d in script.header.dependencies if (r := read_requirement(d)) for e in r.extras}
+    listed |= {canonical_name(n.partition("=")[0]) for n in installed(script.uses.shells, "pip")}
+    there = closure(listed)
+    for need in _needs(script.uses, {name for name, _ in script.uses.imports}):
+        if not there & set(need.names):
+            severity = None if need.certain else Severity.WARNING
+            yield Found(
+                f"{need.why} needs {' or '.join(need.names)}, which dependencies does not list", severity=severity
+            )
+
+
+def _needs(uses: Uses, imports: set[str]) -> Iterator[_Need]:
+    modules = {i.partition(".")[0] for i in imports}
+    last = {i.rpartition(".")[2] for i in imports}
+    if modules & {"transformers", "trl"} and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in uses.trainers):
+        yield _Need(("accelerate",), "the Trainer of transformers")
+    if uses.called("from_pretrained") and any("device_map" in c.kwargs for c in uses.calls):
+        yield _Need(("accelerate",), "device_map")
+    yield from _settings_need(uses)
+    if any(c.kwargs.get(f"load_in_{n}bit") is True for c in uses.calls for n in (4, 8)):
+        yield _Need(("bitsandbytes", "unsloth"), "loading in 4 or 8 bit")
+    if any(str(c.kwargs.get("attn_implementation")) == "flash_attention_2" for c in uses.calls):
+        yield _Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"')
+    if any(str(c.kwargs.get("attn_implementation", "")).startswith("kernels-community") for c in uses.calls):
+        yield _Need(("kernels",), "a kernel from the Hub")
+    yield from _text_needs(uses, modules)
+    yield from _vision_needs(uses, last)
+
+
+def _settings_need(uses: Uses) -> Iterator[_Need]:
+    reports = uses.setting("report_to")
+    for name in reports if isinstance(reports, list) else [reports]:
+        if name in {"wandb", "trackio", "tensorboard", "mlflow", "comet_ml", "swanlab"}:
+            names = ("tensorboard", "tensorboardx") if name == "tensorboard" else (str(name).replace("_", "-"),)
+            yield _Need(names, f'report_to="{name}"')
+    optimizer = uses.setting("optim")
+    if isinstance(optimizer, str):
+        if ("8bit" in optimizer and "torch" not in optimizer) or optimizer.startswith("paged_"):
+            yield _Need(("bitsandbytes",), f'optim="{optimizer}"')
+        elif "galore" in optimizer or "apollo" in optimizer:
+            yield _Need(("galore-torch", "apollo-torch"), f'optim="{optimizer}"')
+    if uses.setting("use_vllm") is True:
+        yield _Need(("vllm",), "use_vllm=True")
+    if uses.setting("deepspeed") not in {None, ""} and "deepspeed" in uses.settings:
+        yield _Need(("deepspeed",), "deepspeed=")
+    if any(t.kwargs.get("peft_config") is not None for t in uses.trainers):
+        yield _Need(("peft",), "peft_config=")
+
+
+def _text_needs(uses: Uses, modules: set[str]) -> Iterator[_Need]:
+    words = {w for shell in uses.shells for w in shell.words}
+    if any("convert_hf_to_gguf" in w or "convert_lora_to_gguf" in w for w in words) or "llama_cpp" in modules:
+        yield _Need(("sentencepiece",), "GGUF conversion of a tokenizer", certain=False)
+        yield _Need(("protobuf",), "GGUF conversion of a tokenizer", certain=False)
+    models = " ".join(r.id.lower() for r in uses.repos if r.type == "model")
+    if any(n in models for n in ("t5", "mbart", "xlm-roberta", "deberta-v3", "llama-2", "mistral-7b-v0", "gemma")):
+        yield _Need(("sentencepiece",), "the tokenizer of this model family", certain="t5" in models)
+    if any(n in models for n in ("deberta-v3", "llama-2")):
+        yield _Need(("protobuf",), "the tokenizer of this model family", certain=False)
+
+
+def _vision_needs(uses: Uses, last: set[str]) -> Iterator[_Need]:
+    if "detection" in uses.methods and any(
+        "Detr" in n or "DETR" in n or "AutoModelForObjectDetection" in n for n in last
+    ):
+        yield _Need(("scipy",), "the matcher of DETR models")
+        yield _Need(("timm",), "the backbone of DETR models", certain=False)
+    if "MeanAveragePrecision" in last or any("mean_ap" in n for n in last):
+        yield _Need(("pycocotools", "faster-coco-eval"), "MeanAveragePrecision of torchmetrics")
+    if uses.methods & {"detection", "classification", "segmentation"}:
+        yield _Need(("pillow",), "reading images")
+    if any(r.id.startswith("timm/") for r in uses.repos):
+        yield _Need(("timm",), "a model of timm/")
+    if any(
+        c.name == "evaluate.load" and c.args[:1] in {("accuracy",), ("f1",), ("precision",), ("recall",)}
+        for c in uses.calls
+        if all(isinstance(a, str) for a in c.args[:1])
+    ):
+        yield _Need(("scikit-learn",), 'evaluate.load("accuracy")')

@@ -1,0 +1,25 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.training import GIVEN_VARIABLES
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-ENV-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Pass it in env, name it in secrets, or read it with a default.",
+)
+def variables_set(facts: SubmitFacts) -> Iterator[Found]:
+    """Variables that the script can't do without are passed to it.
+
+    Why: `os.environ["X"]` raises KeyError; on the new machine nothing of your shell's environment is there.
+    """
+    given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
+    named: dict[str, int] = {}
+    for read in facts.uses.env:
+        if read.required and read.name not in given:
+            named.setdefault(read.name, read.line)
+    for name, line in sorted(named.items()):
+        yield Found(f"line {line} needs the variable {name}, which is neither in env nor in secrets")

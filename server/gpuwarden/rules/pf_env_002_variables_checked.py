@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.training import GIVEN_VARIABLES
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-ENV-002",
+    gate="submit",
+    severity=Severity.INFO,
+    fix="Stop early with a clear message when it is empty.",
+)
+def variables_checked(facts: SubmitFacts) -> Iterator[Found]:
+    """Variables that may be missing are looked at before they are used.
+
+    Why: `os.environ.get("MODEL")` gives None, which fails much later and far from the cause.
+    """
+    given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
+    for read in facts.uses.env:
+        if not read.required and not read.checked and read.name not in given:
+            yield Found(f"line {read.line} reads {read.name}, which is not passed and not checked")

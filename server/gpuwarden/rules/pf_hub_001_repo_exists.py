@@ -1,0 +1,26 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-HUB-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Look it up with hub_repo_details or dataset_search, and use an id that exists.",
+)
+def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
+    """Every repo that the job names exists on the Hub.
+
+    Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine was
+    rented. Where the Hub could not be asked, nothing is known, and that blocks where money runs.
+    """
+    for fact in facts.hub.repos if facts.hub else ():
+        repo = fact.repo
+        near = f"Did you mean {', '.join(repo.did_you_mean[:3])}?" if repo.did_you_mean else ""
+        if repo.status in {"missing", "private_or_missing"}:
+            yield Found(f"{fact.where}: {repo.why}", fix=near)
+        elif repo.status == "error":
+            fix = "Try again when the Hub answers."
+            yield Found(f"{fact.where} could not be checked: {repo.why}", fix=fix, severity=facts.could_not)

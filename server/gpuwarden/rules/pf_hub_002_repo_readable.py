@@ -1,0 +1,30 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-HUB-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Accept the terms on the repo's page with the account whose token the job uses, or choose an open repo.",
+)
+def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
+    """Gated and private repos can be read by the job.
+
+    Why: the page of a gated repo is public, so it looks usable; its files answer 403 until somebody accepted the
+    terms. And a job has no token unless one is passed to it.
+    """
+    hub = facts.hub
+    for fact in hub.repos if hub else ():
+        repo = fact.repo
+        if not repo.exists:
+            continue
+        if repo.access is False:
+            yield Found(f"{fact.where}: {repo.why}")
+        elif repo.access is None:
+            yield Found(f"{fact.where}: {repo.why}", fix="Try again.", severity=facts.could_not)
+        elif (repo.private or repo.gated) and hub and not hub.job_token:
+            kind = "private" if repo.private else "gated"
+            yield Found(f"{fact.where} is {kind}, and the job gets no token", fix="Name HF_TOKEN in secrets.")

@@ -1,0 +1,15 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-HUB-003", gate="submit", severity=Severity.WARNING, fix="Use the new id.")
+def repo_renamed(facts: SubmitFacts) -> Iterator[Found]:
+    """Repos are called by their present names.
+
+    Why: an old id works through a redirect until somebody takes it for a new repo.
+    """
+    for fact in facts.hub.repos if facts.hub else ():
+        if fact.repo.status == "renamed":
+            yield Found(f"{fact.where} is called {fact.repo.id_now} now", fix=f"Write {fact.repo.id_now}.")

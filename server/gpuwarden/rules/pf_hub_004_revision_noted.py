@@ -1,0 +1,16 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-HUB-004", gate="submit", severity=Severity.INFO, fix="Pass revision= to make the run repeatable.")
+def revision_noted(facts: SubmitFacts) -> Iterator[Found]:
+    """The revision of each repo is pinned, or at least known.
+
+    Why: `main` moves. The receipt is bound to the revision that was checked, so a repo that changes before the
+    launch sends the job back; pinning makes the run itself repeatable.
+    """
+    for fact in facts.hub.repos if facts.hub else ():
+        if fact.repo.exists and not fact.use.revision and fact.use.role != "base" and fact.repo.sha:
+            yield Found(f"{fact.where} is not pinned; its revision is {fact.repo.sha[:12]} now")

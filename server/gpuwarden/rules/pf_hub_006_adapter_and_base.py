@@ -1,0 +1,32 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-HUB-006",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Load an adapter as an adapter and a full model as a model; check the ids with hub_repo_details.",
+)
+def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
+    """What is loaded as an adapter is one, and fits the base that it is put on.
+
+    Why: merging and GGUF conversion need both an adapter and its base; the wrong kind of repo fails after both were
+    downloaded.
+    """
+    for fact in facts.hub.repos if facts.hub else ():
+        names = {f.path for f in fact.repo.files}
+        if not fact.repo.exists or not names:
+            continue
+        adapter = "adapter_config.json" in names
+        if fact.use.role == "adapter" and not adapter:
+            yield Found(f"{fact.where} is loaded as an adapter, and has no adapter_config.json")
+        elif fact.use.role == "model" and adapter and "config.json" not in names:
+            base = f"; its base is {fact.repo.base_model[0]}" if fact.repo.base_model else ""
+            yield Found(
+                f"{fact.where} holds only an adapter, no full model{base}",
+                severity=Severity.WARNING,
+                fix="Load it with peft, or name the base model.",
+            )

@@ -1,0 +1,36 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-HUB-007",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Make a token with write access at huggingface.co/settings/tokens and set it as HF_TOKEN.",
+)
+def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
+    """The token in use works, and may write where the job pushes.
+
+    Why: a trainer creates its repo when it is built or, worse, pushes at the end: a read-only or expired token
+    then costs the whole run.
+    """
+    account = facts.hub.account if facts.hub else None
+    if account is None:
+        return
+    if isinstance(account, Unknown):
+        yield Found(f"whether the token may write could not be checked: {account.why}", severity=facts.could_not)
+        return
+    who = account.value
+    if not who.name:
+        yield Found("the Hub refuses the token in use: it is wrong or expired")
+        return
+    if who.role == "read":
+        yield Found(f"the token of {who.name} can only read, and the job pushes to the Hub")
+        return
+    for owner in sorted({p.target.partition("/")[0] for p in facts.uses.pushes if p.target and "/" in p.target}):
+        if who.may_write(owner) is False:
+            has = ", ".join((who.name, *who.orgs))
+            yield Found(f"the job pushes to {owner}, where {who.name} can't write", fix=f"Push to one of: {has}.")

@@ -1,0 +1,49 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_AMPERE = 80
+_FIRST_WITH_WHEELS = 75
+
+
+@rule(
+    "PF-HW-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Use what this GPU can (fp16, sdpa), or take an Ampere or newer one (A10G, L4, A100, H100).",
+)
+def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
+    """The GPU can do what the script asks of it.
+
+    Why: bf16 and flash attention need compute capability 8.0; a T4 (7.5) or V100 (7.0) refuses them after the
+    model was loaded. The configs of trl ask for bf16 unless they are told otherwise.
+    """
+    gpu, uses = facts.gpu, facts.uses
+    if gpu is None or gpu[0].capability >= _AMPERE:
+        return
+    name = f"{gpu[0].name} (compute capability {gpu[0].capability / 10:g})"
+    if uses.setting("bf16") is True or uses.setting("tf32") is True:
+        what = "bf16" if uses.setting("bf16") is True else "tf32"
+        yield Found(
+            f"line {uses.line_of(what)} asks for {what}, which {name} does not have",
+            fix=f"Set fp16=True, {what}=False.",
+        )
+    elif uses.methods and "bf16" not in uses.settings and uses.setting("fp16") is not True and _of_trl(facts):
+        yield Found(f"trl asks for bf16 by default, which {name} does not have", fix="Set fp16=True, bf16=False.")
+    if any("flash_attention" in str(c.kwargs.get("attn_implementation")) for c in uses.calls):
+        yield Found(f"flash attention needs Ampere or newer, not {name}", fix='Use attn_implementation="sdpa".')
+    if gpu[0].capability < _FIRST_WITH_WHEELS and not _old_torch(facts):
+        yield Found(
+            f"current wheels of torch hold no kernels for {name}",
+            fix="Pin a torch of 2025 with CUDA 12.6, or take another GPU.",
+        )
+
+
+def _of_trl(facts: SubmitFacts) -> bool:
+    return any(c.name.startswith("trl.") and c.last.endswith("Config") for c in facts.uses.calls)
+
+
+def _old_torch(facts: SubmitFacts) -> bool:
+    header = facts.script.header if facts.script else None
+    return any("torch" in d and ("<" in d or "==" in d) for d in (header.dependencies if header else ()))

@@ -1,0 +1,36 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_LAUNCHERS = (
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "torch.distributed",
+    "--accelerate_config",
+    "mp.spawn",
+    "notebook_launcher",
+)
+
+
+@rule(
+    "PF-HW-004",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Start it with accelerate launch or torchrun, or rent one GPU.",
+)
+def processes_for_gpus(facts: SubmitFacts) -> Iterator[Found]:
+    """Several GPUs are used by several processes.
+
+    Why: plain `python train.py` on a machine with four GPUs uses one, or fails in trl with an error about
+    DataParallel; all four are billed.
+    """
+    gpu, spec = facts.gpu, facts.spec
+    if gpu is None or gpu[1] < 2:
+        return
+    words = " ".join((*spec.command, *spec.args, *(w for s in facts.uses.shells for w in s.words)))
+    starts = any(name in words for name in _LAUNCHERS)
+    itself = facts.uses.called("spawn", "notebook_launcher", "init_process_group", "LLM", "Accelerator")
+    if not starts and not itself and not any("device_map" in c.kwargs for c in facts.uses.calls):
+        yield Found(f"{gpu[1]} GPUs are asked for, and the job starts one process")

@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-OUT-003", gate="submit", severity=Severity.WARNING, fix="Add the script's output_dir to outputs.")
+def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
+    """The folder that the trainer writes to is among the outputs.
+
+    Why: only declared outputs are pulled, verified and protected. A declared folder that the script never writes
+    protects nothing.
+    """
+    folder = facts.uses.setting("output_dir")
+    if not isinstance(folder, str) or not facts.spec.outputs or facts.uses.pushes:
+        return
+    path = PurePosixPath(folder)
+    declared = [PurePosixPath(o) for o in facts.spec.outputs]
+    if not any(path.is_relative_to(d) or d.is_relative_to(path) for d in declared):
+        listed = ", ".join(facts.spec.outputs)
+        yield Found(
+            f"line {facts.uses.line_of('output_dir')} writes to {folder}; outputs are {listed}", fix=f"Add {folder}."
+        )

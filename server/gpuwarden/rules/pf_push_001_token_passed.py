@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-PUSH-001", gate="submit", severity=Severity.ERROR, fix="Name HF_TOKEN in secrets.")
+def token_passed(facts: SubmitFacts) -> Iterator[Found]:
+    """A job that pushes to the Hub gets a token.
+
+    Why: without one the push answers 401, at the start with a trainer, at the very end without.
+    """
+    names = {*facts.spec.secrets, *facts.spec.env}
+    own = {r.name for r in facts.uses.env if "TOKEN" in r.name.upper() and r.name in names}
+    if facts.uses.pushes and "HF_TOKEN" not in names and not own:
+        push = facts.uses.pushes[0]
+        where = f"line {push.line}" if push.line else "the command line"
+        severity = None if facts.metered else Severity.WARNING
+        yield Found(f"{where} pushes to the Hub ({push.via}), and HF_TOKEN is not among the secrets", severity=severity)

@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-PUSH-002", gate="submit", severity=Severity.WARNING, fix='Set hub_model_id="owner/name".')
+def target_named(facts: SubmitFacts) -> Iterator[Found]:
+    """A push says where it goes.
+
+    Why: without hub_model_id the repo is named after output_dir, in the namespace of whoever the token belongs to:
+    two runs overwrite each other, and nobody finds the result.
+    """
+    for push in facts.uses.pushes:
+        if push.target is None and "**" not in facts.uses.settings:
+            where = f"line {push.line}" if push.line else "the command line"
+            yield Found(f"{where} pushes to the Hub without hub_model_id")
+            return

@@ -1,0 +1,23 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+HUB_PATH = "/hub/models/"
+
+
+@rule(
+    "PF-PUSH-004", gate="submit", severity=Severity.WARNING, fix="Declare the repo in outputs, so that it is verified."
+)
+def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
+    """What a serverless job pushes stands in its outputs.
+
+    Why: only declared outputs are verified. A push that half worked looks like success in the log.
+    """
+    if facts.profile is None or facts.profile.kind != "serverless":
+        return
+    for target in sorted({p.target for p in facts.uses.pushes if p.target and "/" in p.target}):
+        if not any(o.rstrip("/").endswith(f"/{target}") for o in facts.spec.outputs):
+            yield Found(
+                f"the job pushes to {target}, which is not in outputs", fix=f"Add {HUB_PATH}{target} to outputs."
+            )

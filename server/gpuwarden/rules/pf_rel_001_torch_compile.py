@@ -1,0 +1,23 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-REL-001",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Leave it out of the first run; turn it on when the job is proven, on Ampere or newer.",
+)
+def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
+    """torch.compile waits until the job has run once.
+
+    Why: it saves a tenth or a fifth of the time and adds its own failures (no compiler in the image, recompiles at
+    every new length, bf16 kernels on a T4), whose messages look like something else.
+    """
+    uses = facts.uses
+    if uses.setting("torch_compile") is True and not facts.proven_script:
+        yield Found(f"line {uses.line_of('torch_compile')} sets torch_compile=True")
+    elif (call := uses.called("compile")) and call.name == "torch.compile" and not facts.proven_script:
+        yield Found(f"line {call.line} calls torch.compile")

@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-REL-002",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix='Use optim="adamw_torch" unless the memory is needed; it is safe with QLoRA, and once a run has worked.',
+)
+def plain_optimizer(facts: SubmitFacts) -> Iterator[Found]:
+    """The optimizer is the plain one where nothing else is needed.
+
+    Why: 8-bit optimizers need bitsandbytes with a matching CUDA; in a first run they are one more thing to fail.
+    """
+    optimizer = facts.uses.setting("optim")
+    quantized = any(c.kwargs.get("load_in_4bit") is True for c in facts.uses.calls)
+    small = isinstance(optimizer, str) and ("8bit" in optimizer or "4bit" in optimizer)
+    if small and not quantized and not facts.proven_script:
+        yield Found(f"line {facts.uses.line_of('optim')} uses optim={optimizer!r}")

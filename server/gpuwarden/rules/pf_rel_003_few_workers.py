@@ -1,0 +1,28 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+MOST = 4
+
+
+@rule(
+    "PF-REL-003",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Take 4 or fewer per GPU unless the machine surely has the cores, the memory and the shared memory.",
+)
+def few_workers(facts: SubmitFacts) -> Iterator[Found]:
+    """Data is loaded by a few workers.
+
+    Why: each worker is a process with its own copy of the data; small instances have four cores, containers 64 MB
+    of shared memory, and what the kernel kills first is the job.
+    """
+    number, line = facts.uses.setting("dataloader_num_workers"), facts.uses.line_of("dataloader_num_workers")
+    if not isinstance(number, int):
+        loaders = [
+            c for c in facts.uses.calls if c.last == "DataLoader" and isinstance(c.kwargs.get("num_workers"), int)
+        ]
+        number, line = max(((c.kwargs["num_workers"], c.line) for c in loaders), default=(0, 0))
+    if number > MOST and not facts.proven_script:
+        yield Found(f"line {line} starts {number} data workers")

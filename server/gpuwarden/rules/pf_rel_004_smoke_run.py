@@ -1,0 +1,29 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+_KNOWN_GOOD = {
+    "sft": ("Qwen/Qwen2.5-0.5B", "trl-lib/Capybara"),
+    "dpo": ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/ultrafeedback_binarized"),
+    "kto": ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/kto-mix-14k"),
+    "grpo": ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K"),
+    "detection": ("PekingU/rtdetr_v2_r18vd", "cppe-5"),
+    "classification": ("google/vit-base-patch16-224", "ethz/food101"),
+}
+
+
+@rule("PF-REL-004", gate="submit", severity=Severity.WARNING, fix="Run it once for a few minutes on known inputs.")
+def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
+    """A new script has run once on inputs that are known to work.
+
+    Why: when a proven script fails, it is the inputs; when a new one fails, it may be anything.
+    """
+    spec = facts.spec
+    if spec.script is None or facts.proven_script or not facts.metered or not facts.uses.trainers:
+        return
+    if (spec.timeout_s or 0) <= 1800 and isinstance(facts.uses.setting("max_steps"), int):
+        return  # this is the smoke run
+    model, data = _KNOWN_GOOD.get(min(facts.uses.methods, default="sft"), _KNOWN_GOOD["sft"])
+    fix = f"First submit it with model {model}, data {data}, max_steps=20, timeout_s=1200, the same outputs."
+    yield Found("this script has not succeeded here before", fix=fix)

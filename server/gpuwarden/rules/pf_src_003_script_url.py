@@ -1,0 +1,24 @@
+import re
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-SRC-003", gate="submit", severity=Severity.ERROR, fix="Use the raw address of the file.")
+def script_url(facts: SubmitFacts) -> Iterator[Found]:
+    """A script that is named by its address is a file there, not a page about a file.
+
+    Why: the address in the browser shows a page; what arrives is HTML, and Python says so only when it runs. Where
+    the address was asked, its answer counts too.
+    """
+    for word in facts.spec.command:
+        if re.match(r"https://github\.com/[^/]+/[^/]+/blob/", word) or re.match(
+            r"https://gist\.github\.com/[^/]+/\w+$", word
+        ):
+            raw = word.replace("github.com", "raw.githubusercontent.com", 1).replace("/blob/", "/", 1)
+            yield Found(f"{word} is a web page about a file", fix=f"Use {raw}." if "/blob/" in word else "")
+        elif re.match(r"https://huggingface\.co/.+/blob/", word):
+            yield Found(f"{word} is a web page about a file", fix=f"Use {word.replace('/blob/', '/resolve/', 1)}.")
+    if facts.script_url:
+        yield Found(facts.script_url)

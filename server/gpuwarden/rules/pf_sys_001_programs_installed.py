@@ -1,0 +1,33 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.processes import installed
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.training import APT, SYSTEM_TOOLS
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-SYS-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Install it first: apt-get update, then apt-get install -y -qq build-essential cmake (or what is needed).",
+)
+def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
+    """System programs that the script starts are installed by it.
+
+    Why: slim images have neither compilers nor git extensions; the build then dies in its first line. On a machine
+    of your own they may well be there, so it is a warning.
+    """
+    script = facts.script
+    if script is None or script.error:
+        return
+    packages = installed(script.uses.shells, "apt") | installed(script.uses.shells, "conda")
+    there = packages | {program for p in packages for program in APT.get(p, ())}
+    header = " ".join(script.header.dependencies) if script.header else ""
+    missing: dict[str, int] = {}
+    for shell in script.uses.shells:
+        if shell.program in SYSTEM_TOOLS and shell.program not in there and shell.program not in header:
+            missing.setdefault(shell.program, shell.line)
+    severity = None if facts.metered else Severity.WARNING
+    for program, line in sorted(missing.items()):
+        yield Found(f"line {line} runs {program}, which the script does not install", severity=severity)

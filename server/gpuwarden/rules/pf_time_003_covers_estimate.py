@@ -1,0 +1,30 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.estimate import duration, run_of
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-TIME-003", gate="submit", severity=Severity.WARNING, fix="Raise timeout_s, or shorten the job.")
+def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
+    """The timeout is not below what the job will surely take.
+
+    Why: a job that can't finish in time is money spent on nothing. The estimate is a wide interval, and only its
+    lower end is used here.
+    """
+    spec, gpu = facts.spec, facts.gpu
+    model = facts.hub.model if facts.hub else None
+    if spec.timeout_s is None or gpu is None or model is None or not model.repo.params:
+        return
+    time = duration(run_of(facts.uses, model.repo.params, _rows(facts), gpu[1]), gpu[0])
+    if time is not None and time.low > spec.timeout_s:
+        yield Found(f"timeout_s is {spec.timeout_s}; even at its fastest the job takes {time} ({time.how})")
+
+
+def _rows(facts: SubmitFacts) -> int | None:
+    """The rows of the only split that is trained on, where that is known and the script does not change them."""
+    data = facts.hub.data if facts.hub else ()
+    if len(data) != 1 or data[0].config is None or facts.uses.called("select", "take", "shuffle", "filter"):
+        return None
+    wanted = data[0].use.split or "train"
+    return next((s.rows for s in data[0].config.splits if s.name == wanted), None)

@@ -1,0 +1,3 @@
+from _model import *
+
+TrainingArguments("o", evaluation_strategy="steps")

@@ -1,0 +1,7 @@
+from _model import *
+
+Trainer(
+    model=model,
+    args=TrainingArguments("o", **ARGS),
+    train_dataset=Dataset.from_dict({"input_ids": [[1, 2], [1, 2, 3]] * 8, "labels": [[1, 2], [1, 2, 3]] * 8}),
+).train()

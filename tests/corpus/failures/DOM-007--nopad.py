@@ -1,0 +1,4 @@
+from _model import *
+
+tok.pad_token = None
+tok(["a", "a b"], padding=True)

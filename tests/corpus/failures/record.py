@@ -1,0 +1,43 @@
+"""Record how the small programs in this folder fail.
+
+    python tests/corpus/failures/record.py        # with torch, transformers, trl, peft, datasets and safetensors
+
+runs each of them, named `<entry>--<what>.py` after the entry that explains it, and writes its output to
+`../logs/failing/`, shortened to its ends. The ordinary tests read the recorded logs and need none of these packages.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LOGS = HERE.parent / "logs" / "failing"
+HEAD, TAIL = 4, 40
+
+
+def record(program: Path) -> str:
+    """Run one program and return its output, shortened, with the paths of this machine taken out."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, str(program)]
+        done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+        text = done.stdout.decode(errors="replace")
+    for real, shown in ((str(program), "/job/train.py"), (str(HERE), "/job"), (folder, "/job"), (sys.prefix, "/venv")):
+        text = text.replace(real, shown)
+    return shortened(text.replace(sys.base_prefix, "/usr"), done.returncode)
+
+
+def shortened(text: str, code: int) -> str:
+    """Keep both ends of an output, and add the exit code as a shell gives it."""
+    lines = [line[:600] for line in text.strip().splitlines()]
+    kept = lines if len(lines) <= HEAD + TAIL else [*lines[:HEAD], "[...]", *lines[-TAIL:]]
+    return "\n".join([*kept, f"[runner] exited with code {code if code >= 0 else 128 - code}", ""])
+
+
+if __name__ == "__main__":
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for program in sorted(HERE.glob("*--*.py")):
+        (LOGS / f"{program.stem}.log").write_text(record(program))
+        print(program.stem, flush=True)

@@ -1,0 +1,120 @@
+"""What the tests of the doors share: a quick rehearsal cloud, a small job, and a person at a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.app import open_warden
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.model import Settings
+
+PLATFORM = "rehearsal/vastai"
+QUICK = Settings(boot_s=0.0, stop_s=0.0, resume_s=0.0, settle_s=0.05, host_life_s=120.0)
+
+# Saves one tensor the way the safetensors library does, with nothing but the standard library.
+TRAIN = """# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
+import json, os, struct, sys
+os.makedirs("out", exist_ok=True)
+head = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+head += b" " * (-len(head) % 8)
+with open("out/model.safetensors", "wb") as file:
+    file.write(struct.pack("<Q", len(head)) + head + struct.pack("<4f", 1, 2, 3, 4))
+print("step 1 loss 0.5", *sys.argv[1:], flush=True)
+"""
+JOB = {
+    "platform": PLATFORM, "script": TRAIN, "name": "tiny", "outputs": ["out"],
+    "timeout_s": 600, "estimate_s": 60, "max_cost_usd": 1.0,
+}  # fmt: skip
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """The variables of a process whose gpuwarden lives in `home`."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
+    return {**keep, "GPUWARDEN_HOME": str(home), "GPUWARDEN_POLICY": str(policy_file(home)), "COLUMNS": "100", **more}
+
+
+def policy_file(home: Path) -> Path:
+    """An empty policy beside the home, so that the user's own never counts."""
+    file = home.parent / "policy.toml"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return file
+
+
+def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Warden:
+    """A warden of this process over a cloud whose machines boot and stop at once; other processes see the same."""
+    w = open_warden("test", env=environment(home, **env))
+    w.provider(platform).cloud.configure(QUICK)  # type: ignore[attr-defined]
+    return w
+
+
+def gpuwarden(
+    home: Path, *words: str, stdin: str | None = None, timeout: float = 60, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuwarden", *words], env=environment(home, **env), input=stdin, text=True,
+        stdin=subprocess.DEVNULL if stdin is None else None, capture_output=True, timeout=timeout, check=False,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The one JSON object that a command printed; anything else on standard output is a failure."""
+    assert done.stdout.count("\n") == 1, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict) and {"ok", "code"} <= found.keys(), found
+    return found
+
+
+def at_terminal(
+    home: Path, *words: str, says: Mapping[str, str] | Iterable[tuple[str, str]], timeout: float = 30.0, **env: str
+) -> tuple[int, str]:
+    """Run the command on a pseudo-terminal. When it shows a prompt of `says`, in order, type the answer.
+
+    Returns the exit code and everything that was shown.
+    """
+    import pty
+
+    script = list(says.items() if isinstance(says, Mapping) else says)
+    pid, fd = pty.fork()
+    if pid == 0:
+        try:
+            os.execve(sys.executable, [sys.executable, "-m", "gpuwarden", *words], environment(home, **env))
+        finally:
+            os._exit(127)
+    shown, fresh, until = "", "", time.monotonic() + timeout
+    try:
+        while time.monotonic() < until:
+            if not select.select([fd], [], [], 0.2)[0]:
+                continue
+            try:
+                block = os.read(fd, 65_536)
+            except OSError:  # the other end is closed
+                break
+            if not block:
+                break
+            shown += block.decode("utf-8", "replace")
+            fresh += block.decode("utf-8", "replace")
+            if script and script[0][0] in fresh:
+                os.write(fd, script.pop(0)[1].encode() + b"\n")
+                fresh = ""
+        else:
+            os.kill(pid, 9)
+            raise AssertionError(f"still running after {timeout} s; it showed:\n{shown}")
+    finally:
+        os.close(fd)
+        status = os.waitpid(pid, 0)[1]
+    return os.waitstatus_to_exitcode(status), shown

@@ -1,0 +1,185 @@
+"""The ssh backend against a real OpenSSH server: the contract, and what only it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from contract_backend import BackendContract, ended, shell
+from gpuwarden.backends.base import source
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import BadReply, NotSupported
+from gpuwarden.core.models import Artifact, Handle, Place, Unknown
+from gpuwarden.core.rules import Severity
+from gpuwarden.core.states import Job
+from gpuwarden.remote.connect import HostKeyChanged, fingerprint
+from gpuwarden.remote.hello import read_hello
+from gpuwarden.remote.receive import receive
+from gpuwarden.remote.ssh import _Session
+from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def backend(sshd: Sshd) -> Iterator[SshBackend]:
+    ssh = SshBackend(SystemClock(), config=sshd.config)
+    yield ssh
+    anyio.run(ssh.aclose)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(platform="ssh", host="box", run_root=str(tmp_path / "runs"))
+
+
+class TestSsh(BackendContract):
+    pass
+
+
+async def test_first_contact_names_the_key_and_looks_around(backend: SshBackend, place: Place, sshd: Sshd) -> None:
+    fresh = SshBackend(SystemClock(), config=sshd.config)
+    findings = await fresh.check(place)
+    assert findings[0].severity is Severity.INFO
+    assert "first contact" in findings[0].message and fingerprint(sshd.host_key) in findings[0].message
+    assert {"PF-GPU-001", "PF-HOST-003"} <= {f.rule for f in findings}
+    pinned = place.model_copy(update={"host_key": sshd.host_key})
+    assert "we know" in (await fresh.check(pinned))[0].message
+    await fresh.aclose()
+
+
+async def test_a_machine_with_another_key_is_an_error_and_gets_nothing(
+    place: Place, sshd: Sshd, tmp_path: Path
+) -> None:
+    keygen(tmp_path / "other")
+    other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
+    fresh = SshBackend(SystemClock(), config=sshd.config)
+    changed = place.model_copy(update={"host_key": other})
+    (finding,) = await fresh.check(changed)
+    assert finding.severity is Severity.ERROR and "changed" in finding.message
+    with pytest.raises(HostKeyChanged):
+        await fresh.submit(shell("true"), changed, "t-evil", secrets={})
+    assert not (tmp_path / "runs").exists()
+    assert isinstance(await fresh.find(changed, "t-evil"), Unknown)
+    await fresh.aclose()
+
+
+async def test_a_machine_that_does_not_answer_is_unknown(sshd: Sshd) -> None:
+    fresh = SshBackend(SystemClock(), config=sshd.config)
+    nowhere = Place(platform="ssh", host="127.0.0.1", port=free_port(), run_root="/tmp/x")
+    (finding,) = await fresh.check(nowhere)
+    assert finding.severity is Severity.UNKNOWN
+
+
+async def test_the_handle_carries_the_pin(backend: SshBackend, place: Place, sshd: Sshd) -> None:
+    handle = await backend.submit(shell("true"), place, "t-pin", secrets={})
+    assert handle.place.host_key == sshd.host_key
+    assert Handle.model_validate_json(handle.model_dump_json()) == handle
+
+
+async def test_a_poll_of_many_jobs_is_one_question_to_a_running_runner(
+    backend: SshBackend, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [await backend.submit(shell(f"exit {n}"), place, f"t-{n}", secrets={}) for n in range(5)]
+    for handle in handles:
+        await ended(backend, handle)
+    started: list[object] = []
+    plain = _Session.start
+
+    def counted(self: _Session, stdin: bytes | None) -> None:
+        started.append(self.argv)
+        plain(self, stdin)
+
+    monkeypatch.setattr(_Session, "start", counted)
+    for _ in range(3):
+        assert len(await backend.poll(handles)) == 5
+    assert not started
+    await backend.aclose()
+    assert len(await backend.poll(handles)) == 5
+    assert [a for a in started if "serve" in a] and not [a for a in started if "poll" in a]
+
+
+async def test_a_poll_that_was_canceled_leaves_no_answer_for_the_next(backend: SshBackend, place: Place) -> None:
+    one = await backend.submit(shell("exit 1"), place, "t-one", secrets={})
+    two = await backend.submit(shell("exit 2"), place, "t-two", secrets={})
+    for handle in (one, two):
+        await ended(backend, handle)
+    for n in range(6):
+        with anyio.move_on_after(0.0004 * n):
+            await backend.poll([one])
+        assert (await backend.poll([two]))["t-two"].exit_code == 2
+
+
+async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBackend, place: Place) -> None:
+    handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
+    await ended(backend, handle)
+    subprocess.run(["pkill", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], check=True, timeout=9)
+    assert (await backend.poll([handle]))["t-kill"].exit_code == 3
+    await backend.aclose()
+    end = time.monotonic() + 5
+    while subprocess.run(["pgrep", "-f", f"{place.run_root}/.gpuwarden/runner.* serve"], timeout=9).returncode == 0:
+        assert time.monotonic() < end, "it outlived its connection"
+
+
+async def test_a_runner_that_was_removed_is_shipped_again(backend: SshBackend, place: Place) -> None:
+    handle = await backend.submit(shell("echo hi > out"), place, "t-again", secrets={})
+    await ended(backend, handle)
+    for file in (Path(place.run_root) / ".gpuwarden").glob("*.py"):
+        file.unlink()
+    assert (await backend.poll([handle]))["t-again"].state is Job.SUCCEEDED
+    for file in (Path(place.run_root) / ".gpuwarden").glob("*.py"):
+        file.unlink()
+    assert b"".join([c async for c in backend.read(handle, Artifact(path="out", size=3))]) == b"hi\n"
+
+
+async def test_the_job_survives_a_lost_connection(backend: SshBackend, place: Place) -> None:
+    handle = await backend.submit(shell("sleep 1; echo done"), place, "t-cut", secrets={})
+    await backend.aclose()
+    assert (await ended(backend, handle)).state is Job.SUCCEEDED
+    assert (await backend.logs(handle)).text == "done\n"
+
+
+async def test_a_secret_stands_in_no_command_line(backend: SshBackend, place: Place) -> None:
+    spec = shell("sleep 1; ps -eo args | grep -c [h]unter2", secrets=["TOKEN"])
+    handle = await backend.submit(spec, place, "t-ps", secrets={"TOKEN": "hunter2-hunter2"})
+    await ended(backend, handle)
+    assert (await backend.logs(handle)).text == "0\n"
+
+
+async def test_many_files_come_with_few_commands(backend: SshBackend, place: Place, tmp_path: Path) -> None:
+    text = "mkdir o; for i in $(seq 500); do echo $i > o/f$i; done; head -c 3000000 /dev/urandom > o/big"
+    text += "; ln -s /etc/passwd o/l"
+    handle = await backend.submit(shell(text, outputs=["o"]), place, "t-many", secrets={})
+    await ended(backend, handle)
+    manifest = await backend.manifest(handle, ["o"])
+    got = await receive(source(backend, handle), manifest, tmp_path / "here")
+    assert got.complete and len(got.files) == 501
+    assert (tmp_path / "here/o/f77").read_text() == "77\n"
+    assert not (tmp_path / "here/o/l").exists()
+
+
+def test_what_a_machine_says_of_itself() -> None:
+    lines = [
+        "Welcome",
+        "home=/root",
+        "path=/bin:/usr/bin",
+        "first_path=/opt/conda/bin:/bin",
+        "tool=uv /root/.local/bin/uv",
+    ]
+    hello = read_hello([*lines, "python=3.6 0 /usr/bin/python3", "python=3.11 1 /opt/conda/bin/python", "python=x"])
+    assert hello.path == "/bin:/usr/bin:/opt/conda/bin"
+    assert hello.runner_python == hello.job_python == "/opt/conda/bin/python"
+    assert hello.tools == {"uv": "/root/.local/bin/uv"}
+    both = read_hello([*lines, "python=3.12 0 /usr/bin/python3", "python=3.10 1 /venv/bin/python"])
+    assert (both.runner_python, both.job_python) == ("/usr/bin/python3", "/venv/bin/python")
+    for pythons in ([], ["python=3.6 1 /usr/bin/python3"]):
+        with pytest.raises(NotSupported, match=r"Python 3\.8"):
+            _ = read_hello([*lines, *pythons]).runner_python
+    with pytest.raises(BadReply):
+        read_hello(["This account is not available"])

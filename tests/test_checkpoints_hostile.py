@@ -1,0 +1,272 @@
+"""Files that want to run code, exhaust the machine or pass as something else: none runs, each is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import struct
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Report, Verdict
+
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+
+
+def zip_file(path: Path, data: bytes, extra: dict[str, bytes] | None = None) -> Path:
+    """A torch archive around a pickle."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as out:
+        for name, content in {"data.pkl": data, "byteorder": b"little", "version": b"3\n", **(extra or {})}.items():
+            out.writestr(f"archive/{name}", content)
+    return path
+
+
+def legacy_file(path: Path, data: bytes) -> Path:
+    """The older container around a pickle."""
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    head = b"".join(pickle.dumps(v, 2) for v in (MAGIC, PROTOCOL, system))
+    path.write_bytes(head + data + pickle.dumps([], 2))
+    return path
+
+
+def plain_file(path: Path, data: bytes) -> Path:
+    """A bare pickle under a checkpoint's name."""
+    path.write_bytes(data)
+    return path
+
+
+def call(module: str, name: str, *args: str) -> bytes:
+    """A pickle that calls module.name(*args) by GLOBAL and REDUCE."""
+    items = b"".join(b"X" + struct.pack("<I", len(a.encode())) + a.encode() for a in args)
+    return b"\x80\x02" + f"c{module}\n{name}\n".encode() + b"(" + items + b"tR."
+
+
+CALLS = {
+    "system": ("posix", "system", "touch {canary}"),
+    "nt": ("nt", "system", "touch {canary}"),
+    "os": ("os", "popen", "touch {canary}"),
+    "eval": ("builtins", "eval", "open({canary!r}, 'w')"),
+    "exec": ("builtins", "exec", "open({canary!r}, 'w')"),
+    "exec2": ("__builtin__", "execfile", "{canary}"),
+    "open": ("builtins", "open", "{canary}", "w"),
+    "getattr": ("builtins", "getattr", "os", "system"),
+    "import": ("builtins", "__import__", "antigravity"),
+    "compile": ("builtins", "compile", "1", "a", "eval"),
+    "runpy": ("runpy", "_run_code", "open({canary!r}, 'w')"),
+    "subprocess": ("subprocess", "Popen", "touch {canary}"),
+    "timeit": ("timeit", "timeit", "open({canary!r}, 'w')"),
+    "importlib": ("importlib", "import_module", "antigravity"),
+    "webbrowser": ("webbrowser", "open", "file://{canary}"),
+    "pty": ("pty", "spawn", "touch {canary}"),
+    "code": ("code", "interact", "x"),
+    "socket": ("socket", "create_connection", "127.0.0.1"),
+    "shutil": ("shutil", "rmtree", "{canary}"),
+    "pickle": ("pickle", "loads", "x"),
+    "ctypes": ("ctypes", "CDLL", "libc.so.6"),
+    "pdb": ("pdb", "run", "open({canary!r}, 'w')"),
+    "cprofile": ("cProfile", "run", "open({canary!r}, 'w')"),
+    "operator": ("operator", "methodcaller", "system"),
+    "hub": ("torch.hub", "load", "evil/repo"),
+    "cpp": ("torch.utils.cpp_extension", "load", "evil"),
+    "torch_load": ("torch.serialization", "load", "{canary}"),
+    "numpy_runstring": ("numpy.testing._private.utils", "runstring", "open({canary!r}, 'w')"),
+    "pip": ("pip._internal", "main", "install"),
+    "stranger": ("some_package.models", "Net", "x"),
+}
+
+
+def seen(report: Report) -> str:
+    return " ".join(line for f in report.files for line in (*f.problems, *f.doubts))
+
+
+@pytest.mark.parametrize("container", [zip_file, legacy_file, plain_file])
+@pytest.mark.parametrize("kind", sorted(CALLS))
+def test_a_call_is_named_and_never_made(tmp_path: Path, kind: str, container: Any) -> None:
+    canary = tmp_path / "canary"
+    module, name, *args = (part.format(canary=str(canary)) for part in CALLS[kind])
+    path = container(tmp_path / "model.pt", call(module, name, *args))
+    report = verify(path, Level.LOAD)
+    assert report.verdict is (Verdict.UNKNOWN if kind == "stranger" else Verdict.REFUTED), seen(report)
+    assert f"{module}.{name}" in seen(report)
+    assert not canary.exists()
+
+
+def text(value: str) -> bytes:
+    raw = value.encode()
+    return b"X" + struct.pack("<I", len(raw)) + raw
+
+
+TRICKS = {
+    "inst": b"(" + text("touch x") + b"iposix\nsystem\n.",
+    "obj": b"(cposix\nsystem\n" + text("touch x") + b"o.",
+    "stack_global": b"\x80\x04" + text("posix") + text("system") + b"\x93" + text("touch x") + b"\x85R.",
+    "newobj": b"\x80\x02csubprocess\nPopen\n" + text("x") + b"\x85\x81.",
+    "newobj_ex": b"\x80\x04csubprocess\nPopen\n" + text("x") + b"\x85}\x92.",
+    "ext": b"\x80\x02\x82\x01.",
+    "build_on_global": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(N}" + text("__defaults__") + b"K\x01stb.",
+    "call_of_call": b"\x80\x02cbuiltins\ngetattr\ncos\nsystem\n" + text("x") + b"\x86R" + text("touch x") + b"\x85R.",
+    "second_stop": b"\x80\x02}." + b"cposix\nsystem\n" + text("touch x") + b"\x85R.",
+    "memo_bomb": b"\x80\x02}r\xff\xff\xff\x7f.",
+    "memo_unfilled": b"\x80\x02h\x07.",
+    "length_bomb": b"\x80\x02X\xff\xff\xff\xff.",
+    "length_bomb8": b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    "negative_length": b"\x80\x02T\xff\xff\xff\xff.",
+    "frame_bomb": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.",
+    "int_bomb": b"I" + b"9" * 4000 + b"\n.",
+    "long_bomb": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+    "no_stop": b"\x80\x02}",
+    "empty": b"",
+    "underflow": b"\x80\x02R.",
+    "mark_underflow": b"\x80\x02t.",
+    "protocol_99": b"\x80\x63}.",
+    "deep_tuple": b"\x80\x02)" + b"\x85" * 500_000 + b".",
+    "deep_marks": b"\x80\x02" + b"(" * 500_000 + b".",
+    "deep_key": b"\x80\x02}(" + b")" + b"\x85" * 100_000 + b"Nu.",
+    "unhashable_key": b"\x80\x02}(]Nu.",
+    "persistent_text": b"\x80\x02Pstorage\n.",
+    "storage_with_evil_type": b"\x80\x02("
+    + text("storage")
+    + b"cposix\nsystem\n"
+    + text("0")
+    + text("cpu")
+    + b"K\x01tQ.",
+}
+
+
+@pytest.mark.parametrize("container", [zip_file, legacy_file])
+@pytest.mark.parametrize("kind", sorted(set(TRICKS) - {"memo_bomb", "second_stop", "deep_tuple"}))
+def test_a_trick_is_not_passed(tmp_path: Path, kind: str, container: Any) -> None:
+    started = time.monotonic()
+    report = verify(container(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
+    assert report.verdict is not Verdict.PROVEN
+    assert seen(report)
+    assert time.monotonic() - started < 10
+    assert "gave up" not in seen(report)
+
+
+@pytest.mark.parametrize("kind", ["memo_bomb", "deep_tuple"])
+def test_bombs_cost_neither_time_nor_memory(tmp_path: Path, kind: str) -> None:
+    started = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = verify(zip_file(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
+    assert time.monotonic() - started < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+    assert (report.verdict is Verdict.PROVEN) == (kind == "memo_bomb")  # harmless, for nothing is allocated
+
+
+def test_bytes_after_the_pickle_are_a_finding(tmp_path: Path) -> None:
+    report = verify(zip_file(tmp_path / "model.pt", TRICKS["second_stop"]), Level.STRUCTURE)
+    assert report.verdict is not Verdict.PROVEN
+
+
+ARCHIVES = {
+    "second_pickle": {"evil/data.pkl": call("posix", "system", "x")},
+    "nested_archive": {"data/inner.zip": b"PK\3\4"},
+    "parent": {"../../evil.py": b"x"},
+    "code": {"code/__torch__.py": b"x"},
+    "unused_storage": {"data/0": b"hidden"},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ARCHIVES))
+def test_members_that_torch_does_not_write(tmp_path: Path, kind: str) -> None:
+    report = verify(zip_file(tmp_path / "model.pt", pickle.dumps({}, 2), ARCHIVES[kind]), Level.CONTENT)
+    assert report.verdict is not Verdict.PROVEN
+    assert not (tmp_path.parent / "evil.py").exists()
+
+
+def good_zip() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in (("data.pkl", pickle.dumps({}, 2)), ("version", b"3\n")):
+            archive.writestr(f"archive/{name}", data)
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_members_of_one_name(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as out:
+        out.writestr("archive/data.pkl", pickle.dumps({}, 2))
+        out.writestr("archive/data.pkl", call("posix", "system", "x"))
+    assert "two members" in seen(verify(tmp_path / "a.pt", Level.STRUCTURE))
+
+
+@pytest.mark.parametrize("where", ["before", "after", "comment"])
+def test_bytes_outside_the_archive(tmp_path: Path, where: str) -> None:
+    data = good_zip()
+    assert verify(plain_file(tmp_path / "good.pt", data), Level.CONTENT).verdict is Verdict.PROVEN
+    if where == "before":
+        data = b"PK" + b"x" * 70_000 + data
+    elif where == "after":
+        data += b"\0" * 100
+    else:
+        data = data[:-2] + b"\5\0hello"
+    assert verify(plain_file(tmp_path / "a.pt", data), Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("archive/data.pkl", pickle.dumps({}, 2))
+        out.writestr("archive/data/0", b"\0" * (200 << 20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = verify(tmp_path / "a.pt", Level.CONTENT)
+    assert report.verdict is not Verdict.PROVEN
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_a_small_file_that_claims_exabytes(tmp_path: Path) -> None:
+    path = plain_file(
+        tmp_path / "a.safetensors", struct.pack("<Q", 8 << 60 if (8 << 60) < 1 << 64 else 1 << 63) + b"{}"
+    )
+    assert "claims a header of" in seen(verify(path, Level.STRUCTURE))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 61], "data_offsets": [0, 1 << 63]}}).encode()
+    path = plain_file(tmp_path / "b.safetensors", struct.pack("<Q", len(header)) + header)
+    assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_an_index_of_a_million_entries(tmp_path: Path) -> None:
+    table = {f"layers.{i}.w": f"model-{i % 100 + 1:05}-of-00100.safetensors" for i in range(300_000)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+    started = time.monotonic()
+    report = verify(tmp_path, Level.STRUCTURE)
+    assert report.verdict is Verdict.REFUTED
+    assert "100 shards that are not there" in " ".join(report.problems)
+    assert len(" ".join(report.problems)) < 1000
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b'{"a": 1', b"\xff\xfe", b"9" * 5000])
+def test_hostile_json(tmp_path: Path, data: bytes) -> None:
+    report = verify(plain_file(tmp_path / "config.json", data), Level.STRUCTURE)
+    assert report.verdict is Verdict.REFUTED
+    assert len(report.files[0].problems) == 1
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "config.json", "model.bin", "model.ckpt"])
+def test_pointers_and_empty_files(tmp_path: Path, name: str) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+    assert "Git LFS pointer" in seen(verify(plain_file(tmp_path / name, pointer), Level.STRUCTURE))
+    assert "is empty" in seen(verify(plain_file(tmp_path / name, b""), Level.STRUCTURE))
+
+
+def test_names_of_files_and_tensors_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+    header = json.dumps({"\x1b[2J" + "w" * 9000: {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    report = verify(plain_file(tmp_path / "a.safetensors", struct.pack("<Q", len(header)) + header + b"\0" * 8))
+    assert "\x1b" not in seen(report)
+    assert len(seen(report)) < 500
+
+
+def test_a_folder_nested_without_end(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(60):
+        deep /= "d"
+        os.mkdir(deep)
+    assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.UNKNOWN

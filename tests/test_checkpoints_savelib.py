@@ -1,0 +1,100 @@
+"""The helper for training scripts: whole or not there, whatever kills it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.checkpoints import savelib
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Verdict
+
+SAVER = """
+import importlib.util, os, sys
+import numpy as np
+from safetensors.numpy import save_file
+spec = importlib.util.spec_from_file_location("savelib", sys.argv[1]); savelib = importlib.util.module_from_spec(spec)
+sys.modules["savelib"] = savelib; spec.loader.exec_module(savelib)
+for step in range(1, 100000):
+    with savelib.saving(sys.argv[2], step, keep=3, parts=("model", "optimizer")) as folder:
+        save_file({"w": np.full((256, 1024), step, "f4")}, folder / "model.safetensors")
+    print(step, flush=True)
+"""
+
+
+def write(root: Path, step: int, text: str = "{}") -> None:
+    with savelib.saving(root, step, keep=2, parts=("model", "optimizer")) as folder:
+        (folder / "weights.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        (folder / "extra.json").write_text(text)
+
+
+def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
+    for step in (5, 10, 20):
+        write(tmp_path, step)
+    latest = savelib.load_latest(tmp_path)
+    assert latest is not None
+    assert (latest.step, latest.path.name, latest.state) == (20, "checkpoint-20", None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-20"]
+    report = verify(tmp_path, Level.RESUME)
+    assert (report.verdict, report.step) == (Verdict.PROVEN, 20), report
+    assert all(f.sealed for f in report.files if "manifest" not in f.path)
+
+
+def test_a_damaged_one_is_stepped_over_by_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    (tmp_path / "checkpoint-2/extra.json").write_text("[]")
+    latest = savelib.load_latest(tmp_path)
+    assert latest is not None
+    assert latest.step == 1
+    assert "checkpoint-2 is passed over: extra.json has other bytes" in capsys.readouterr().out
+    assert verify(tmp_path, Level.CONTENT).step == 1
+
+
+def test_nothing_is_overwritten_and_an_error_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with pytest.raises(FileExistsError):
+        write(tmp_path, 1)
+    with pytest.raises(RuntimeError), savelib.saving(tmp_path, 2):
+        raise RuntimeError
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert savelib.load_latest(tmp_path / "nowhere") is None
+
+
+def killed_run(root: Path, moments: random.Random, kills: int) -> None:
+    """Kill the saver again and again; after each kill the newest whole checkpoint is at least the last announced."""
+    for _ in range(kills):
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(savelib.__file__), str(root / "out")], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(moments.uniform(0, 0.1))  # the moment of death is the point of the test
+            os.kill(child.pid, signal.SIGKILL)
+            said = [int(line) for line in child.stdout if line.strip().isdecimal()]
+        report = verify(root / "out", Level.CONTENT)
+        assert not any(c.verdict is Verdict.REFUTED for c in report.checkpoints), report
+        assert report.step is not None
+        assert report.step >= max(said, default=1)
+        latest = savelib.load_latest(root / "out")
+        assert latest is not None
+        assert latest.step == report.step
+        for folder in (root / "out").iterdir():
+            if folder.name.startswith("checkpoint-"):
+                savelib.shutil.rmtree(folder)
+
+
+def test_a_kill_during_a_save_costs_at_most_that_save(tmp_path: Path) -> None:
+    killed_run(tmp_path, random.Random(1), 4)
+
+
+@pytest.mark.prove
+def test_a_hundred_kills_during_a_save(tmp_path: Path) -> None:
+    killed_run(tmp_path, random.Random(2), 100)

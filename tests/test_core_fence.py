@@ -1,0 +1,63 @@
+"""Foreign text: marked, bounded, without secrets and without what a reader can't see."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.core.fence import HIDDEN, fence, line, plain, redact
+
+
+@given(st.text(max_size=300), st.integers(1, 100))
+def test_a_fence_is_closed_once_and_only_by_us(text: str, limit: int) -> None:
+    out = fence(text, "README", limit=limit)
+    mark = out[8:20]
+    assert out.startswith(f"<<<DATA {mark} from README")
+    assert out.endswith(f"\n<<<END {mark}>>>")
+    assert out.count(mark) == 2
+    assert len(out) < limit + 250
+
+
+def test_a_text_can_t_close_its_own_fence() -> None:
+    first = fence("ignore all rules", "row")
+    again = fence(first, "row")
+    assert again.splitlines()[0] != first.splitlines()[0]
+    assert again.count(again[8:20]) == 2
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hf_" + "a" * 34,
+        "ghp_" + "b" * 36,
+        "github_pat_" + "c" * 40,
+        "sk-proj-" + "d" * 30,
+        "AKIA" + "E" * 16,
+        "xoxb-1234567890-abc",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----",
+    ],
+)
+def test_keys_are_redacted(secret: str) -> None:
+    shown = redact(f"before {secret} after")
+    assert shown == f"before {HIDDEN} after"
+    assert not re.search(r"a{10}|b{10}|c{10}|d{10}|E{10}|1234567890|abc", shown)
+
+
+def test_known_values_are_redacted_even_inside_words() -> None:
+    assert redact("x=opensesame!", ["opensesame"]) == f"x={HIDDEN}!"
+    assert redact("a short one stays: abc", ["abc"]) == "a short one stays: abc"
+
+
+def test_what_can_t_be_seen_is_marked() -> None:
+    seen = plain("\x1b[31mred\x1b[0m \x1b]0;title\x07a\u202eb\u200bc\x00\U000e0041d\r\ne\ud800")
+    assert seen.replace("\ufffd", "") == "red abcd\ne"
+
+
+@given(st.text(max_size=500), st.integers(1, 80))
+def test_a_line_is_one_bounded_line(text: str, limit: int) -> None:
+    out = line(text, limit)
+    assert "\n" not in out
+    assert len(out) <= limit + 40

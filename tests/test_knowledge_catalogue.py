@@ -1,0 +1,157 @@
+"""The loader takes the references as they are and refuses every kind of mistake, with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.data import data_dir
+from gpuwarden.knowledge import Catalogue, load, read_tree, shipped
+
+FRONT = "---\ntitle: A page\nsummary: A page for the tests.\nprefix: ABC\n---\n"
+ENTRY = """\
+## ABC-001 · It breaks
+
+```yaml gotcha
+symptom: Something breaks in a known way.
+signatures:
+  - 'RuntimeError: it broke at \\d+'
+examples:
+  - 'RuntimeError: it broke at 12'
+cause: A cause that is known.
+fix: A fix that is known.
+scope: [any]
+source: https://example.org/issue/1
+verified: 2026-11
+```
+
+Some prose.
+"""
+AT = 6  # the file line of the entry's heading
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    return tmp_path
+
+
+def write(tree: Path, text: str, name: str = "page.md") -> Path:
+    (tree / name).write_text(text, encoding="utf-8")
+    return tree
+
+
+def test_a_sound_page_is_read_whole(tree: Path) -> None:
+    gotcha = load(write(tree, FRONT + ENTRY)).gotcha("abc-001")
+    assert (gotcha.title, gotcha.page, gotcha.line, gotcha.prose) == ("It breaks", "page.md", AT, "Some prose.")
+    assert gotcha.source == ("https://example.org/issue/1",)
+    assert gotcha.verified == "2026-11"
+
+
+BROKEN = [
+    ("no front matter", "# A page\n", 1, "begin with a line ---"),
+    ("front matter not closed", "---\ntitle: A page\n", 1, "no closing line"),
+    ("unknown key of a page", FRONT.replace("prefix", "colour") + ENTRY, 4, "colour"),
+    ("summary missing", "---\ntitle: A page\nprefix: ABC\n---\n", 2, "summary"),
+    ("entries without a prefix", FRONT.replace("prefix: ABC\n", "") + ENTRY, 1, "names no prefix"),
+    ("another page's prefix", FRONT + ENTRY.replace("ABC-001", "XYZ-001"), AT, "prefix ABC"),
+    ("a heading without a title", FRONT + ENTRY.replace(" · It breaks", ""), AT, "heading of an entry"),
+    ("a heading with a hyphen", FRONT + ENTRY.replace(" · ", " - "), AT, "heading of an entry"),
+    ("no block", FRONT + "## ABC-001 · It breaks\n\nProse only.\n", AT, "0 blocks"),
+    ("two blocks", FRONT + ENTRY + ENTRY.split("\n\n", 1)[1], AT, "2 blocks"),
+    ("a block without a heading", FRONT + ENTRY.split("\n\n", 1)[1], AT, "without a heading"),
+    ("a block that isn't closed", FRONT + ENTRY.split("```\n\nSome")[0], AT + 2, "not closed"),
+    ("a key twice", FRONT + ENTRY.replace("cause:", "fix:"), AT + 9, "twice"),
+    ("an unknown key", FRONT + ENTRY.replace("scope:", "scopes: [x]\nscope:"), AT + 10, "scopes"),
+    ("an anchor", FRONT + ENTRY.replace("[any]", "&a [any]"), AT + 10, "anchors"),
+    ("no source", FRONT + ENTRY.replace("source: https://example.org/issue/1\n", ""), AT + 3, "source"),
+    ("a source that is no address", FRONT + ENTRY.replace("https://example.org/issue/1", "hearsay"), AT + 11, "source"),
+    ("an empty list of sources", FRONT + ENTRY.replace("https://example.org/issue/1", "[]"), AT + 11, "source"),
+    ("no month", FRONT + ENTRY.replace("verified: 2026-11\n", ""), AT + 3, "verified"),
+    ("a month that isn't one", FRONT + ENTRY.replace("2026-11", "2026-13"), AT + 12, "verified"),
+    ("a day in place of a month", FRONT + ENTRY.replace("2026-11", "2026-11-02"), AT + 12, "verified"),
+    ("an empty cause", FRONT + ENTRY.replace("A cause that is known.", "''"), AT + 8, "cause"),
+    ("text where a list belongs", FRONT + ENTRY.replace("[any]", "any"), AT + 10, "scope"),
+    ("a truth value in words", FRONT + ENTRY.replace("scope:", "secondary: 'yes'\nscope:"), AT + 10, "secondary"),
+    ("a broken expression", FRONT + ENTRY.replace("broke at \\d+", "broke at ("), AT + 5, "not a regular expression"),
+    ("an expression without an example", FRONT + ENTRY.replace("at 12", "in two"), AT + 5, "no example matches"),
+    (
+        "an example without an expression",
+        FRONT + ENTRY.replace("cause:", "  - 'all is well'\ncause:"),
+        AT + 8,
+        "no sign",
+    ),
+    ("an unbounded wildcard", FRONT + ENTRY.replace("it broke at \\d+", "it.*\\d+"), AT + 5, "without a bound"),
+    ("a repeated group", FRONT + ENTRY.replace("it broke at \\d+", "it (?:broke )+at"), AT + 5, "repeats a group"),
+    ("a look-ahead", FRONT + ENTRY.replace("at \\d+", "(?=at)"), AT + 5, "look-around"),
+    ("a back-reference", FRONT + ENTRY.replace("it broke", "(i)t broke\\1?"), AT + 5, "back"),
+    (
+        "an expression that matches nothing at all",
+        FRONT + ENTRY.replace("RuntimeError: it broke at \\d+", "(?:x)?"),
+        AT + 5,
+        "empty line",
+    ),
+    ("see leads nowhere", FRONT + ENTRY.replace("scope:", "see: [ABC-009]\nscope:"), AT, "ABC-009"),
+    ("see leads home", FRONT + ENTRY.replace("scope:", "see: [ABC-001]\nscope:"), AT, "not another entry"),
+    ("an id twice", FRONT + ENTRY + "\n" + ENTRY, AT + 17, "already used at page.md:6"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
+def test_a_mistake_is_named_with_file_and_line(tree: Path, text: str, line: int, words: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        load(write(tree, text))
+    assert f"page.md:{line}: " in str(error.value), str(error.value)
+    assert words in str(error.value)
+
+
+def test_a_fixed_part_of_three_characters_is_enough_and_fewer_are_not(tree: Path) -> None:
+    assert not read_tree(write(tree, FRONT + ENTRY.replace("RuntimeError: it broke at \\d+", "\\w+Error: it")))[1]
+    problems = read_tree(write(tree, FRONT + ENTRY.replace("it broke at \\d+", "\\d+|Ru")))[1]
+    assert "no fixed part" in problems[0].message
+
+
+def test_bytes_that_are_no_text_and_pages_without_end_are_refused(tree: Path) -> None:
+    (tree / "page.md").write_bytes(b"---\ntitle: \xff\n---\n")
+    (tree / "sub" / "big.md").write_text(FRONT + "x" * 600_000)
+    messages = [str(p) for p in read_tree(tree)[1]]
+    assert [m.split(": ", 1)[0] for m in messages] == ["page.md:1", "sub/big.md:1"]
+
+
+def test_all_mistakes_of_a_tree_are_reported_at_once(tree: Path) -> None:
+    write(tree, FRONT + ENTRY.replace("2026-11", "soon"))
+    write(tree, FRONT.replace("ABC", "XYZ") + ENTRY.replace("ABC-", "XYZ-").replace("[any]", "[]"), "sub/other.md")
+    assert [(p.file, p.line) for p in read_tree(tree)[1]] == [("page.md", 18), ("sub/other.md", 16)]
+
+
+def test_asking_for_what_is_not_there_says_so() -> None:
+    empty = Catalogue([], [])
+    with pytest.raises(NotFound):
+        empty.gotcha("ABC-001")
+    with pytest.raises(NotFound):
+        empty.page("nowhere")
+
+
+def test_the_references_are_in_order_and_large_enough() -> None:
+    catalogue = shipped()
+    assert len(catalogue.gotchas) >= 230
+    wanted = "principles lifecycle preflight monitoring transport spot-resilience multinode parallel-ablation "
+    wanted += (
+        "china-network self-improvement known-good gguf training-patterns hardware gotchas/universal gotchas/platforms"
+    )
+    for name in wanted.split():
+        assert catalogue.page(name).title
+    training = {path.stem for path in (data_dir("references") / "training").glob("*.md")}
+    assert training == {
+        "oom-memory", "distributed-launch", "precision-stability", "throughput", "checkpoint-resume", "convergence",
+        "data-pipeline", "by-domain", "dataset-formats", "hub-and-auth", "verifying-results",
+    }  # fmt: skip
+
+
+def test_titles_and_sentences_are_not_written_twice() -> None:
+    gotchas = shipped().gotchas.values()
+    for field in ("title", "symptom"):
+        seen = [getattr(g, field) for g in gotchas]
+        assert len(seen) == len(set(seen)), field

@@ -1,0 +1,125 @@
+"""The check of the knowledge: what is old, broken, unsourced or points nowhere."""
+
+from __future__ import annotations
+
+from datetime import date
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import read_front_matter
+from gpuwarden.knowledge import shipped
+from gpuwarden.knowledge.freshness import Issue, age, check
+
+TODAY = date(2026, 11, 21)
+PAGE = "---\ntitle: P\nsummary: A page for tests.\n{}---\n{}"
+ENTRY = """\
+## ABC-00{n} · Entry {n}
+
+```yaml gotcha
+symptom: Something is known to break.
+cause: The cause is known too.
+fix: The fix is known as well.
+scope: [{scope}]
+source: https://example.org
+verified: {month}
+```
+"""
+
+
+def test_months_are_counted_over_years() -> None:
+    assert [age(m, TODAY) for m in ("2026-11", "2026-05", "2025-11", "2027-01")] == [0, 6, 12, -2]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "references").mkdir()
+    return tmp_path
+
+
+def issues(tree: Path, *more: str, months: int = 6) -> list[Issue]:
+    return check(tree / "references", today=TODAY, months=months, more=tuple(tree / name for name in more))
+
+
+def test_old_facts_about_money_come_first(tree: Path) -> None:
+    facts = [("torch", "2026-04"), ("torch, billing", "2026-03"), ("torch", "2026-05")]
+    body = "".join(ENTRY.format(n=n, scope=scope, month=month) for n, (scope, month) in enumerate(facts, 1))
+    (tree / "references" / "a.md").write_text(PAGE.format("prefix: ABC\n", body))
+    found = issues(tree)
+    assert [(i.urgent, i.kind, i.file, i.line) for i in found] == [
+        (True, "stale", "a.md", 16),
+        (False, "stale", "a.md", 6),
+    ]
+    assert "ABC-002 was verified 2026-03, 8 months ago" in found[0].message
+    assert issues(tree, months=12) == []
+
+
+def test_stamps_of_profiles_are_read_and_those_about_the_meter_are_urgent(tree: Path) -> None:
+    (tree / "profiles").mkdir()
+    stamp = "verified: 2025-01"
+    text = f"---\nid: x\nmeter:\n  {stamp}\nlogin:\n  {stamp}\nstorage:\n  - tier: disk\n    {stamp}\n---\n"
+    (tree / "profiles" / "x.md").write_text(text)
+    found = issues(tree, "profiles")
+    about = [(i.urgent, i.message.split()[0]) for i in found]
+    assert about == [(True, "meter"), (True, "storage.disk"), (False, "login")]
+
+
+def test_pages_need_sources_and_references_must_lead_somewhere(tree: Path) -> None:
+    text = "See ABC-001 and ABC-009, [here](b.md), [there](c.md), `b.md` and `d.md`.\n"
+    text += "```\nABC-777 in code\n```\nXYZ-001\n"
+    (tree / "references" / "b.md").write_text(PAGE.format("", text))
+    (tree / "references" / "a.md").write_text(
+        PAGE.format("prefix: ABC\n", ENTRY.format(n=1, scope="any", month="2026-11") + "\nSee ABC-002.\n")
+    )
+    found = [(i.kind, i.file, i.line, i.message.split()[0]) for i in issues(tree)]
+    assert found == [
+        ("dead_reference", "a.md", 17, "ABC-002"),
+        ("dead_reference", "b.md", 5, "ABC-009"),
+        ("dead_reference", "b.md", 5, "c.md"),
+        ("dead_reference", "b.md", 5, "d.md"),
+        ("no_source", "b.md", 1, "the"),
+    ]
+
+
+def test_a_signature_that_no_example_exercises_is_reported(tree: Path) -> None:
+    entry = ENTRY.format(n=1, scope="any", month="2026-11").replace("cause:", "signatures: ['never seen']\ncause:")
+    (tree / "references" / "a.md").write_text(PAGE.format("prefix: ABC\n", entry))
+    [found] = issues(tree)
+    assert (found.kind, found.line) == ("broken", 10)
+    assert "no example matches" in found.message
+
+
+def test_a_file_that_can_not_be_read_is_an_issue_and_no_end(tree: Path) -> None:
+    (tree / "profiles").mkdir()
+    (tree / "profiles" / "x.md").write_text("---\na: 1\na: 2\n---\n")
+    assert [i.kind for i in issues(tree, "profiles")] == ["broken"]
+
+
+def test_the_shipped_knowledge_is_fresh_today() -> None:
+    assert check(data_dir("references"), today=TODAY, more=(data_dir("profiles"), data_dir("skills"))) == []
+
+
+@pytest.mark.parametrize(("key", "profile", "number"), [("PLAT-005", "autodl", "15"), ("PLAT-045", "vastai", "48")])
+def test_a_clock_that_an_entry_names_is_the_profiles(key: str, profile: str, number: str) -> None:
+    gotcha = shipped().gotcha(key)
+    front = read_front_matter((data_dir("profiles") / f"{profile}.md").read_text(encoding="utf-8"), name=profile)
+    clocks = " ".join(str(clock["after"]) for clock in front.data["danger_clocks"])
+    assert number in clocks.split()
+    assert number in gotcha.cause.split() or number in gotcha.title.split()
+
+
+def test_the_table_of_intervals_is_reckoned_right() -> None:
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in shipped().page("spot-resilience").body.splitlines()
+        if line.startswith("|") and " h |" in line
+    ]
+    assert len(rows) >= 4
+    for mu, cost, interval, steps in rows:
+        seconds = sqrt(2 * int(mu.split()[0]) * 3600 * int(cost.split()[0]))
+        assert abs(int(interval.split()[0]) - seconds) < 1
+        exact, rounded = int(steps.split(",")[0]), int(steps.split()[-1])
+        assert abs(exact - seconds / 2) < 1
+        assert rounded <= exact

@@ -1,0 +1,152 @@
+"""Signatures find what they should, nothing in healthy logs, and never take long."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.knowledge import diagnose, shipped
+from gpuwarden.knowledge.diagnosis import MAX_LINE, MAX_LOG
+from gpuwarden.knowledge.patterns import compiled_signature, complaint, literal_of
+
+HEALTHY = sorted((Path(__file__).parent / "corpus" / "logs" / "healthy").glob("*.log"))
+PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
+EXAMPLES = [(g.id, line) for g in shipped().gotchas.values() for line in g.examples]
+
+
+def test_there_are_enough_healthy_logs() -> None:
+    assert len(HEALTHY) >= 40
+
+
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda p: p.stem)
+def test_a_healthy_log_has_no_diagnosis(path: Path) -> None:
+    found = diagnose(shipped(), path.read_bytes().decode(), exit_code=0, limit=50)
+    assert [(d.id, d.lines[0].text) for d in found] == []
+
+
+@pytest.mark.parametrize(("key", "line"), EXAMPLES, ids=[f"{i}-{n}" for n, (i, _) in enumerate(EXAMPLES)])
+def test_an_example_inside_a_log_leads_to_its_entry(key: str, line: str) -> None:
+    times = shipped().gotcha(key).least_lines
+    repeated = "".join(f"{line}{' ' if n else ''}{n or ''}\n" for n in range(times))
+    log = f"step 10 loss 1.21\n2026-11-21 10:00:00 INFO all well\n{repeated}last words\n"
+    found = {d.id: d for d in diagnose(shipped(), log, limit=50)}
+    assert key in found
+    assert (found[key].lines[0].number, found[key].lines[0].text) == (3, line.strip())
+    if times > 1:
+        once = f"step 10\n{line}\nstep 11\n"
+        assert key not in {d.id for d in diagnose(shipped(), once, limit=50)}
+        assert key in {d.id for d in diagnose(shipped(), once, limit=50, excerpt=True)}
+
+
+@pytest.mark.parametrize(("gotcha", "signature"), PAIRS, ids=[f"{g.id}-{n}" for n, (g, _) in enumerate(PAIRS)])
+def test_every_match_contains_the_literal(gotcha: object, signature: str) -> None:
+    regex = compiled_signature(signature)
+    matched = [line for line in gotcha.examples if regex.search(line)]  # type: ignore[attr-defined]
+    assert matched
+    assert all(literal_of(signature) in m.group().lower() for m in map(regex.search, matched) if m)
+
+
+def hostile_lines(signature: str) -> list[str]:
+    """Lines of the greatest length that a line may have, made to send a matcher into every blind alley."""
+    literal = next(iter(re.findall(r"[A-Za-z ]{3,}", signature)), "x")
+    pieces = ["a", " ", "0", "/", "'", literal, f"{literal} ", f"{literal}0", string.printable.replace("\n", "")]
+    rng = random.Random(signature)
+    mixed = "".join(rng.choice([*pieces, ".", "(", "[", ":", "=", "%"]) for _ in range(MAX_LINE))
+    return [(piece * MAX_LINE)[:MAX_LINE] for piece in pieces] + [mixed[:MAX_LINE]]
+
+
+def test_no_signature_takes_long_on_a_hostile_line() -> None:
+    slowest = (0.0, "", "")
+    for gotcha, signature in PAIRS:
+        regex = compiled_signature(signature)
+        for line in hostile_lines(signature):
+            start = time.process_time()
+            regex.search(line)
+            slowest = max(slowest, (time.process_time() - start, gotcha.id, signature))
+    assert slowest[0] < 0.1, slowest
+
+
+@pytest.mark.parametrize(
+    "bad", ["(a+)+b and", "(?:ab*)*cde", "x.*yyy", "(?!no)yes", "(abc)\\1", "a{2,}(b|c)+ddd", "abc.{0,9999}d"]
+)
+def test_dangerous_forms_are_refused(bad: str) -> None:
+    assert complaint(bad) is not None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="abc()[]{}|.*+?\\^$:!=,0123456789 -", max_size=40), st.text(alphabet="abc 012", max_size=60))
+def test_a_literal_is_in_every_match_of_any_accepted_pattern(pattern: str, line: str) -> None:
+    if complaint(pattern) is None:
+        match = compiled_signature(pattern).search(line)
+        assert match is None or literal_of(pattern) in match.group().lower()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=3000), st.one_of(st.none(), st.integers(-300, 300)))
+def test_any_text_can_be_diagnosed(log: str, code: int | None) -> None:
+    for found in diagnose(shipped(), log, exit_code=code):
+        assert found.lines
+        assert all(len(line.text) <= 400 for line in found.lines)
+
+
+def test_a_flood_of_log_is_read_in_bounded_time_and_its_end_counts() -> None:
+    rng = random.Random(7)
+    noise = "".join(f"step {n} CUDA worker loss {rng.random():.6f} Error none\n" for n in range(60_000))
+    assert len(noise) > 2 * MAX_LOG
+    start = time.process_time()
+    [found] = diagnose(shipped(), noise + "ValueError: Attempting to unscale FP16 gradients.\n", limit=1)
+    assert time.process_time() - start < 3
+    assert found.id == "PREC-005"
+    assert found.lines[0].number == 60_001
+
+
+def test_of_a_line_without_end_both_ends_are_read() -> None:
+    line = (
+        "CUDA out of memory"
+        + "x" * 500_000
+        + "Attempting to unscale FP16 gradients"
+        + "x" * 400_000
+        + "Read-only file system"
+    )
+    assert [d.id for d in diagnose(shipped(), line)] == ["UNI-047"]
+
+
+def test_redrawn_bars_and_colours_do_not_hide_a_line() -> None:
+    log = "train: 1%\rtrain: 2%\r\x1b[31mRuntimeError: CUDA error: device-side assert triggered\x1b[0m\n"
+    assert [d.id for d in diagnose(shipped(), log)] == ["DOM-008"]
+
+
+def test_a_follow_up_line_is_only_possible_and_comes_after_the_cause() -> None:
+    log = (
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    found = diagnose(shipped(), log, limit=5)
+    assert [(d.id, d.certainty) for d in found] == [
+        ("OOM-001", "likely"),
+        ("DIST-027", "possible"),
+        ("DIST-025", "possible"),
+    ]
+
+
+def test_a_line_with_two_explanations_is_certain_of_neither() -> None:
+    found = diagnose(shipped(), "OSError: [Errno 28] No space left on device\n")
+    assert {d.id: d.certainty for d in found} == {"CKPT-004": "possible", "UNI-007": "possible"}
+    told = diagnose(shipped(), "OSError: [Errno 28] No space left on device\ndisk: inodes 100 % used on /data\n")
+    assert (told[0].id, told[0].certainty) == ("UNI-007", "likely")
+
+
+def test_the_exit_code_is_evidence_without_a_line() -> None:
+    [found] = diagnose(shipped(), "step 1\nstep 2\n", exit_code=137)
+    assert (found.id, found.lines[0].number, found.lines[0].text) == ("OOM-004", 0, "exit code 137")
+    assert found.certainty == "possible"
+    assert diagnose(shipped(), "Killed\n", exit_code=137)[0].certainty == "likely"
+    assert diagnose(shipped(), "step 1\n", exit_code=1) == ()

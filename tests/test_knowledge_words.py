@@ -1,0 +1,73 @@
+"""Words: stems that meet, typos that are read, concepts in two languages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.knowledge.words import Speller, chinese_terms, concepts, edits, english_concepts, stem, terms, tokens
+
+FAMILIES = [
+    ("freeze", "freezes", "freezing"),
+    ("stop", "stopped", "stopping", "stops"),
+    ("retry", "retries"),
+    ("cache", "caches"),
+]
+TYPOS = {"memmory": "memory", "chekpoint": "checkpoint", "evalution": "evaluation", "timout": "timeout"}
+PHRASES = {"ran out of memory": "~oom", "显存不足": "~oom", "关机": "~stop", "too many requests": "~rate"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forms_of_a_word_meet(family: tuple[str, ...]) -> None:
+    assert len({stem(word) for word in family}) == 1
+
+
+@pytest.mark.parametrize("word", ["loss", "bus", "gpu", "nan", "137", "max_length", "this"])
+def test_words_that_have_no_ending_stay(word: str) -> None:
+    assert stem(word) == word
+
+
+def test_identifiers_are_found_whole_and_in_parts() -> None:
+    parts = [stem(part) for part in ("cublas", "status", "alloc", "failed")]
+    assert tokens("CUBLAS_STATUS_ALLOC_FAILED") == ["cublas_status_alloc_failed", *parts]
+    assert tokens("ChildFailedError") == ["child", "fail", "error"]
+    assert tokens("mAP of 8 GPUs") == ["map", "8", stem("gpus")]
+
+
+@pytest.mark.parametrize(("text", "concept"), PHRASES.items())
+def test_phrases_of_both_languages_have_a_concept(text: str, concept: str) -> None:
+    assert concept in terms(text)
+
+
+def test_a_longer_chinese_phrase_wins_and_the_rest_stays() -> None:
+    found, pairs = chinese_terms("显存不足怎么处理")
+    assert "~oom" in found
+    assert "处理" in pairs
+
+
+def test_every_concept_has_two_phrases_at_least() -> None:
+    english, chinese = concepts()
+    count: dict[str, int] = {}
+    for names in [*english.values(), *chinese.values()]:
+        for name in names:
+            count[name] = count.get(name, 0) + 1
+    assert {name for name, n in count.items() if n < 2} == set()
+    assert [c for c, _, _ in english_concepts(["out", "memory"])] != []
+
+
+@pytest.mark.parametrize(("wrong", "right"), TYPOS.items())
+def test_a_typo_is_read(wrong: str, right: str) -> None:
+    assert Speller(["memory", "checkpoint", "evaluation", "timeout", "dataset"]).nearest(wrong) == right
+
+
+@pytest.mark.parametrize("word", ["memory", "cat", "sourdough", "c4t5", ""])
+def test_what_is_known_short_or_far_stays(word: str) -> None:
+    assert Speller(["memory", "checkpoint"]).nearest(word) is None
+
+
+@given(st.text("abcd", max_size=7), st.text("abcd", max_size=7))
+def test_edits_is_a_distance(a: str, b: str) -> None:
+    assert edits(a, b) == edits(b, a)
+    assert (edits(a, b) == 0) == (a == b)
+    assert abs(len(a) - len(b)) <= edits(a, b) <= max(len(a), len(b))

@@ -1,0 +1,179 @@
+"""Submitting: one receipt, one job; what changed since the receipt; what a person is asked about."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from fakes import FakeClock
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Conflict, NotFound
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.check import cancel, check
+from gpuwarden.lifecycle.submit import NeedsApproval, submit
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.model import Fault, Settings
+from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training
+
+pytestmark = pytest.mark.anyio
+LONG_BOOT = FAST.model_copy(update={"boot_s": 60.0})
+SLOW_BOOT = Settings(boot_s=100, settle_s=30, default_usd_per_hour=3.6, catalog={})
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def w(tmp_path: Path, clock: FakeClock) -> Warden:
+    return open_house(tmp_path / "home", clock)
+
+
+async def test_a_receipt_that_is_used_twice_is_one_job(w: Warden, tmp_path: Path) -> None:
+    cloud = rent_cloud(w, settings=SLOW_BOOT)
+    spec = training(tmp_path / "said")
+    receipt = (await submit(w, spec)).receipt
+    one, two = await submit(w, spec, receipt=receipt), await submit(w, spec, receipt=receipt)
+    assert one.job and two.job and one.job.id == two.job.id
+    assert (one.adopted, two.adopted, len(records(cloud))) == (False, True, 1)
+
+
+async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(w: Warden, tmp_path: Path) -> None:
+    cloud = rent_cloud(w, settings=SLOW_BOOT)
+    spec = training(tmp_path / "said")
+    first, second = (await submit(w, spec)).receipt, (await submit(w, spec)).receipt
+    one, two = await submit(w, spec, receipt=first), await submit(w, spec, receipt=second)
+    third = await submit(w, spec)
+    assert one.job and two.job and third.job
+    assert {one.job.id, two.job.id, third.job.id} == {one.job.id}
+    assert two.adopted and third.adopted and len(records(cloud)) == 1
+
+
+async def test_a_receipt_is_for_its_arguments_and_its_time_and_its_ledger(
+    w: Warden, clock: FakeClock, tmp_path: Path
+) -> None:
+    cloud = rent_cloud(w)
+    receipt = (await submit(w, training(tmp_path / "said"))).receipt
+    with pytest.raises(Conflict, match="other arguments"):
+        await submit(w, training(tmp_path / "said", timeout_s=601), receipt=receipt)
+    with pytest.raises(NotFound):
+        await submit(w, training(tmp_path / "said"), receipt="r0123456789abcdef")
+    clock.advance(w.policy.receipt_ttl_s + 1)
+    with pytest.raises(Conflict, match="expired"):
+        await submit(w, training(tmp_path / "said"), receipt=receipt)
+    assert not records(cloud)
+
+
+async def test_a_price_that_changed_voids_the_receipt(w: Warden, tmp_path: Path) -> None:
+    cloud = rent_cloud(w)
+    spec = training(tmp_path / "said")
+    receipt = (await submit(w, spec)).receipt
+    cloud.configure(settings=FAST.model_copy(update={"default_usd_per_hour": 9.0}))
+    with pytest.raises(Conflict, match=r"the price was 1\.0 USD/h and is 9\.0"):
+        await submit(w, spec, receipt=receipt)
+    assert not records(cloud)
+
+
+async def test_spending_above_the_caps_asks_a_person_first(tmp_path: Path, clock: FakeClock) -> None:
+    w = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=Caps(per_job_usd=0.1)))
+    cloud = rent_cloud(w, settings=SLOW_BOOT)
+    spec = training(tmp_path / "said")
+    first = await submit(w, spec)
+    assert "per_job_usd" in first.ask
+    with pytest.raises(NeedsApproval):
+        await submit(w, spec, receipt=first.receipt)
+    assert not records(cloud) and not w.ledger.subjects("job")
+    w.ledger.add(f"receipt/{first.receipt}", "approval.granted", {"expires_at": clock.now() + 60})
+    done = await submit(w, spec, receipt=first.receipt)
+    assert done.job and len(records(cloud)) == 1
+
+
+async def test_jobs_of_a_day_share_the_daily_cap(tmp_path: Path, clock: FakeClock) -> None:
+    caps = Caps(per_job_usd=10, per_day_usd=1.0, per_instance_usd=10)
+    w = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=caps))
+    rent_cloud(w, settings=SLOW_BOOT)
+    specs = [training(tmp_path / "said", name=f"job{n}") for n in range(2)]  # 0.6 USD each
+    issued = [await submit(w, spec) for spec in specs]
+    assert [i.ask for i in issued] == ["", ""]  # each fits by itself
+    await submit(w, specs[0], receipt=issued[0].receipt)
+    with pytest.raises(NeedsApproval, match="per_day_usd"):
+        await submit(w, specs[1], receipt=issued[1].receipt)
+
+
+async def test_a_lost_reply_to_create_is_adopted(w: Warden, clock: FakeClock, tmp_path: Path) -> None:
+    cloud = rent_cloud(w, Fault(kind="lost_reply", call="create"), settings=SLOW_BOOT)
+    job = await launch(w, training(tmp_path / "said"))
+    clock.advance(1)
+    seen = await check(w, job)
+    assert seen.job.state is Job.PROVISIONING and seen.lease and seen.lease.instance_id == records(cloud)[0].id
+    assert [e.kind for e in w.ledger.events(seen.lease.subject)][:3] == [
+        "create.intent",
+        "create.unknown",
+        "lease.adopted",
+    ]
+
+
+async def test_a_lost_request_to_create_is_repeated_only_after_two_looks(
+    w: Warden, clock: FakeClock, tmp_path: Path
+) -> None:
+    cloud = rent_cloud(w, Fault(kind="lost_request", call="create"), settings=SLOW_BOOT)
+    job = await launch(w, training(tmp_path / "said"))
+    for seconds, rented in ((1, 0), (10, 0), (31, 1), (1, 1)):
+        clock.advance(seconds)
+        await check(w, job)
+        assert len(records(cloud)) == rented
+
+
+async def test_a_job_that_is_canceled_before_its_launch_never_runs(w: Warden, clock: FakeClock, tmp_path: Path) -> None:
+
+    rent_cloud(w, settings=SLOW_BOOT)
+    job = await launch(w, training(tmp_path / "said"))
+    assert (await cancel(w, job)).state is Job.CANCELED
+    clock.advance(200)
+    seen = await check(w, job)
+    assert seen.lease and seen.lease.state == "metering" and not launches(tmp_path / "said")
+
+
+class _Race:
+    """One of two processes with the same receipt."""
+
+    def __init__(self, home: Path, said: Path, receipt: str) -> None:
+        self.home, self.said, self.receipt = home, said, receipt
+
+    def __call__(self, gate: object, results: object) -> None:
+        w = open_house(self.home, SystemClock())
+        rent_cloud(w, settings=LONG_BOOT)
+        gate.wait()  # type: ignore[attr-defined]
+
+        async def go() -> str:
+            done = await submit(w, training(self.said), receipt=self.receipt)
+            return done.job.id if done.job else "none"
+
+        results.put(anyio.run(go))  # type: ignore[attr-defined]
+
+
+async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_path: Path) -> None:
+    w = open_house(tmp_path / "home", SystemClock())
+    cloud = rent_cloud(w, settings=LONG_BOOT)
+    spec = training(tmp_path / "said")
+    receipt = (await submit(w, spec)).receipt
+    assert receipt
+    spawn = multiprocessing.get_context("spawn")
+    gate, results = spawn.Barrier(2), spawn.Queue()
+    racers = [
+        spawn.Process(target=_Race(tmp_path / "home", tmp_path / "said", receipt), args=(gate, results))
+        for _ in range(2)
+    ]
+    for racer in racers:
+        racer.start()
+    ids = {await anyio.to_thread.run_sync(results.get) for _ in racers}
+    for racer in racers:
+        racer.join(30)
+    results.close()
+    assert len(ids) == 1 and len(records(cloud)) == 1
+    assert len(w.ledger.events(kind="job.accepted")) == len(w.ledger.events(kind="create.intent")) == 1

@@ -1,0 +1,365 @@
+"""Machines: booting, interruptions, lost replies, caps; and the end, which needs proof and a person's yes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from fakes import FakeClock
+from gpuwarden.core.errors import BadRequest, Conflict, Refused
+from gpuwarden.core.models import Handle, JobSpec, Resources, Verb
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
+from gpuwarden.lifecycle.check import Checked, cancel, check
+from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
+from gpuwarden.rehearsal.model import Fault, Settings
+from lifecycle_kit import PLATFORM, launch, open_house, promises, prove, records, rent_cloud, story
+from pretend_machines import PretendBackend, Processes
+
+pytestmark = pytest.mark.anyio
+PACE = Settings(boot_s=10, stop_s=5, resume_s=20, settle_s=30, default_usd_per_hour=3.6, catalog={})
+
+
+class House:
+    """A warden, a cloud, a clock in the hand, and jobs that end when they are told to."""
+
+    def __init__(self, home: Path, processes: Processes) -> None:
+        self.clock = FakeClock()
+        self.w = open_house(home, self.clock)
+        self.backend = PretendBackend(processes)
+        self.w._backends["local"] = self.backend
+        self.opens()
+
+    def opens(self, *faults: Fault, platform: str = PLATFORM) -> None:
+        self.platform = platform
+        self.cloud = rent_cloud(self.w, *faults, platform=platform, settings=PACE)
+
+    def spec(self, **changes: object) -> JobSpec:
+        values: dict[str, object] = {
+            "name": "train", "platform": self.platform, "command": ("train",), "outputs": ("out",),
+            "timeout_s": 3600, "max_cost_usd": 900.0,
+        }  # fmt: skip
+        return JobSpec.model_validate(values | changes)
+
+    async def started(self, **changes: object) -> str:
+        job = await launch(self.w, self.spec(**changes))
+        assert (await self.after(11, job)).job.state is Job.RUNNING
+        return job
+
+    async def after(self, seconds: float, job: str) -> Checked:
+        self.clock.advance(seconds)
+        return await check(self.w, job)
+
+    def handle(self, job: str) -> Handle:
+        handle = read_job(self.w.ledger, job).handle
+        assert handle is not None
+        return handle
+
+    async def ended(self, state: str = "succeeded", *, saved: bool = True, **changes: object) -> str:
+        job = await self.started(**changes)
+        if saved:
+            self.backend.write(self.handle(job), "model", b"weights")
+        self.backend.end(self.handle(job), state)
+        assert (await self.after(1, job)).job.state == state
+        return job
+
+    async def proven(self, **changes: object) -> str:
+        job = await self.ended(**changes)  # type: ignore[arg-type]
+        await pull(self.w, job)
+        await prove(self.w, job)
+        return job
+
+    async def asks(self, job: str, verb: Verb = "terminate") -> TeardownView:
+        return await request(self.w, job, verb)
+
+    async def yes(self, view: TeardownView, **how: str) -> TeardownView:
+        assert view.record.digest
+        return await approve(self.w, view.record.id, view.record.digest, channel="terminal", by="test", **how)
+
+    async def until_off(self, view: TeardownView) -> TeardownView:
+        for _ in range(8):
+            if view.record.state is Teardown.VERIFIED_STOPPED:
+                break
+            self.clock.advance(31)
+            view = await proceed(self.w, view.record.id)
+        return view
+
+    def holds(self) -> None:
+        assert not promises(self.w.ledger, self.cloud), story(self.w.ledger.events())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    processes = Processes()
+    names = ("of", "terminate", "kill", "held")
+    patches = [patch(f"gpuwarden.rehearsal.procs.{name}", getattr(processes, name)) for name in names]
+    for each in patches:
+        each.start()
+    yield House(tmp_path / "home", processes)
+    for each in patches:
+        each.stop()
+
+
+def rules(view: TeardownView) -> set[str]:
+    return {f.rule for f in view.findings}
+
+
+# ------------------------------------------------------------------------------------------------------ the gate
+
+
+async def test_nothing_dies_before_it_is_pulled_and_proven_and_a_person_said_yes(house: House) -> None:
+    job = await house.ended()
+    view = await house.asks(job)
+    assert view.record.state is Teardown.BLOCKED and "TD-COPY-001" in rules(view)
+    with pytest.raises(Refused, match="blocked"):
+        await house.yes(view)
+    await pull(house.w, job)
+    assert rules(await house.asks(job)) == {"TD-LOAD-001"}
+    await prove(house.w, job)
+    view = await house.asks(job)
+    assert view.record.state is Teardown.AWAITING_HUMAN and not view.findings
+    house.clock.advance(100)
+    assert (await house.asks(job)).record.state is Teardown.AWAITING_HUMAN
+    assert records(house.cloud)[0].state == "running"
+    view = await house.until_off(await house.yes(view))
+    assert view.record.state is Teardown.VERIFIED_STOPPED and view.lease.state is Lease.STOPPED
+    assert not house.cloud.truth(records(house.cloud)[0].id).meter
+    house.holds()
+
+
+async def test_an_approval_works_once(house: House) -> None:
+    view = await house.asks(await house.proven())
+    done = await house.yes(view)
+    with pytest.raises(Conflict, match="can't be approved"):
+        await house.yes(view)
+    await house.until_off(done)
+    with pytest.raises(Conflict, match="can't be approved"):
+        await house.yes(view)
+    assert len(house.w.ledger.events(kind="approval.used")) == 1
+
+
+async def test_an_approval_that_comes_too_late_is_asked_again(house: House) -> None:
+    job = await house.proven()
+    view = await house.asks(job)
+    house.clock.advance(house.w.policy.approval.ttl_s + 1)
+    with pytest.raises(Conflict, match="expired"):
+        await house.yes(view)
+    assert records(house.cloud)[0].state == "running"
+    assert (await house.yes(await house.asks(job))).record.state is Teardown.EXECUTING
+
+
+async def test_a_file_written_after_the_ticket_was_shown_voids_the_yes(house: House) -> None:
+    job = await house.proven()
+    view = await house.asks(job)
+    house.backend.write(house.handle(job), "late", b"written by something that still runs")
+    with pytest.raises(Conflict, match="changed since they were shown"):
+        await house.yes(view)
+    again = await house.asks(job)
+    assert again.record.state is Teardown.BLOCKED and {"TD-COPY-001", "TD-COPY-002"} <= rules(again)
+    assert records(house.cloud)[0].state == "running"
+
+
+async def test_a_copy_that_changed_here_voids_the_yes(house: House) -> None:
+    job = await house.proven()
+    view = await house.asks(job)
+    copy = house.w.home / "artifacts" / job / "out" / "model"
+    copy.write_bytes(b"weightz")
+    with pytest.raises(Conflict, match="changed since they were shown"):
+        await house.yes(view)
+    assert rules(await house.asks(job)) == {"TD-LOAD-001"}
+
+
+async def test_an_approval_that_was_not_carried_out_at_once_is_held_against_the_facts(house: House) -> None:
+    """The process dies between the yes and the verb, and a file is written before the next one comes."""
+    job = await house.proven()
+    view = await house.asks(job)
+    with (
+        patch("gpuwarden.lifecycle.teardown._execute", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        await house.yes(view)
+    house.backend.write(house.handle(job), "late", b"x")
+    assert (await house.asks(job)).record.state is Teardown.BLOCKED
+    assert records(house.cloud)[0].state == "running"
+
+
+async def test_a_failed_job_that_saved_nothing_can_be_torn_down(house: House) -> None:
+    job = await house.ended("failed", saved=False)
+    pulled = await pull(house.w, job)
+    assert pulled.missing == ("out",) and not pulled.received.files
+    view = await house.asks(job)
+    assert view.record.state is Teardown.AWAITING_HUMAN and "TD-OUT-001" in rules(view)
+    with pytest.raises(Refused, match="a click in a client is not enough"):
+        assert view.record.digest
+        await approve(house.w, view.record.id, view.record.digest, channel="elicitation", by="test")
+    assert (await house.until_off(await house.yes(view))).record.state is Teardown.VERIFIED_STOPPED
+
+
+async def test_giving_up_what_has_no_copy_takes_its_name(house: House) -> None:
+    job = await house.ended()
+    view = await house.asks(job)
+    with pytest.raises(BadRequest, match="not named"):
+        await house.yes(view, loss="something else")
+    view = await house.until_off(await house.yes(view, loss="train"))
+    assert view.record.state is Teardown.VERIFIED_STOPPED
+
+
+async def test_no_yes_makes_a_platform_have_a_stop(house: House) -> None:
+    """Found by the property test: the ticket stood in the way of every terminate."""
+    house.opens(platform="rehearsal/lambda")
+    job = await house.proven()
+    view = await house.asks(job, "stop")
+    assert "TD-VERB-001" in rules(view)
+    with pytest.raises(Refused, match="no yes can make this work"):
+        await house.yes(view, loss="train")
+    view = await house.until_off(await house.yes(await house.asks(job)))
+    assert view.record.state is Teardown.VERIFIED_STOPPED
+
+
+async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) -> None:
+    job = await house.proven()
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
+    view = await house.yes(await house.asks(job, "stop"))
+    house.clock.advance(601)
+    assert (await proceed(house.w, view.record.id)).record.state is Teardown.NEEDS_HUMAN
+    assert read_lease(house.w.ledger, view.lease.id).state in LIVE_LEASES  # "stopped" that bills is not stopped
+    again = await house.asks(job)
+    assert again.record.id != view.record.id
+    # Its disk is there, but the machine is off, so nothing on it can be looked at any more.
+    assert again.record.state is Teardown.BLOCKED
+    done = await house.until_off(await house.yes(again, loss="train"))
+    assert done.record.state is Teardown.VERIFIED_STOPPED
+    house.holds()
+
+
+@pytest.mark.parametrize("kind", ["lost_request", "lost_reply", "bad_reply"])
+async def test_a_terminate_whose_answer_is_lost_is_asked_until_it_is_seen(house: House, kind: str) -> None:
+    house.opens(Fault.model_validate({"kind": kind, "call": "terminate", "count": 2}))
+    view = await house.until_off(await house.yes(await house.asks(await house.proven())))
+    assert view.record.state is Teardown.VERIFIED_STOPPED
+    assert not house.cloud.truth(records(house.cloud)[0].id).meter
+    house.holds()
+
+
+async def test_a_machine_that_comes_back_is_taken_into_sight_and_can_be_ended_again(house: House) -> None:
+    job = await house.proven()
+    house.cloud.inject(records(house.cloud)[0].id, Fault(kind="comes_back", seconds=500))
+    await house.until_off(await house.yes(await house.asks(job)))
+    house.clock.advance(500)
+    shown = (await list_instances(house.w)).rows
+    assert [(r.ours, r.billing) for r in shown] == [(True, True)]
+    view = await house.asks(job)
+    view = await house.until_off(await house.yes(view, loss="train"))
+    assert view.record.state is Teardown.VERIFIED_STOPPED and not (await list_instances(house.w)).rows
+
+
+# ------------------------------------------------------------------------------------------------------- machines
+
+
+async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(house: House) -> None:
+    house.opens(Fault(kind="failed_boot"))
+    job = await launch(house.w, house.spec())
+    seen = await house.after(11, job)
+    assert seen.job.state is Job.FAILED and "given back" in seen.job.why and "USD" in seen.job.why
+    for _ in range(3):
+        seen = await house.after(31, job)
+    assert seen.lease and seen.lease.state is Lease.STOPPED
+    house.holds()
+
+
+async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(house: House) -> None:
+    """A request that was lost was never repeated, and the next process could not move from stopping to stopping."""
+    house.opens(Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=2))
+    job = await launch(house.w, house.spec())
+    with (
+        patch("gpuwarden.lifecycle.advance.ask_end", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        await house.after(11, job)
+    assert (await house.after(1, job)).job.state is Job.FAILED
+    for _ in range(5):
+        seen = await house.after(31, job)
+    assert seen.lease and seen.lease.state is Lease.STOPPED
+    assert not house.cloud.truth(records(house.cloud)[0].id).meter
+
+
+async def test_looks_that_see_nothing_end_no_lease_before_the_cloud_had_its_time(house: House) -> None:
+    """A cloud that lags for less than its word: the look that counts comes after it has caught up."""
+    house.opens(Fault(kind="stale", call="get", seconds=20, count=3))
+    job = await launch(house.w, house.spec())
+    await house.after(1, job)
+    seen = await house.after(5, job)
+    assert seen.job.state is Job.PROVISIONING and seen.lease and seen.lease.state is Lease.METERING
+    seen = await house.after(31, job)
+    assert seen.job.state is Job.RUNNING and seen.lease and seen.lease.state is Lease.METERING
+    house.holds()
+
+
+async def test_a_preempted_job_resumes_and_is_given_up_after_max_restarts(house: House) -> None:
+    job = await house.started(interruptible=True, max_restarts=1)
+    machine = records(house.cloud)[0].id
+    house.cloud.preempt(machine)
+    assert (await house.after(1, job)).job.state is Job.PREEMPTED
+    assert (await house.after(21, job)).job.state is Job.RUNNING
+    house.cloud.preempt(machine)
+    house.clock.advance(1)
+    seen = await check(house.w, job)
+    assert seen.job.state is Job.FAILED and "max_restarts is 1" in seen.job.why
+    assert house.backend.launched == [(job, 1), (job, 2)]
+
+
+async def test_a_preempted_job_that_is_canceled_is_not_launched_again(house: House) -> None:
+    job = await house.started(interruptible=True)
+    house.cloud.preempt(records(house.cloud)[0].id)
+    await house.after(1, job)
+    assert (await cancel(house.w, job)).state is Job.CANCELED
+    await house.after(60, job)
+    assert house.backend.launched == [(job, 1)]
+
+
+async def test_a_job_that_reaches_its_cost_cap_is_stopped_and_the_machine_stays(house: House) -> None:
+    job = await house.started(max_cost_usd=0.1)
+    seen = await house.after(101, job)  # 0.001 USD/s
+    assert seen.job.state is Job.CANCELED and "max_cost_usd 0.1" in seen.job.why
+    assert house.cloud.truth(records(house.cloud)[0].id).meter
+
+
+async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended(house: House) -> None:
+    """A platform that rents twice for one request: no answer ever named the second machine."""
+    job = await house.proven()
+    token = records(house.cloud)[0].token
+    house.cloud.create(Resources(), token)
+    house.clock.advance(11)
+    rows = (await list_instances(house.w)).rows
+    assert [(r.ours, r.billing is not False) for r in rows] == [(True, True)] * 2
+    await house.until_off(await house.yes(await house.asks(job)))
+    second = await house.asks(job)
+    assert second.lease.instance_id == records(house.cloud)[1].id
+    assert second.record.state is Teardown.AWAITING_HUMAN and rules(second) == {"TD-ELSE-001"}
+    await house.until_off(await house.yes(second))
+    assert not any(t.meter for t in house.cloud.truths().values())
+    assert not lease_ids(house.w.ledger, *LIVE_LEASES)
+    house.holds()
+
+
+async def test_a_machine_that_find_hid_for_too_long_is_not_forgotten(house: House) -> None:
+    """Two machines are rented when a reply is lost and the cloud hides the first beyond its word; both are in sight."""
+    house.opens(
+        Fault(kind="lost_reply", call="create"),
+        Fault(kind="stale", call="find", seconds=300, count=9),
+    )
+    spec = house.spec()
+    job = await launch(house.w, spec)
+    for _ in range(3):
+        await house.after(31, job)
+    assert len(records(house.cloud)) == 2
+    rows = (await list_instances(house.w)).rows
+    assert {r.instance_id for r in rows if r.ours and r.billing is not False} == {r.id for r in records(house.cloud)}
+    assert (await submit(house.w, spec)).adopted
+    house.holds()

@@ -1,0 +1,116 @@
+"""Stopped is not gone: what each verb has to be seen to have done, on platforms where they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeClock
+from gpuwarden.core.errors import Conflict
+from gpuwarden.core.models import JobSpec, Verb
+from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.lifecycle.check import cancel, check
+from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import read_lease
+from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.model import Fault, Settings
+from lifecycle_kit import launch, open_house, rent_cloud
+
+pytestmark = pytest.mark.anyio
+SLOW = Settings(boot_s=5, stop_s=5, resume_s=5, settle_s=3)
+
+
+class House:
+    """A canceled job on a platform whose machine still bills, under a clock that is turned by hand."""
+
+    def __init__(self, home: Path, platform: str, *faults: Fault) -> None:
+        self.clock = FakeClock()
+        self.w: Warden = open_house(home, self.clock)
+        self.cloud: Cloud = rent_cloud(self.w, *faults, platform=platform, settings=SLOW)
+        self.platform = platform
+
+    async def canceled(self) -> str:
+        spec = JobSpec(
+            platform=self.platform, command=("sleep", "600"), outputs=("out",), timeout_s=900, max_cost_usd=5
+        )
+        job = await launch(self.w, spec)
+        for _ in range(4):
+            self.clock.advance(3)
+            await check(self.w, job)
+        assert (await cancel(self.w, job)).state is Job.CANCELED
+        return job
+
+    async def end(self, job: str, verb: Verb) -> TeardownView:
+        """Ask, approve, and look until it is verified or a minute of the clock has passed."""
+        view = await request(self.w, job, verb)
+        assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
+        assert view.record.digest is not None
+        view = await approve(self.w, view.record.id, view.record.digest, channel="rehearsal", by="test")
+        for _ in range(20):
+            if view.record.state is not Teardown.EXECUTING:
+                break
+            self.clock.advance(3)
+            view = await proceed(self.w, view.record.id)
+        return view
+
+    @property
+    def truth(self) -> str:
+        return next(iter(self.cloud.truths().values())).state
+
+
+@pytest.fixture
+def policy_takes_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lifecycle_kit
+    from gpuwarden.core.policy import Approval
+
+    policy = lifecycle_kit.WEALTHY.model_copy(update={"approval": Approval(channels=("terminal", "rehearsal"))})
+    monkeypatch.setattr(lifecycle_kit.open_house, "__kwdefaults__", {"policy": policy, "actor": "cli"})
+
+
+@pytest.mark.usefixtures("policy_takes_flags")
+class TestVerbs:
+    """Each verb ends with the machine really in the state that was asked for."""
+
+    async def test_terminate_where_a_stop_has_to_come_first(self, tmp_path: Path) -> None:
+        house = House(tmp_path, "rehearsal/autodl")
+        view = await house.end(await house.canceled(), "terminate")
+        assert view.record.state is Teardown.VERIFIED_STOPPED
+        assert house.truth == "gone"
+
+    async def test_stop_then_terminate_really_terminates(self, tmp_path: Path) -> None:
+        house = House(tmp_path, "rehearsal/vastai")
+        job = await house.canceled()
+        await pull(house.w, job)
+        view = await house.end(job, "stop")
+        assert (view.record.state, house.truth) == (Teardown.VERIFIED_STOPPED, "stopped")
+        listed = await list_instances(house.w)
+        assert [(r.state, r.ours) for r in listed.rows] == [("stopped", True)], "its disk bills, so it stays in sight"
+        view = await house.end(job, "terminate")
+        assert (view.record.state, house.truth) == (Teardown.VERIFIED_STOPPED, "gone")
+        assert (await list_instances(house.w)).rows == ()
+
+    async def test_stopped_that_still_bills_is_not_believed(self, tmp_path: Path) -> None:
+        house = House(tmp_path, "rehearsal/vastai", Fault(kind="bills_when_stopped"))
+        job = await house.canceled()
+        view = await house.end(job, "stop")
+        assert view.record.state is Teardown.EXECUTING
+        assert read_lease(house.w.ledger, view.record.lease).state is not Lease.STOPPED
+        house.clock.advance(600)
+        view = await proceed(house.w, view.record.id)
+        assert view.record.state is Teardown.NEEDS_HUMAN
+
+    async def test_what_is_gone_already_needs_no_approval(self, tmp_path: Path) -> None:
+        house = House(tmp_path, "rehearsal/lambda", Fault(kind="vanish", seconds=10))
+        spec = JobSpec(
+            platform=house.platform, command=("sleep", "600"), outputs=("out",), timeout_s=900, max_cost_usd=5
+        )
+        job = await launch(house.w, spec)
+        for _ in range(12):
+            house.clock.advance(3)
+            await check(house.w, job)
+        with pytest.raises(Conflict, match="gone"):
+            await request(house.w, job, "terminate")
