@@ -146,6 +146,8 @@ class Emulator:
         self.lock = threading.Lock()
         self.address: Callable[[str], tuple[str, int]] = self._pretend_address
         """Where an instance's SSH server listens."""
+        self.before: Callable[[], None] = lambda: None
+        """Called before each request is carried out."""
         routes = [h for h in (getattr(type(self), n) for n in dir(type(self))) if hasattr(h, "route")]
         self.routes = sorted(routes, key=lambda h: h.route[1].groups)  # plain words before names
 
@@ -208,6 +210,7 @@ class Emulator:
         """What the platform would answer."""
         with self.lock:
             self.asked.append(asked)
+            self.before()
             try:
                 told = self.limited() if self._too_often() else self._route(asked)
             except Refuse as refusal:

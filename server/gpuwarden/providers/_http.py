@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
@@ -39,7 +39,9 @@ MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
 """A read waits out a rate limit that asks for no more than this; the caller hears of a longer one."""
-_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
+Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
+"""An instance's id in a reply. One that could not be asked about again makes the whole reply unreadable."""
 
 
 class Shape(BaseModel):
@@ -265,4 +267,4 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 def is_safe_id(ident: str) -> bool:
     """Whether an id can stand in a path; one that can't is no instance of any platform."""
-    return _SAFE_ID.fullmatch(ident) is not None
+    return re.fullmatch(_ID, ident) is not None

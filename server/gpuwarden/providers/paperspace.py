@@ -24,7 +24,7 @@ from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, No
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
 from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such
 
 _S = InstanceState
@@ -47,7 +47,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 
 
 class _Machine(Shape):
-    id: str
+    id: Ident
     name: str
     state: Literal[
         "provisioning", "starting", "restarting", "upgrading", "serviceready", "ready", "stopping", "off", "failed"

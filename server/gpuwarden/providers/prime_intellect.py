@@ -22,7 +22,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place,
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
-from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
 from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, usd
 
 _S = InstanceState
@@ -43,7 +43,7 @@ _SSH = re.compile(r"(?:ssh )?([A-Za-z0-9._-]+)@([A-Za-z0-9.:-]+)(?: -p (\d{1,5})
 
 
 class _Pod(Shape):
-    id: str
+    id: Ident
     name: str | None
     status: Literal["PROVISIONING", "PENDING", "ACTIVE", "STOPPED", "ERROR", "DELETING", "TERMINATED", "UNKNOWN"]
     createdAt: datetime | None = None  # noqa: N815
