@@ -8,6 +8,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
+from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
@@ -16,7 +17,10 @@ from gpuwarden.lifecycle.warden import Warden
 
 @dataclass(frozen=True)
 class Row:
-    """One machine. `lease` is None for one that is not ours; `billing` None means nobody knows, which counts as yes."""
+    """One machine. `lease` is None for one that is not ours; `billing` None means nobody knows, which counts as yes.
+
+    `since` is when it was rented, `stopped_at` when it was first seen off, `stopped_usd_per_hour` what bills then.
+    """
 
     platform: str
     instance_id: str | None
@@ -28,6 +32,9 @@ class Row:
     job: JobRecord | None
     since: float | None
     note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: tuple[Clock, ...] = ()
 
     @property
     def ours(self) -> bool:
@@ -153,6 +160,7 @@ def _listed(w: Warden, platform: str, seen: Instance, lease: LeaseRecord | None)
         lease=lease,
         job=read_job(w.ledger, lease.job_id) if lease else None,
         since=seen.created_at,
+        stopped_usd_per_hour=seen.stopped_usd_per_hour,
         note="listed although it was seen gone" if lease else "not rented by gpuwarden",
     )
 
@@ -180,4 +188,7 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
         job=job,
         since=lease.opened_at,
         note="; ".join(notes),
+        stopped_usd_per_hour=seen.stopped_usd_per_hour if seen else None,
+        stopped_at=stopped_at(w, lease),
+        clocks=clocks_of(w, lease, job),
     )

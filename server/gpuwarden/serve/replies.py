@@ -149,6 +149,14 @@ class TeardownReply(Reply):
     meter: MeterReply
 
 
+class ClockReply(BaseModel):
+    """What the platform will do by itself, and when, in seconds since the epoch."""
+
+    at: float
+    trigger: str
+    effect: str
+
+
 class InstanceReply(BaseModel):
     """One machine. `billing` null means that nobody knows, which counts as yes."""
 
@@ -163,6 +171,9 @@ class InstanceReply(BaseModel):
     job_id: str | None = None
     job_state: str | None = None
     note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: list[ClockReply] = Field(default_factory=list)
 
 
 class InstancesReply(Reply):
@@ -171,6 +182,12 @@ class InstancesReply(Reply):
     instances: list[InstanceReply] = Field(default_factory=list)
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
+
+    def short(self) -> dict[str, Any]:
+        """The reply without what is empty, in its machines too."""
+        whole = [row.model_dump(mode="json") for row in self.instances]
+        rows = [{k: v for k, v in row.items() if v not in (None, "", []) or k == "billing"} for row in whole]
+        return super().short() | ({"instances": rows} if rows else {})
 
 
 def error_reply(error: WardenError) -> dict[str, Any]:
@@ -390,6 +407,9 @@ def _instance(row: Row) -> InstanceReply:
         job_id=row.job.id if row.job else None,
         job_state=row.job.state if row.job else None,
         note=row.note,
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[ClockReply(at=c.at, trigger=c.trigger, effect=c.effect) for c in row.clocks],
     )
 
 

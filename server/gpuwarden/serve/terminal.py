@@ -192,12 +192,15 @@ def listed(reply: InstancesReply) -> None:
 def _machine(row: InstanceReply) -> tuple[str, ...]:
     billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
     job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
+    off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
+    rest = f"\n[dim]{usd(row.stopped_usd_per_hour)}/h off[/]" if row.stopped_usd_per_hour else ""
     return (
         f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
-        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]",
+        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
         billing,
-        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]",
-        f"{job}[dim]{escape(row.note)}[/]",
+        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]{rest}",
+        f"{job}[dim]{escape(row.note)}[/]{clocks}",
     )
 
 
