@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import WardenError
@@ -51,14 +52,19 @@ class Inventory:
     unknown: dict[str, str]
 
 
-async def reconcile(w: Warden) -> dict[str, str]:
-    """Move every job, lease and teardown on as far as it goes. Returns what could not be moved, and why."""
+async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
+    """Move every job, lease and teardown on as far as it goes. Returns what could not be moved, and why.
+
+    Jobs in `skip` are left alone this time: their platform or machine did not answer lately.
+    """
     trouble: dict[str, str] = {}
-    for job_id in _unsettled(w):
+    for job_id in unsettled(w):
+        if job_id in skip:
+            continue
         try:
             async with w.lock(job_id, patience_s=1.0):
                 job = await advance_locked(w, job_id)
-                for lease_id in _leases_of(w, job):
+                for lease_id in leases_of(w, job):
                     await tend(w, lease_id)
         except WardenError as error:
             trouble[job_id] = error.message
@@ -72,12 +78,14 @@ async def reconcile(w: Warden) -> dict[str, str]:
     return trouble
 
 
-def _unsettled(w: Warden) -> list[str]:
+def unsettled(w: Warden) -> list[str]:
+    """The jobs that are not over, or whose machine may bill."""
     live = {read_lease(w.ledger, lease).job_id for lease in lease_ids(w.ledger, *LIVE_LEASES)}
     return [j for j in job_ids(w.ledger) if j in live or read_job(w.ledger, j).state not in TERMINAL_JOBS]
 
 
-def _leases_of(w: Warden, job: JobRecord) -> list[str]:
+def leases_of(w: Warden, job: JobRecord) -> list[str]:
+    """The live leases of a job."""
     return [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
 
 

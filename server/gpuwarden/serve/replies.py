@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.fence import fence, line
@@ -18,10 +18,12 @@ from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.pull import PullResult
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 from gpuwarden.lifecycle.submit import Submission
 from gpuwarden.lifecycle.teardown import TeardownView
+from gpuwarden.lifecycle.watch import Round
 
 SHOWN = 20
 LOG_LIMIT = 16_000
@@ -175,6 +177,12 @@ class InstanceReply(BaseModel):
     stopped_at: float | None = None
     clocks: list[ClockReply] = Field(default_factory=list)
 
+    @model_serializer(mode="wrap")
+    def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few machines have."""
+        rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
+        return {k: v for k, v in whole(self).items() if v or k not in rare}
+
 
 class InstancesReply(Reply):
     """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
@@ -183,11 +191,23 @@ class InstancesReply(Reply):
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
 
-    def short(self) -> dict[str, Any]:
-        """The reply without what is empty, in its machines too."""
-        whole = [row.model_dump(mode="json") for row in self.instances]
-        rows = [{k: v for k, v in row.items() if v not in (None, "", []) or k == "billing"} for row in whole]
-        return super().short() | ({"instances": rows} if rows else {})
+
+class AlertReply(BaseModel):
+    """One alert. `state` is raised, or cleared when it is over; `about` is a job, lease or the whole day."""
+
+    at: float
+    about: str
+    kind: str
+    state: str
+    text: str
+
+
+class WatchReply(Reply):
+    """One round of the watch: what is new, what stands, and what could not be looked at or sent."""
+
+    news: list[AlertReply] = Field(default_factory=list)
+    standing: list[AlertReply] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
 
 
 def error_reply(error: WardenError) -> dict[str, Any]:
@@ -392,6 +412,26 @@ def listed(inventory: Inventory) -> InstancesReply:
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
     )
+
+
+def watched(done: Round) -> WatchReply:
+    """A reply to one round of the watch; not ok while an alert stands."""
+    unknown = {line(k, 80): line(v) for k, v in done.trouble.items()}
+    calls = any(alert.raised for alert in done.news) or bool(done.standing)
+    return WatchReply(
+        ok=not calls and not unknown,
+        code="alert" if calls else "unknown" if unknown else "ok",
+        message=f"{len(done.standing)} alert(s) stand.",
+        hint="Do what each alert says; gpuwarden ended no machine." if calls or unknown else "",
+        news=[_alert(a) for a in done.news],
+        standing=[_alert(a) for a in done.standing],
+        unknown=unknown,
+    )
+
+
+def _alert(alert: Alert) -> AlertReply:
+    state = "raised" if alert.raised else "cleared"
+    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=line(alert.text, 600))
 
 
 def _instance(row: Row) -> InstanceReply:

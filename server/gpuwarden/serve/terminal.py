@@ -25,6 +25,7 @@ from gpuwarden.serve.replies import (
     SubmitReply,
     TeardownReply,
     VerifyReply,
+    WatchReply,
 )
 
 if TYPE_CHECKING:
@@ -186,6 +187,24 @@ def listed(reply: InstancesReply) -> None:
         out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+    message(reply)
+
+
+def watched(reply: WatchReply) -> None:
+    """What is new in a round of the watch."""
+    for alert in reply.news:
+        color = "red" if alert.state == "raised" else "green"
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {spoken(alert.text)}")
+    for what, why in reply.unknown.items():
+        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+
+
+def standing(reply: WatchReply) -> None:
+    """A whole round: what is new, and what has stood for longer."""
+    watched(reply)
+    fresh = {(a.about, a.kind) for a in reply.news}
+    for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {spoken(alert.text)}")
     message(reply)
 
 
