@@ -310,11 +310,16 @@ async def observe(w: Warden, job: JobRecord) -> Observation | None:
     """What the backend sees of a job; None when it can't see it."""
     if job.handle is None:
         return None
+    w.observed.pop(job.id, None)
+    w.blind.pop(job.id, None)
     try:
-        seen = await w.backend(job.handle.backend).poll([job.handle])
-    except WardenError:
+        seen = (await w.backend(job.handle.backend).poll([job.handle])).get(job.handle.token)
+    except WardenError as error:
+        w.blind[job.id] = error
         return None
-    return seen.get(job.handle.token)
+    if seen is not None:
+        w.observed[job.id] = seen
+    return seen
 
 
 def judge(job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> tuple[Job, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import fence, line, redact
@@ -20,10 +20,12 @@ from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.pull import PullResult
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 from gpuwarden.lifecycle.submit import Submission
 from gpuwarden.lifecycle.teardown import TeardownView
+from gpuwarden.lifecycle.watch import Round
 
 SHOWN = 20
 LOG_LIMIT = 16_000
@@ -163,6 +165,14 @@ class TeardownReply(Reply):
     meter: MeterReply
 
 
+class ClockReply(BaseModel):
+    """What the platform will do by itself, and when, in seconds since the epoch."""
+
+    at: float
+    trigger: str
+    effect: str
+
+
 class InstanceReply(BaseModel):
     """One machine. `billing` null means that nobody knows, which counts as yes."""
 
@@ -177,6 +187,15 @@ class InstanceReply(BaseModel):
     job_id: str | None = None
     job_state: str | None = None
     note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: list[ClockReply] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few machines have."""
+        rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
+        return {k: v for k, v in whole(self).items() if v or k not in rare}
 
 
 class InstancesReply(Reply):
@@ -184,6 +203,24 @@ class InstancesReply(Reply):
 
     instances: list[InstanceReply] = Field(default_factory=list)
     jobs: list[dict[str, str]] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
+
+
+class AlertReply(BaseModel):
+    """One alert. `state` is raised, or cleared when it is over; `about` is a job, lease or the whole day."""
+
+    at: float
+    about: str
+    kind: str
+    state: str
+    text: str
+
+
+class WatchReply(Reply):
+    """One round of the watch: what is new, what stands, and what could not be looked at or sent."""
+
+    news: list[AlertReply] = Field(default_factory=list)
+    standing: list[AlertReply] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
 
 
@@ -408,6 +445,26 @@ def listed(inventory: Inventory) -> InstancesReply:
     )
 
 
+def watched(done: Round) -> WatchReply:
+    """A reply to one round of the watch; not ok while an alert stands."""
+    unknown = {line(k, 80): line(v) for k, v in done.trouble.items()}
+    calls = any(alert.raised for alert in done.news) or bool(done.standing)
+    return WatchReply(
+        ok=not calls and not unknown,
+        code="alert" if calls else "unknown" if unknown else "ok",
+        message=f"{len(done.standing)} alert(s) stand.",
+        hint="Do what each alert says; gpuwarden ended no machine." if calls or unknown else "",
+        news=[_alert(a) for a in done.news],
+        standing=[_alert(a) for a in done.standing],
+        unknown=unknown,
+    )
+
+
+def _alert(alert: Alert) -> AlertReply:
+    state = "raised" if alert.raised else "cleared"
+    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=line(alert.text, 600))
+
+
 def _instance(row: Row) -> InstanceReply:
     return InstanceReply(
         platform=row.platform,
@@ -421,6 +478,9 @@ def _instance(row: Row) -> InstanceReply:
         job_id=row.job.id if row.job else None,
         job_state=row.job.state if row.job else None,
         note=row.note,
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[ClockReply(at=c.at, trigger=c.trigger, effect=c.effect) for c in row.clocks],
     )
 
 
