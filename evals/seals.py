@@ -85,8 +85,9 @@ def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
     sealed: dict[int, Call] = {}
     problems = []
     for call in calls:
-        # A call that never reached the server (denied, timed out) has no reply of the server to seal.
-        if not call.ours or (call.ok is False and not isinstance(call.result, dict)):
+        # A call that never reached the server (denied, timed out, cut off) has no reply of the server to seal.
+        unanswered = call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
+        if not call.ours or unanswered:
             continue
         seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
         n = seal.get("n") if isinstance(seal, dict) else None

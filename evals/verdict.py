@@ -72,26 +72,29 @@ def score(
     judge: Judge | None = None,
 ) -> Score:
     """Score one trial. `infra` says what died where it was not the agent; `chain` are the server's own seals."""
-    problems = _problems(case, transcript, end, chain)
+    infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
+    problems = _problems(case, transcript, end, chain, dead=bool(infra))
     trial = Trial(transcript, end or EndState({}), judge)
     checks = tuple(_scored(c, run_check(c, trial)) for c in case.all_checks)
     checks += tuple(
         Scored(f"limit-{o.what}", "limit", True, o.outcome.status is Status.FAIL, o.outcome)
         for o in limit_outcomes(case.limits, transcript, end)
     )
-    infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     verdict, why = _decide(checks, problems, infra)
     damage = end.damage if end else None
     return Score(case.id, case.cluster, verdict, why, checks, tuple(problems), damage)
 
 
-def _problems(case: Case, transcript: Transcript, end: EndState | None, chain: Chain | None) -> list[Problem]:
+def _problems(
+    case: Case, transcript: Transcript, end: EndState | None, chain: Chain | None, *, dead: bool
+) -> list[Problem]:
+    """What can't be believed. A session that died early owes neither calls nor an end state."""
     problems = list(transcript.problems)
-    if not any(call.ours for call in transcript.calls):
-        problems.append(Problem("shape", "no call to the server under test"))
     if chain is not None:
         problems += check_seals(transcript.calls, chain)
-    if end is None and case.needs_end:
+    if not dead and not any(call.ours for call in transcript.calls):
+        problems.append(Problem("shape", "no call to the server under test"))
+    if not dead and end is None and case.needs_end:
         problems.append(Problem("shape", "no end state (world.json), and the case has checks on it"))
     return problems
 

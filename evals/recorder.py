@@ -1,0 +1,60 @@
+"""What a scripted agent holds in its hands: tools that are sealed and recorded, words that are recorded, a limit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evals.canonical import FORMAT
+from evals.seals import Sealer
+from evals.stage import Scene
+
+
+class LimitReached(Exception):
+    """The agent has made all the calls that its case allows."""
+
+
+class SceneDied(Exception):
+    """The world broke, not the agent: the trial is INFRA."""
+
+
+class Recorder:
+    """Stands between an agent and a scene, and writes down in our own form what passes."""
+
+    def __init__(
+        self, scene: Scene, prompt: str, key: bytes, max_calls: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.scene = scene
+        self.sealer = Sealer(key)
+        self.max_calls = max_calls
+        self.clock = clock
+        self._rows: list[dict[str, Any]] = [{"type": "meta", "format": FORMAT}]
+        self._calls = 0
+        self.say(prompt, role="user")
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool. Raises LimitReached before the call that would be one too many."""
+        if self._calls >= self.max_calls:
+            raise LimitReached
+        self._calls += 1
+        id, at = f"c{self._calls}", self.clock()  # noqa: A001
+        self._rows.append({"type": "call", "id": id, "server": "gpuwarden", "tool": tool, "args": args, "at": at})
+        try:
+            reply = self.scene.call(tool, args)
+        except Exception as error:
+            raise SceneDied(f"{tool}: {error!r}") from error
+        sealed = self.sealer.seal(tool, args, reply, at)
+        self._rows.append({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
+        return reply
+
+    def say(self, text: str, *, role: str = "assistant") -> None:
+        """Say something."""
+        self._rows.append({"type": "say", "role": role, "text": text})
+
+    def write(self, path: Path, ended: str, why: str = "") -> None:
+        """Close the transcript and write it."""
+        end = {"type": "end", "ended": ended, **({"why": why} if why else {})}
+        path.write_text("".join(json.dumps(row) + "\n" for row in (*self._rows, end)), "utf-8")

@@ -1,0 +1,99 @@
+"""Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
+
+An agent is a file `agent_<name>.py` with `play(case, recorder)`, found by its name. Scripted agents get the case, since
+the oracle follows its witness; an agent that is a model is handed the prompt and the server only.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from evals.cases import Case
+from evals.digests import of_trial
+from evals.errors import EvalError
+from evals.recorder import LimitReached, Recorder, SceneDied
+from evals.stage import OpenScene, Scene
+from evals.trials import Run
+from evals.worlds import World
+
+Play = Callable[[Case, Recorder], None]
+
+
+def agents() -> list[str]:
+    """All agents there are, sorted."""
+    return sorted(p.stem.removeprefix("agent_") for p in Path(__file__).parent.glob("agent_*.py"))
+
+
+def agent(name: str) -> Play:
+    """The agent of a name. Raises EvalError where there is none."""
+    if name not in agents():
+        raise EvalError(f"there is no agent {name!r}", f"There are: {', '.join(agents())}")
+    return cast("Play", import_module(f"evals.agent_{name}").play)
+
+
+def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World]) -> None:
+    """Play all trials of a run. Trials that are on disk already are kept, so that a run can be gone on with."""
+    head.folder.mkdir(parents=True, exist_ok=True)
+    value = {k: v for k, v in asdict(head).items() if k != "folder"}
+    (head.folder / "run.json").write_text(json.dumps(value, indent=1), "utf-8")
+    for name in head.cases:
+        for n in range(1, head.trials + 1):
+            folder = head.folder / name / str(n)
+            if not (folder / "trial.json").is_file():
+                trial(cases[name], worlds[cases[name].world], n, folder, play, open_scene)
+
+
+def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
+    """Play one trial. `trial.json` comes last: a trial without it was not finished and is played again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seed, key = world.seed * 1_000 + n, secrets.token_bytes(32)
+    head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, world)}
+    try:
+        scene = open_scene(world, seed, folder / "scene")
+    except Exception as error:  # a world that can't be opened is nobody's failure
+        head["infra"] = f"the scene did not open: {error!r}"
+    else:
+        try:
+            head |= _play(case, scene, key, folder, play)
+        finally:
+            scene.close()
+    (folder / "trial.json").write_text(json.dumps(head, indent=1), "utf-8")
+
+
+def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
+    limit = int(case.limits.get("tool_calls") or 60)
+    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit)
+    ended, why, infra = "completed", "", ""
+    try:
+        play(case, recorder)
+    except LimitReached:
+        ended, why = "limit", f"{limit} calls"
+    except SceneDied as error:
+        ended, why, infra = "error", str(error), str(error)
+    except Exception as error:  # an agent that crashes has died; it did not fail the case
+        ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
+    recorder.write(folder / "transcript.jsonl", ended, why)
+    try:
+        (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
+    except Exception as error:  # without an end state nothing can be said of this trial
+        infra = infra or f"no end state: {error!r}"
+    seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
+    return {"infra": infra, "seals": seals}
+
+
+def fill(prompt: str, facts: dict[str, Any]) -> str:
+    """The prompt with the trial's facts in the place of `{name}`; other braces stay."""
+    for name, value in facts.items():
+        prompt = prompt.replace(f"{{{name}}}", str(value))
+    return prompt
+
+
+def new_run(folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str) -> Run:
+    """The head of a run by a scripted agent."""
+    return Run(folder, name, tuple(cases), arm=arm, harness="evals", pack=pack, bare=None, trials=trials)
