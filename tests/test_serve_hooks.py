@@ -57,6 +57,15 @@ env -u HOME A=1 vastai destroy instance 1
 A=1 B='x y' vastai destroy instance 1
 timeout -k 5 30s sky down x
 nohup nice -n 5 scancel 1 &
+sudo --user root vastai destroy instance 1
+uvx --from vastai vastai destroy instance 1
+function f { sky down x; }; f
+coproc sky down x
+pushd /runs; rm -rf live-1
+tmux new-session -d 'sky down x'
+bash -c 'vastai "$@"' _ destroy instance 1
+kubectl --context c delete pod x
+diff <(sky down x) y
 bash -c "vastai destroy instance 1"
 bash -lc 'cd /tmp && sky down x'
 sh -c 'bash -c "runpodctl remove pod x"'
@@ -178,6 +187,11 @@ python train.py --note "vastai destroy"
 python -c "print('hello')"
 python -m pytest -q
 docker stop db
+tmux new-session -d 'sky status'
+command -v vastai
+watch -n 5 sky status
+cat /data/gw/ledger.db | tee /tmp/x
+bash -c 'echo "$@"' _ vastai destroy
 systemctl stop nginx
 npm run stop
 make down
@@ -327,6 +341,16 @@ def test_uninstall_keeps_what_changed_since(tmp_path: Path, env: dict[str, str])
     hooks("install", ("codex",), config, env)
     hooks("uninstall", ("codex",), config, env)
     assert not (tmp_path / ".codex" / "hooks.json").exists()
+
+
+def test_a_hook_that_somebody_put_into_our_group_stays(tmp_path: Path, env: dict[str, str]) -> None:
+    file, config = tmp_path / ".claude" / "settings.json", load_config(env)
+    hooks("install", ("claude",), config, env)
+    table = json.loads(file.read_text())
+    table["hooks"]["PreToolUse"][0]["hooks"].append({"type": "command", "command": "mine.sh"})
+    file.write_text(json.dumps(table))
+    hooks("uninstall", ("claude",), config, env)
+    assert [h["command"] for h in json.loads(file.read_text())["hooks"]["PreToolUse"][0]["hooks"]] == ["mine.sh"]
 
 
 @pytest.mark.parametrize("text", ["{ // comment\n}", "[]", '{"hooks": []}', '{"hooks": {"PreToolUse": {}}}'])

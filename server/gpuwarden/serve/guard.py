@@ -42,14 +42,17 @@ ALIASES = {"vast": "vastai", "vast.py": "vastai", "lambda-cli": "lambda", "lambd
            "huggingface-cli": "hf", "skypilot": "sky"}  # fmt: skip
 SHELLS = {"sh", "bash", "zsh", "dash", "ksh", "fish", "ash"}
 CODE = {"python": "-c", "python3": "-c", "node": "-e", "perl": "-e", "ruby": "-e", "php": "-r", "deno": "eval"}
-KEYWORDS = {"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time"}
+KEYWORDS = {"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time", "coproc"}
 # Programs that run another one, with those of their options that take a value.
 WRAPPERS: dict[str, str] = {
     "sudo": "ugpCDhrtTR", "doas": "uC", "env": "uCS", "command": "", "builtin": "", "exec": "a", "nohup": "",
     "nice": "n", "ionice": "cnp", "timeout": "ks", "stdbuf": "ioe", "setsid": "", "xargs": "InPLdEsa", "watch": "n",
     "uvx": "", "npx": "p", "chroot": "", "caffeinate": "t", "unbuffer": "", "parallel": "jN", "busybox": "",
-    "flock": "wE",
+    "flock": "wE", "strace": "eopEs", "screen": "Sc",
 }  # fmt: skip
+VALUED = {"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
+          "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter", "--package",
+          "--project"}  # fmt: skip
 DELETES = {"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate"}
 WRITES = {
     "tee",
@@ -310,8 +313,10 @@ class Guard:
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False) -> str | None:
         """Why a command is stopped; None lets it pass."""
-        if depth > MAX_DEPTH or len(text) > MAX_COMMAND:
-            return "the command is nested too deep or is too long to be read" if spoken(text) else None
+        if depth > MAX_DEPTH:
+            return "the command is nested too deep to be read"
+        if len(text) > MAX_COMMAND:
+            return spoken(text)
         reader = Reader(text, self.values)
         try:
             commands = list(reader.commands())
@@ -333,6 +338,8 @@ class Guard:
             name = _name(words)
             if re.fullmatch(r"[A-Za-z_]\w*\+?=[\s\S]*", words[0]) or words[0] in KEYWORDS:
                 words = words[1:]
+            elif name == "function":
+                words = words[2:]
             elif name in WRAPPERS:
                 text = next((b for a, b in pairwise(words) if a in {"-S", "--split-string"}), "")
                 if name == "env" and text:
@@ -356,7 +363,9 @@ class Guard:
             return next(
                 (w for t in [" ".join(rest), *command.stdin] if (w := self.shell(t, depth + 1, far=True))), None
             )
-        if name == "cd":
+        if name == "tmux":
+            return next((why for t in args if (why := self.shell(t, depth + 1, far=far))), None)
+        if name in {"cd", "pushd"}:
             self.cwd = self._path(args[0] if args else "~")
             return None
         if name in ENDS:
@@ -436,7 +445,7 @@ def _inside(words: list[str], valued: str, name: str) -> list[str]:
         if word == "--":
             return words[i + 1 :]
         if word.startswith("-") and len(word) > 1:
-            i += 2 if len(word) == 2 and word[1] in valued else 1
+            i += 2 if word in VALUED or (len(word) == 2 and word[1] in valued) else 1
         elif re.fullmatch(r"[A-Za-z_]\w*=[\s\S]*", word) or (name in {"timeout", "flock"} and i < len(words) - 1):
             i += 1
             name = "" if "=" not in word else name
@@ -448,7 +457,10 @@ def _inside(words: list[str], valued: str, name: str) -> list[str]:
 def _after_c(args: list[str]) -> list[str]:
     """The texts after `-c`, also when it stands among other letters (`-lc`)."""
     flags = [i for i, a in enumerate(args) if re.fullmatch(r"-\w*c\w*|--command", a)]
-    return [b for i in flags[:1] for b in args[i + 1 : i + 2]]
+    if not flags or not (rest := args[flags[0] + 1 :]):
+        return []
+    given = " ".join("'" + word.replace("'", "'\\''") + "'" for word in rest[2:])
+    return [re.sub(r'"?\$[@*]"?', lambda _: given, rest[0])]
 
 
 def _ended(name: str, args: list[str]) -> str | None:

@@ -124,6 +124,17 @@ def _is_ours(entry: Any) -> bool:
     return any("guard.py" in str(t) and "guard.json" in str(t) for t in texts)
 
 
+def _without(entries: list[Any]) -> list[Any]:
+    """The entries without our hook; what somebody put into its group stays."""
+    kept: list[Any] = []
+    for entry in entries:
+        if not _is_ours(entry):
+            kept.append(entry)
+        elif others := [h for h in entry.get("hooks", []) if not _is_ours(h)]:
+            kept.append({**entry, "hooks": others})
+    return kept
+
+
 def _install(client: Client, file: Path, table: dict[str, Any], command: str) -> None:
     if client.matcher is None:
         entry: dict[str, Any] = {"command": command}
@@ -131,7 +142,7 @@ def _install(client: Client, file: Path, table: dict[str, Any], command: str) ->
     else:
         entry = {"matcher": client.matcher, "hooks": [{"type": "command", "command": command, "timeout": 10}]}
     events = table.setdefault("hooks", {})
-    others = [e for e in events.get(client.event, []) if not _is_ours(e)]
+    others = _without(events.get(client.event, []))
     if events.get(client.event) == [*others, entry]:
         return
     backup = file.with_name(file.name + BACKUP)
@@ -147,7 +158,7 @@ def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
     events = table.get("hooks", {})
     if not any(_is_ours(e) for e in events.get(client.event, [])):
         return
-    events[client.event] = [e for e in events[client.event] if not _is_ours(e)]
+    events[client.event] = _without(events[client.event])
     backup = file.with_name(file.name + BACKUP)
     before = backup.read_bytes().decode("utf-8") if backup.exists() else ""
     if before and _same(client, json.loads(before.removeprefix("\ufeff")), table):
