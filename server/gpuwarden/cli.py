@@ -496,6 +496,20 @@ async def doctor(as_json: bool) -> int:
 
 
 @cli.command()
+@click.argument("action", type=click.Choice(["install", "uninstall", "status"]))
+@click.option(
+    "--client", "names", multiple=True, type=click.Choice(["claude", "codex", "cursor"]), help="Only this one."
+)
+@JSON
+def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
+    """Stop an agent's shell from going around gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run."""
+    from gpuwarden.config import load_config
+    from gpuwarden.serve.hooks import hooks as use_case
+
+    return _print(use_case(action, names, load_config(), os.environ), as_json, "hooks")
+
+
+@cli.command()
 def mcp() -> NoReturn:
     """Serve the tools to an MCP client over standard input and output."""
     import anyio

@@ -33,6 +33,7 @@ from gpuwarden.serve.replies import (
 
 if TYPE_CHECKING:
     from gpuwarden.remote.receive import Progress
+    from gpuwarden.serve.hooks import HooksReply
     from gpuwarden.serve.references import SearchReply
     from gpuwarden.serve.upkeep import DraftReply, IssuesReply
 
@@ -207,6 +208,13 @@ def listed(reply: InstancesReply) -> None:
         out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+    message(reply)
+
+
+def hooks(reply: HooksReply) -> None:
+    """Where the guard is installed, and what it can't do."""
+    for client, state in reply.clients.items():
+        out.print(f"{client:8} {escape(state):15} [dim]{escape(reply.files.get(client, ''))}[/]")
     message(reply)
 
 

@@ -1,0 +1,392 @@
+"""The guard stops the usual ways around gpuwarden and lets everything else pass; installing it harms no other hook."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from doors import environment
+from fakes import FakeClock
+from gpuwarden import cli
+from gpuwarden.config import load_config
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import Handle, Place
+from gpuwarden.core.states import Job
+from gpuwarden.serve.guard import Guard, Rules, judge, live_runs
+from gpuwarden.serve.hooks import hooks
+from lifecycle_kit import open_house, training
+
+RULES = Rules(
+    home="/data/gw", files=("/data/gw/ledger.db", "/etc/gw/policy.toml", "/data/gw/hooks"), runs=("/runs/live-1",)
+)
+
+STOPPED = r"""
+runpodctl remove pod abc
+runpodctl pod delete abc
+runpodctl stop pod abc
+/usr/local/bin/runpodctl pods terminate abc
+vastai destroy instance 42
+vastai --api-key K destroy instance 42
+vastai stop instance 42
+./vast.py destroy instance 42
+sky down -y train
+sky stop train
+sky jobs cancel 3
+scancel 123
+scancel -u me
+kubectl delete pod train
+kubectl -n ml delete job/train
+kubectl scale deploy/train --replicas=0
+lambda terminate 12ab
+prime pods terminate x
+hf jobs cancel 64f
+huggingface-cli jobs cancel 64f
+ray down cluster.yaml
+gpuwarden approve t123
+uv run gpuwarden approve t123
+gpuwarden hooks uninstall
+sudo -u root vastai destroy instance 1
+env -u HOME A=1 vastai destroy instance 1
+A=1 B='x y' vastai destroy instance 1
+timeout -k 5 30s sky down x
+nohup nice -n 5 scancel 1 &
+sudo --user root vastai destroy instance 1
+uvx --from vastai vastai destroy instance 1
+function f { sky down x; }; f
+coproc sky down x
+pushd /runs; rm -rf live-1
+tmux new-session -d 'sky down x'
+bash -c 'vastai "$@"' _ destroy instance 1
+kubectl --context c delete pod x
+diff <(sky down x) y
+bash -c "vastai destroy instance 1"
+bash -lc 'cd /tmp && sky down x'
+sh -c 'bash -c "runpodctl remove pod x"'
+eval "vastai destroy instance 1"
+echo hi && vastai destroy instance 1
+echo hi; vastai destroy instance 1
+true || vastai destroy instance 1
+vastai show instances | xargs -n 1 vastai destroy instance
+echo $(vastai destroy instance 1)
+echo "now `vastai destroy instance 1`"
+x="$(echo y; scancel 4)"
+(vastai destroy instance 1)
+{ vastai destroy instance 1; }
+if true; then sky down x; fi
+for i in 1 2; do vastai destroy instance $i; done
+v\astai des"tro"y instance 1
+'vastai' "destroy" instance 1
+$'vast\x61i' destroy instance 1
+P=vastai; $P destroy instance 1
+C="vastai destroy instance 1"; $C
+echo "vastai destroy instance 1" | bash
+bash <<< "vastai destroy instance 1"
+ssh -p 22 box 'rm -rf /runs/live-1'
+ssh box poweroff
+curl -X DELETE https://rest.runpod.io/v1/pods/abc -H "Authorization: Bearer $K"
+curl -XDELETE https://console.vast.ai/api/v0/instances/4/
+curl -s https://cloud.lambda.ai/api/v1/instance-operations/terminate -d '{"instance_ids":["a"]}'
+curl https://api.runpod.io/graphql -d '{"query":"mutation { podTerminate(input: {podId: \"a\"}) }"}'
+http DELETE https://api.primeintellect.ai/api/v1/pods/x
+curl -X PUT https://console.vast.ai/api/v0/instances/4/ -d '{"state": "stopped"}'
+python -c "import runpod; runpod.terminate_pod('x')"
+python3 -c "import subprocess; subprocess.run(['vastai', 'destroy', 'instance', '4'])"
+python -m vastai destroy instance 4
+rm -rf /runs/live-1
+rm -rf /runs/live-1/out
+rm -r -- /runs
+rm -rf /runs/*
+cd /runs && rm -rf live-1
+cd /runs/live-1; rm -rf ./*
+rm -rf "/data/gw"
+rm -rf /data/../data/gw/
+mv /data/gw /tmp/x
+find /runs -name '*.pt' -delete
+find /runs -exec rm {} +
+echo x > /etc/gw/policy.toml
+echo x >> /data/gw/ledger.db
+sed -i s/0/99/ /etc/gw/policy.toml
+cp /tmp/p /etc/gw/policy.toml
+echo x | tee /etc/gw/policy.toml
+sqlite3 /data/gw/ledger.db "drop table events"
+echo > "$GPUWARDEN_HOME/ledger.db-wal"
+""".strip().splitlines()
+STOPPED += [
+    "echo a\nvastai destroy instance 1",
+    "vastai \\\n  destroy instance 1",
+    "bash <<EOF\nsky down x\nEOF",
+    "cat <<EOF\n$(vastai destroy instance 1)\nEOF\n",
+    "python3 - <<'EOF'\nimport sky\nsky.down('x')\nEOF",
+    "cat <<'EOF' > /tmp/x\nhello\nEOF\nvastai destroy instance 1",
+    "# a comment\nscancel 1",
+    "vastai destroy instance 'unclosed",
+]
+
+PASSED = r"""
+vastai show instances
+vastai search offers 'gpu_name=RTX_4090'
+vastai create instance 12 --image x
+vastai start instance 12
+vastai --help
+vastai destroy --help
+runpodctl get pod
+runpodctl pod list --all
+runpodctl create pod --name stop-me
+sky status
+sky launch -c down task.yaml
+sky logs train
+squeue -u me
+sbatch job.sh
+scancel --help
+kubectl get pods
+kubectl logs delete-me
+kubectl delete pod x --dry-run=client
+kubectl describe pod x
+kubectl scale deploy/x --replicas=10
+hf jobs ps
+hf jobs run python:3.12 python -c 'print(1)'
+hf download me/model
+prime pods list
+ray status
+lambda ls
+gpuwarden teardown j1
+gpuwarden hooks status
+gpuwarden check j1
+echo "vastai destroy instance 1"
+echo 'run: sky down x' > notes.md
+grep -rn "vastai destroy" docs/
+git commit -m "never run vastai destroy; use teardown"
+git log --grep 'sky down'
+rg 'scancel|sky down' .
+cat /data/gw/ledger.db
+ls /runs/live-1
+cat /etc/gw/policy.toml
+cp /data/gw/ledger.db /tmp/copy.db
+sqlite3 -readonly /data/gw/ledger.db "select 1"
+rm -rf /tmp/build
+rm -rf build dist
+rm /runs/old-1/x
+rm -rf /runs/live-10
+rm -rf /data/gwen
+mv a b
+find . -name '*.pyc' -delete
+find /runs -name '*.log'
+sed -n 1,5p /etc/gw/policy.toml
+curl https://rest.runpod.io/v1/pods
+curl -X DELETE https://example.org/things/1
+curl -s https://console.vast.ai/api/v0/instances/
+wget https://huggingface.co/gpt2/resolve/main/config.json
+python train.py --note "vastai destroy"
+python -c "print('hello')"
+python -m pytest -q
+docker stop db
+tmux new-session -d 'sky status'
+command -v vastai
+watch -n 5 sky status
+cat /data/gw/ledger.db | tee /tmp/x
+bash -c 'echo "$@"' _ vastai destroy
+systemctl stop nginx
+npm run stop
+make down
+docker compose down
+sudo apt-get install -y jq
+bash -c "echo hello"
+ssh box nvidia-smi
+for i in 1 2 3; do echo $i; done
+x=$(date); echo "$x"
+echo 'it'"'"'s fine' && ls -la | head -n 3
+echo "a;b|c&d"
+shutdown --help
+tar czf /tmp/a.tgz out && echo done
+""".strip().splitlines()
+PASSED += [
+    "cat <<'EOF' > notes.md\nvastai destroy instance 1\nEOF",
+    "git commit -F - <<EOF\nnever call sky down\nEOF",
+    "echo a # vastai destroy instance 1",
+    "",
+    "echo 'unclosed",
+    "((i=1+2)); [[ $i -gt 2 ]] && echo ok 2>&1 >/dev/null",
+]
+
+
+def verdict(command: str) -> str | None:
+    return Guard(RULES, "/home/me").shell(command)
+
+
+def test_the_corpus_is_large_enough_both_ways() -> None:
+    assert len(STOPPED) >= 60 and len(PASSED) >= 60
+
+
+@pytest.mark.parametrize("command", STOPPED)
+def test_what_goes_around_gpuwarden_is_stopped(command: str) -> None:
+    assert verdict(command)
+
+
+@pytest.mark.parametrize("command", PASSED)
+def test_everything_else_passes(command: str) -> None:
+    assert verdict(command) is None
+
+
+@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))
+def test_whatever_is_quoted_is_data(words: list[str]) -> None:
+    words = [w.replace("\x00", "") or "x" for w in words]
+    assert verdict("echo " + " ".join(shlex.quote(w) for w in words)) is None
+    assert verdict("echo " + shlex.quote("; vastai destroy instance 1 $(sky down x) " + words[0])) is None
+
+
+@given(
+    before=st.text(max_size=20).filter(lambda t: "\x00" not in t),
+    how=st.sampled_from(
+        ["{}", "bash -c {q}", "true && {}", "(\n{}\n)", "sudo {}", "echo $({})", 'x="$({})"', "eval {q}"]
+    ),
+    depth=st.integers(1, 3),
+    cuts=st.lists(st.integers(1, 6), max_size=2),
+)
+def test_no_quoting_hides_a_command(before: str, how: str, depth: int, cuts: list[int]) -> None:
+    program = "vastai"
+    for cut in cuts:
+        program = program[:cut] + "''" + program[cut:] if "'" not in program else program
+    command = f"{program} destroy instance 1"
+    for _ in range(depth):
+        command = how.format(command, q=shlex.quote(command))
+    assert verdict(command)
+    assert verdict(f"echo {shlex.quote(before)}; {command}")
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_guard(text: str) -> None:
+    verdict(text)
+
+
+def test_edits_and_patches_of_the_policy_are_stopped() -> None:
+    def call(name: str, **given: object) -> str | None:
+        return judge({"tool_name": name, "tool_input": given, "cwd": "/etc"}, RULES)
+
+    assert call("Edit", file_path="/etc/gw/policy.toml")
+    assert call("Write", file_path="gw/policy.toml")
+    assert call("apply_patch", command="*** Begin Patch\n*** Update File: gw/policy.toml\n@@\n-a\n+b\n")
+    assert call("Bash", command=["bash", "-lc", "sky down x"])
+    assert call("Edit", file_path="/etc/gw/other.toml") is None
+    assert call("Read", path="/etc/gw/policy.toml") is None
+
+
+def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
+    w = open_house(tmp_path, FakeClock())
+    for job, state in (("j1", Job.RUNNING), ("j2", Job.SUCCEEDED)):
+        spec = {"spec": training(tmp_path).model_dump(mode="json")}
+        w.ledger.add(f"job/{job}", "job.accepted", spec, state=Job.ACCEPTED)
+        handle = Handle(backend="local", token=job, run_dir=f"/r/{job}", place=Place(platform="local", run_root="/r"))
+        w.ledger.add(f"job/{job}", "job.submitting", {}, state=Job.SUBMITTING)
+        w.ledger.add(f"job/{job}", "job.submitted", {"handle": handle.model_dump(mode="json")}, state=Job.RUNNING)
+        if state is not Job.RUNNING:
+            w.ledger.add(f"job/{job}", "job.succeeded", {}, state=state)
+    assert live_runs(str(tmp_path)) == ("/r/j1",)
+    assert live_runs(str(tmp_path / "nowhere")) == ()
+
+
+# ---------------------------------------------------------------------------------------------------- installing
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    values = environment(tmp_path / "gw", HOME=str(tmp_path))
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return values
+
+
+THEIRS: dict[str, Any] = {
+    "model": "x",
+    "hooks": {"PreToolUse": [{"matcher": "Bash", "hooks": [{"type": "command", "command": "mine.sh"}]}], "Stop": []},
+}
+
+
+def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    before = json.dumps(THEIRS, indent=7) + "\n\n"
+    file.write_text(before)
+    config = load_config(env)
+    for _ in range(2):
+        assert hooks("install", (), config, env).clients == {
+            "claude": "installed", "codex": "no such client", "cursor": "no such client"
+        }  # fmt: skip
+    table = json.loads(file.read_text())
+    assert table["hooks"]["PreToolUse"][0] == THEIRS["hooks"]["PreToolUse"][0]
+    assert len(table["hooks"]["PreToolUse"]) == 2 and table["model"] == "x"
+    assert hooks("uninstall", (), config, env).clients["claude"] == "absent"
+    assert file.read_text() == before and [p.name for p in file.parent.iterdir()] == ["settings.json"]
+
+
+def test_uninstall_keeps_what_changed_since(tmp_path: Path, env: dict[str, str]) -> None:
+    file = tmp_path / ".cursor" / "hooks.json"
+    config = load_config(env)
+    hooks("install", ("cursor",), config, env)
+    table = json.loads(file.read_text())
+    assert table["version"] == 1 and len(table["hooks"]["beforeShellExecution"]) == 1
+    table["hooks"]["stop"] = [{"command": "mine.sh"}]
+    file.write_text(json.dumps(table))
+    hooks("uninstall", ("cursor",), config, env)
+    assert json.loads(file.read_text())["hooks"]["stop"] == [{"command": "mine.sh"}]
+    hooks("install", ("codex",), config, env)
+    hooks("uninstall", ("codex",), config, env)
+    assert not (tmp_path / ".codex" / "hooks.json").exists()
+
+
+def test_a_hook_that_somebody_put_into_our_group_stays(tmp_path: Path, env: dict[str, str]) -> None:
+    file, config = tmp_path / ".claude" / "settings.json", load_config(env)
+    hooks("install", ("claude",), config, env)
+    table = json.loads(file.read_text())
+    table["hooks"]["PreToolUse"][0]["hooks"].append({"type": "command", "command": "mine.sh"})
+    file.write_text(json.dumps(table))
+    hooks("uninstall", ("claude",), config, env)
+    assert [h["command"] for h in json.loads(file.read_text())["hooks"]["PreToolUse"][0]["hooks"]] == ["mine.sh"]
+
+
+@pytest.mark.parametrize("text", ["{ // comment\n}", "[]", '{"hooks": []}', '{"hooks": {"PreToolUse": {}}}'])
+def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: dict[str, str], text: str) -> None:
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(BadRequest):
+        hooks("install", (), load_config(env), env)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("client", ["claude", "codex", "cursor"])
+def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dict[str, str], client: str) -> None:
+    file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
+    assert cli.run(["hooks", "install", "--client", client, "--json"]) == 0
+    entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
+    argv = shlex.split(entry.get("command") or entry["hooks"][0]["command"])
+
+    def ask(command: str) -> subprocess.CompletedProcess[str]:
+        told = {"command": command, "cwd": "/"} if client == "cursor" else {
+            "hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/"
+        }  # fmt: skip
+        return subprocess.run(argv, input=json.dumps(told), capture_output=True, text=True, timeout=20)
+
+    stopped, passed = ask("vastai destroy instance 1"), ask("vastai show instances")
+    if client == "cursor":
+        assert json.loads(stopped.stdout)["permission"] == "deny" and json.loads(passed.stdout) == {}
+        assert (stopped.returncode, passed.returncode) == (0, 0)
+    else:
+        assert (stopped.returncode, passed.returncode) == (2, 0) and "teardown_request" in stopped.stderr
+        assert passed.stdout == passed.stderr == ""
+    assert ask(f"rm -rf {tmp_path}/gw").returncode == (0 if client == "cursor" else 2)
+
+
+def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["hooks", "status", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert set(body["clients"].values()) == {"no such client"} and "can't stop" in body["message"]
