@@ -12,9 +12,9 @@ from gpuwarden.core.models import Observation
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.knowledge import Diagnosis, diagnose, shipped
 from gpuwarden.lifecycle.copies import last_pull
-from gpuwarden.lifecycle.pull import LOG_NAME
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import LOG_NAME
 
 TAIL = 64 << 10
 LIMIT = 3
