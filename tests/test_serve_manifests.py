@@ -77,6 +77,6 @@ def test_skillsaw_finds_nothing(checkout: Path) -> None:
     done = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "All checks passed" in done.stdout, done.stdout + done.stderr
     assert "cursor-plugin" in done.stdout and "mcp-registry" in done.stdout, "it saw what is here"
-    (checkout / "server.json").write_text("{}\n", "utf-8")
+    (checkout / ".claude-plugin/plugin.json").write_text('{"name": 7}\n', "utf-8")
     broken = subprocess.run([program, "lint", "."], cwd=checkout, capture_output=True, text=True, timeout=60)
-    assert broken.returncode != 0, "it would see a fault"
+    assert "All checks passed" not in broken.stdout, "it would see a fault"
