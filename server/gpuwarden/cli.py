@@ -21,6 +21,7 @@ from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.warden import Warden
+    from gpuwarden.lifecycle.watch import Round
     from gpuwarden.serve.replies import Reply
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -320,6 +321,38 @@ async def instances(as_json: bool) -> int:
     from gpuwarden.serve import replies
 
     return _print(replies.listed(await list_instances(_warden())), as_json, "listed")
+
+
+@cli.command()
+@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
+@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=15, show_default=True, metavar="SECONDS")
+@JSON
+@_async
+async def watch(once: bool, every_s: float, as_json: bool) -> int:
+    """Move every job on and say what needs a person: idle, stalled, failed, finished but billing, over a cap.
+
+    It asks and parks; it never ends a machine. Alerts go to the ledger and where the policy's [watch] says.
+    """
+    from gpuwarden.lifecycle.watch import Watcher
+    from gpuwarden.serve import replies, terminal
+
+    if as_json and not once:
+        raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
+    watcher = Watcher(_warden("watch"), every_s)
+    if once:
+        return _print(replies.watched(await watcher.round()), as_json, "standing")
+    first = replies.watched(await watcher.round())
+    terminal.standing(first)
+    said = first.unknown
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        reply = replies.watched(done)
+        said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
+        terminal.watched(reply)
+
+    await watcher.run(tell)
+    return 0
 
 
 # --------------------------------------------------------------------------------------------------- knowledge

@@ -44,19 +44,19 @@ from gpuwarden.hub.details import repo_details
 from gpuwarden.hub.search import Sort
 from gpuwarden.hub.search import dataset_search as search_datasets
 from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.instances import list_instances, reconcile
+from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.verify import verify_file, verify_job
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.watch import EVERY_S, Round, Watcher
 from gpuwarden.serve import prompts, replies, skills
 from gpuwarden.serve.references import SearchReply, look_up
 from gpuwarden.serve.replies import Reply
 from gpuwarden.serve.resources import ENTRY_TEMPLATE, MARKDOWN, documents, entry_text
 
-TEND_S = 15.0
 INSTRUCTIONS = (
     "gpuwarden guards metered GPUs. submit_job checks first: on a rented platform it returns a receipt, and launches "
     "only when called again with it. A finished job still bills: pull_artifacts, verify_checkpoint, then "
@@ -445,13 +445,18 @@ def _usable(path: str) -> Path:
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
-    """An agent's destination: below the server's working directory, whatever links and dots it holds."""
+    """An agent's destination: below the server's working directory, whatever links and dots it holds.
+
+    Never a hidden folder: programs read their settings from those, and a machine chooses the files' names.
+    """
     if dest is None:
         return None
     root = Path.cwd().resolve()
     real = (root / _usable(dest)).resolve()
     if not real.is_relative_to(root):
         raise BadRequest("dest leaves the working directory", "Name a folder below it, or omit dest.")
+    if any(part.startswith(".") for part in real.relative_to(root).parts):
+        raise BadRequest("dest is a hidden folder", "Name one without a leading dot, or omit dest.")
     return real
 
 
@@ -579,14 +584,20 @@ def _slim(schema: dict[str, Any]) -> dict[str, Any]:
     return slim
 
 
-async def tend(w: Warden, every_s: float = TEND_S) -> None:
-    """Move everything on while the server runs, so that no machine waits, billing, for an agent to look."""
-    while True:
-        await w.clock.sleep(every_s)
-        try:
-            await reconcile(w)
-        except WardenError as error:
-            logger.warning("reconcile: %s", error.message)
+async def tend(w: Warden, every_s: float = EVERY_S) -> None:
+    """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
+    said: dict[str, str] = {}
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        texts = [f"{alert.kind}: {alert.text}" for alert in done.news if alert.raised]
+        texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
+        said = done.trouble
+        for text in texts:
+            logger.warning("%s", scrubbed(line(text, 600), secret_values(w.env)))
+
+    await w.clock.sleep(every_s)
+    await Watcher(w, every_s).run(tell)
 
 
 async def run_stdio(w: Warden) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import plain
+from gpuwarden.serve import replies
 from gpuwarden.serve.replies import (
     CheckReply,
     DiagnosisReply,
@@ -27,6 +28,7 @@ from gpuwarden.serve.replies import (
     SubmitReply,
     TeardownReply,
     VerifyReply,
+    WatchReply,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def show_error(error: WardenError) -> None:
     """What happened, what is known, what to do next."""
     err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
     if isinstance(error, Refused) and error.findings:
-        _findings([FindingReply(**f.model_dump(mode="json")) for f in error.findings], err)
+        _findings(replies.findings(error.findings), err)
     if error.hint:
         err.print(f"[dim]next:[/] {spoken(error.hint)}")
 
@@ -208,15 +210,36 @@ def listed(reply: InstancesReply) -> None:
     message(reply)
 
 
+def watched(reply: WatchReply) -> None:
+    """What is new in a round of the watch."""
+    for alert in reply.news:
+        color = "red" if alert.state == "raised" else "green"
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {spoken(alert.text)}")
+    for what, why in reply.unknown.items():
+        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+
+
+def standing(reply: WatchReply) -> None:
+    """A whole round: what is new, and what has stood for longer."""
+    watched(reply)
+    fresh = {(a.about, a.kind) for a in reply.news}
+    for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {spoken(alert.text)}")
+    message(reply)
+
+
 def _machine(row: InstanceReply) -> tuple[str, ...]:
     billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
     job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
+    off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
+    rest = f"\n[dim]{usd(row.stopped_usd_per_hour)}/h off[/]" if row.stopped_usd_per_hour else ""
     return (
         f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
-        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]",
+        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
         billing,
-        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]",
-        f"{job}[dim]{escape(row.note)}[/]",
+        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]{rest}",
+        f"{job}[dim]{escape(row.note)}[/]{clocks}",
     )
 
 
