@@ -178,6 +178,7 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [
             {"script": plain("import os\nprint(os.environ['REPO'])"), "env": {"REPO": "x"}},
             plain("import os\nprint(os.environ['RANK'], os.environ.get('REPO'))"),
+            plain("import os\nprint(os.environ['GPUWARDEN_METRICS'], os.environ['GPUWARDEN_JOB'])"),
             plain("import os\nos.environ['REPO'] = 'x'\nprint(os.environ['REPO'])"),
             plain("import os\ntry:\n    os.environ['REPO']\nexcept KeyError:\n    pass"),
         ],

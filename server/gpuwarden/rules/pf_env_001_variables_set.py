@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import GIVEN_VARIABLES
+from gpuwarden.core.training import GIVEN_VARIABLES, RUNNER_VARIABLES
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -17,6 +17,8 @@ def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     Why: `os.environ["X"]` raises KeyError; on the new machine nothing of your shell's environment is there.
     """
     given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
+    if facts.profile is None or facts.profile.kind != "serverless":
+        given |= RUNNER_VARIABLES
     named: dict[str, int] = {}
     for read in facts.uses.env:
         if read.required and read.name not in given:

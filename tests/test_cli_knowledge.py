@@ -1,0 +1,105 @@
+"""`gpuwarden search` and `gpuwarden knowledge`: one JSON object or plain lines, exit codes, and no file changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from doors import answer, gpuwarden
+from gpuwarden import cli
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import parse_yaml
+from gpuwarden.serve.upkeep import look_over
+
+LESSON = (
+    "--page", "training/oom-memory.md", "--title", "The frobnicator runs out of beans",
+    "--symptom", "It stops with a frobnicator error.", "--cause", "The bean pool is fixed at start.",
+    "--fix", "Set FROB_BEANS to twice the batch.", "--scope", "torch", "--source", "https://example.org/frob",
+    "--line", "RuntimeError: frobnicator out of beans: wanted 4096, has 12",
+)  # fmt: skip
+BAR = ("--root-caused", "--reproduced", "--general")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def references() -> str:
+    """A digest of every reference."""
+    files = sorted(data_dir("references").rglob("*.md"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
+
+
+def test_search_on_the_command_line(home: Path) -> None:
+    done = gpuwarden(home, "search", "CUDA out of memory.", "Tried to allocate 2.00 GiB", "--limit", "2", "--json")
+    body = answer(done)
+    assert done.returncode == 0 and body["hits"][0]["id"] == "OOM-001" and len(body["hits"]) <= 2
+    assert not home.exists(), "a search needs no ledger"
+    shown = gpuwarden(home, "search", "CKPT-002")
+    assert shown.returncode == 0 and "CKPT-002" in shown.stdout and "fix:" in shown.stdout
+    nothing = gpuwarden(home, "search", "plum cake recipe")
+    assert nothing.returncode == 0 and "Nothing in the references fits" in nothing.stdout
+    assert answer(gpuwarden(home, "search", " ", "--json"))["code"] == "bad_request"
+
+
+def test_what_needs_a_look_depends_on_the_day() -> None:
+    fresh, old = look_over(date(2026, 11, 21), 6), look_over(date(2028, 1, 1), 6)
+    assert fresh.ok and fresh.issues == [], [f"{i.file}:{i.line} {i.message}" for i in fresh.issues[:5]]
+    assert not old.ok and len(old.issues) > 400
+    urgent = [i.urgent for i in old.issues]
+    assert urgent[0] and urgent == sorted(urgent, reverse=True), "money and destruction first"
+    assert {i.file.split("/")[0] for i in old.issues} >= {"profiles", "training", "gotchas"}
+    with pytest.raises(BadRequest):
+        look_over(date(2026, 11, 21), -1)
+
+
+def test_the_check_is_a_command_with_an_exit_code(home: Path) -> None:
+    done = gpuwarden(home, "knowledge", "check", "--months", "1200", "--json")
+    assert done.returncode == 0 and answer(done)["issues"] == []
+    assert gpuwarden(home, "knowledge", "check", "--months", "-1", "--json").returncode == 2
+    now = gpuwarden(home, "knowledge", "check", "--months", "0")
+    assert now.returncode == (1 if "thing(s) to look at" in now.stdout else 0)
+
+
+def test_a_proposal_is_shown_and_nothing_is_written(home: Path) -> None:
+    before = references()
+    done = gpuwarden(home, "knowledge", "propose", *LESSON, *BAR, "--json")
+    body = answer(done)
+    assert done.returncode == 0 and body["page"] == "training/oom-memory.md" and body["known"] == []
+    head, _, rest = body["text"].partition("```yaml gotcha\n")
+    block = parse_yaml(rest.partition("```")[0], name="draft").value
+    assert head.startswith("## OOM-") and "frobnicator out of beans" in block["signatures"][0]
+    assert block["source"] == ["https://example.org/frob"] and len(block["verified"]) == 7
+    assert "frobnicator" in gpuwarden(home, "knowledge", "propose", *LESSON, *BAR).stdout
+    assert references() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*LESSON, "--reproduced", "--general"), "cause is not established"),
+        ((*LESSON, "--root-caused", "--general"), "neither reproduced"),
+        ((*LESSON, "--root-caused", "--mechanistic"), "nobody else"),
+        ((*LESSON, *BAR, "--line", "KeyError: 3"), "match too much"),
+        ((*LESSON, *BAR, "--source", "http://plain.example"), "source"),
+        (("--page", "../../etc/passwd", *LESSON[2:], *BAR), "no reference page"),
+    ],
+)
+def test_a_proposal_below_the_bar_is_refused(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = references()
+    assert cli.run(["knowledge", "propose", *words, "--json"]) != 0
+    assert told in json.loads(capsys.readouterr().out)["message"] and references() == before
+
+
+def test_a_line_that_is_known_already_is_said_to_be(home: Path) -> None:
+    known = ("--line", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    body = answer(gpuwarden(home, "knowledge", "propose", *LESSON, *BAR, *known, "--json"))
+    assert "OOM-001" in body["known"] and "explain these lines already" in body["message"]
