@@ -51,6 +51,15 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
     return replace(lease, instance=w.seen.get(lease_id, lease.instance))
 
 
+def spent(w: Warden, lease_id: str) -> float | None:
+    """What a lease has cost: the provider's word, else its price times the time since it was asked for."""
+    lease = lease_now(w, lease_id)
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    if lease.cost is not None or price is None:
+        return lease.cost
+    return price * max(0.0, w.clock.now() - lease.opened_at) / 3600
+
+
 def believed(w: Warden, lease_id: str) -> str | None:
     """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
     subject = f"lease/{lease_id}"
@@ -74,8 +83,13 @@ def _alive(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
     elif lease.state is Lease.STOPPED:
         why = "the instance was seen running after it had been seen stopped or gone"
         _record(w, lease, "lease.came_back", {"why": why}, instance, Lease.METERING)
-    elif lease.instance is None or lease.instance.state is not instance.state:
+    elif lease.instance is None or _moved(lease.instance, instance):
         _record(w, lease, "lease.observed", {}, instance)
+
+
+def _moved(before: Instance, now: Instance) -> bool:
+    """Whether state or address changed: a machine may come back at another port between two looks."""
+    return before.state is not now.state or (now.place is not None and before.place != now.place)
 
 
 def _confirm(w: Warden, lease: LeaseRecord, saw: str, instance: Instance | None) -> None:
