@@ -6,20 +6,19 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types prove clean
+.PHONY: help demo test check format lint types selftest prove bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
+# uv where it is there and works; else what Python brings along.
 $(READY): pyproject.toml
-ifeq ($(UV),)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
-else
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
-	$(UV) pip install --quiet --python $(BIN)/python --editable . --group dev
-endif
+	@{ [ -n "$(UV)" ] \
+	  && $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV) \
+	  && $(UV) pip install --quiet --python $(BIN)/python --editable . --group dev; } \
+	|| { $(PYTHON) -m venv $(VENV) \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev; }
 	@touch $@
 
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
@@ -38,10 +37,16 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test  ## everything a change must pass
+selftest: $(READY)
+	$(BIN)/python -m evals selftest
+
+check: lint types test selftest  ## everything a change must pass
 
 prove: $(READY)  ## the slow proofs
-	$(BIN)/python -m pytest -m prove $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m prove $(ARGS)
+
+bench: $(READY)  ## measure, each figure as a ratio to a named peer in the same run
+	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

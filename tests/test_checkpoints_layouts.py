@@ -260,3 +260,11 @@ def test_a_layer_of_zeros_is_a_warning(tmp_path: Path) -> None:
     report = verify(tmp_path / "a.safetensors")
     assert report.verdict is Verdict.PROVEN
     assert "all zero: w" in report.files[0].warnings
+
+
+def test_layers_that_are_constant_or_copies_are_warnings(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype("f4")
+    arrays = {"a": weight, "b": weight + 1, "c": weight.copy(), "d": np.full((64, 64), 0.5, "f2")}
+    save_file(arrays, tmp_path / "a.safetensors")
+    warnings = verify(tmp_path / "a.safetensors").files[0].warnings
+    assert warnings == ("every value the same: d", "copies of each other: a and c")

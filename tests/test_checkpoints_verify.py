@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints import manifest, render
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
@@ -163,3 +164,35 @@ def test_odd_entries_are_named_and_never_opened(run: Path) -> None:
     assert "gone.pt: a link to nothing" in found
     assert "latest" not in found
     assert "loop" not in found
+
+
+def test_a_snapshot_of_the_hub_cache_is_compared_with_the_digests_in_its_names(tmp_path: Path) -> None:
+    repo = tmp_path / "models--org--name"
+    (repo / "blobs").mkdir(parents=True)
+    snapshot = repo / "snapshots" / "0a1b2c"
+    snapshot.mkdir(parents=True)
+    save_file({"w": np.arange(4000, dtype="f4")}, tmp_path / "w")
+    digest = hashlib.sha256((tmp_path / "w").read_bytes()).hexdigest()
+    (tmp_path / "w").rename(repo / "blobs" / digest)
+    (repo / "blobs" / "c0ffee").write_text("{}")
+    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{digest}")
+    (snapshot / "config.json").symlink_to("../../blobs/c0ffee")
+    report = verify(snapshot, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, lines(report)
+    assert {f.path: f.sealed for f in report.files} == {"config.json": False, "model.safetensors": True}
+    assert verify(snapshot / "model.safetensors", Level.LOAD).verdict is Verdict.PROVEN
+    flip(repo / "blobs" / digest, 9000)
+    assert "not the bytes that were saved" in lines(verify(snapshot, Level.CONTENT))
+    (snapshot / "evil.json").symlink_to("/etc/hostname")
+    assert "evil.json: a link that leads out" in lines(verify(snapshot, Level.STRUCTURE))
+
+
+def test_a_report_as_lines_shows_what_is_wrong_first(run: Path) -> None:
+    (run / "checkpoint-20/model.safetensors").write_bytes(b"")
+    report = verify(run, Level.STRUCTURE)
+    shown = render.lines(report, limit=1)
+    assert shown[0].startswith("REFUTED at level structure")
+    assert any("checkpoint-20/model.safetensors" in line and "is empty" in line for line in shown)
+    assert any("files more" in line for line in shown)
+    assert any(line == "  newest whole checkpoint: checkpoint-10, step 10" for line in shown)
+    assert render.EXIT[report.verdict] == 1

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -161,7 +161,7 @@ async def test_a_stream_brings_every_byte(box: Ssh, tmp_path: Path) -> None:
 
 
 async def test_feed_sends_pieces(box: Ssh) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         for _ in range(40):
             yield b"z" * 100_000
 

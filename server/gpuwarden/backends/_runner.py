@@ -26,7 +26,7 @@ from gpuwarden.remote import launch
 CALL_S = 60.0  # a verb that answers at once
 SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
 MAX_REPLY = 256 << 20
-MARKER = "GPUWARDEN_INSTANCE"  # a rehearsal sets it for every process of an instance
+MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
 
 
 class RunnerBackend:

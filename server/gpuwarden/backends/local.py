@@ -11,37 +11,22 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio.abc import Process
 
+from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, RunnerBackend, parse
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
-from gpuwarden.core.models import (
-    Answer,
-    Artifact,
-    Disclosure,
-    Handle,
-    JobSpec,
-    Known,
-    LogChunk,
-    Manifest,
-    Observation,
-    Place,
-    StopResult,
-    Unknown,
-)
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.remote import launch
 from gpuwarden.remote.interpreter import interpreter_for
 
-CALL_S = 60.0  # a verb that answers at once
-SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
-MAX_REPLY = 256 << 20
-MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.
 _NEEDED = (
@@ -56,7 +41,7 @@ def create(clock: Clock) -> LocalBackend:
     return LocalBackend(clock)
 
 
-class LocalBackend:
+class LocalBackend(RunnerBackend):
     """Jobs as processes of this machine."""
 
     name = "local"
@@ -72,95 +57,57 @@ class LocalBackend:
         self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before."""
-        handle = Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
+        handle = self._handle(place, token)
         interpreter = interpreter_for(spec.script) if spec.script is not None else ()
         ready = launch.prepare(spec, place, handle.run_dir, interpreter)
         await anyio.to_thread.run_sync(_put_files, place, Path(handle.run_dir), ready.files)
         order = {"spec": ready.spec, "secrets": dict(secrets), "token": token, "attempt": attempt}
-        runner = f"{handle.run_dir}/{ready.runner}"
-        launch.raise_for(await _ask(place, "start", handle.run_dir, order, runner=runner))
+        await self.ask(place, "start", handle.run_dir, order)
         return handle
 
-    async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """The job of a token, None when it was never launched here."""
+    def _handle(self, place: Place, token: str) -> Handle:
+        return Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
+
+    async def handle_of(self, place: Place, token: str) -> Handle:
+        """The handle of a token, while the place is there."""
         if not _present(place):
-            return Unknown(f"the instance's folder {place.root} is not there")
-        handle = Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
-        try:
-            seen = (await self._look([handle]))[handle.run_dir]
-        except WardenError as error:
-            return Unknown(error.message)
-        if seen.get("state") == "unreadable":
-            return Unknown(str(seen.get("why")))
-        launched = seen.get("state") not in {"missing", "absent"} and seen.get("token") == token
-        return Known(handle if launched else None)
-
-    async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs with one subprocess."""
-        if not handles:
-            return {}
-        jobs = await self._look(handles)
-        return {h.token: launch.observation(jobs[h.run_dir]) for h in handles}
-
-    async def _look(self, handles: Sequence[Handle]) -> dict[str, dict[str, Any]]:
-        dirs = [h.run_dir for h in handles]
-        reply = await _ask(handles[0].place, "poll", None, {"dirs": dirs})
-        launch.raise_for(reply)
-        jobs = reply.get("jobs")
-        if not isinstance(jobs, dict) or not all(isinstance(jobs.get(d), dict) for d in dirs):
-            raise BadReply("the runner's poll does not answer for every job", "Ask again.")
-        return jobs
-
-    async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the log from a byte cursor; a negative cursor counts from the end."""
-        reply = await _ask(handle.place, "logs", handle.run_dir, {"cursor": cursor, "limit": limit})
-        launch.raise_for(reply)
-        return LogChunk(**{k: reply[k] for k in ("text", "next", "size", "truncated")})
-
-    async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths`, without digests."""
-        return await self._roster("list", handle, paths)
-
-    async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths`, with digests."""
-        return await self._roster("manifest", handle, paths)
-
-    async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), "root": handle.place.root}
-        return launch.manifest(await _ask_lines(handle.place, verb, handle.run_dir, request))
+            raise Unreachable(f"the instance's folder {place.root} is not there", "Look at it with list_instances.")
+        return self._handle(place, token)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
         request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
-        async with await _open(handle.place, "read", handle.run_dir) as process:
-            assert process.stdout and process.stderr
+        async with aclosing(_stream(handle, "read", request)) as stream:
+            async for block in stream:
+                yield block
+
+    async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        """Stream many small files as one tar; members are named by their number in `artifacts`."""
+        request = {"paths": [a.path for a in artifacts], "root": handle.place.root}
+        async with aclosing(_stream(handle, "bundle", request)) as stream:
+            async for block in stream:
+                yield block
+
+    async def ask_lines(
+        self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
+    ) -> list[dict[str, Any]]:
+        """Run one verb and return its lines. A job is started by the runner in its own folder, which stays as it is."""
+        runner = f"{run_dir}/{launch.content_name('runner', launch.runner_source())}" if verb == "start" else None
+        async with await _open(place, verb, run_dir, runner) as process:
             try:
                 await _send(process, request)
-                while block := await _receive(process):
-                    yield block
-                errors = b"".join([part async for part in process.stderr])
-                if await process.wait() != 0:
-                    launch.raise_for(_parse(errors))
-                    raise BadReply(f"reading {artifact.path} ended early without a reason", "Read it again.")
+                parts, size = [], 0
+                while block := await _receive(process, silence_s):
+                    parts.append(block)
+                    size += len(block)
+                    if size > MAX_REPLY:
+                        raise BadReply(
+                            f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs."
+                        )
             except BaseException:
                 _kill(process)
                 raise
-
-    async def disclose(self, handle: Handle) -> Disclosure:
-        """Processes and fresh files that are no declared part of a job."""
-        value = handle.place.env.get(MARKER)
-        request = {"marker": f"{MARKER}={value}" if value else None, "root": handle.place.root}
-        return launch.disclosure(await _ask(handle.place, "disclose", handle.run_dir, request))
-
-    async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group. Never raises for a job that is gone."""
-        request = {"grace_s": grace_s, "wait_s": grace_s + 5, "token": handle.token}
-        reply = await _ask(handle.place, "stop", handle.run_dir, request, silence_s=grace_s + CALL_S)
-        launch.raise_for(reply)
-        try:
-            return StopResult(str(reply.get("result")))
-        except ValueError as error:
-            raise BadReply(f"the runner's stop answered {reply.get('result')!r}", "Look with check_job.") from error
+        return [parse(line) for line in b"".join(parts).splitlines() if line.strip()]
 
 
 # ------------------------------------------------------------------------------------------------------------ folders
@@ -286,46 +233,18 @@ def _kill(process: Process) -> None:
             os.kill(process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
-async def _ask_lines(
-    place: Place,
-    verb: str,
-    run_dir: str | None,
-    request: Mapping[str, Any],
-    *,
-    silence_s: float = SILENCE_S,
-    runner: str | None = None,
-) -> list[dict[str, Any]]:
-    """Run one verb and return its lines."""
-    async with await _open(place, verb, run_dir, runner) as process:
+async def _stream(handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+    """A verb's raw output."""
+    async with await _open(handle.place, verb, handle.run_dir) as process:
+        assert process.stdout and process.stderr
         try:
             await _send(process, request)
-            parts, size = [], 0
-            while block := await _receive(process, silence_s):
-                parts.append(block)
-                size += len(block)
-                if size > MAX_REPLY:
-                    raise BadReply(
-                        f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs."
-                    )
+            while block := await _receive(process):
+                yield block
+            errors = b"".join([part async for part in process.stderr])
+            if await process.wait() != 0:
+                launch.raise_for(parse(errors))
+                raise BadReply(f"the runner's {verb} ended early without a reason", "Read it again.")
         except BaseException:
             _kill(process)
             raise
-    return [_parse(line) for line in b"".join(parts).splitlines() if line.strip()]
-
-
-async def _ask(place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], **how: Any) -> dict[str, Any]:
-    """Run one verb that answers with one object."""
-    lines = await _ask_lines(place, verb, run_dir, request, **{"silence_s": CALL_S, **how})
-    if len(lines) != 1:
-        raise BadReply(f"the runner's {verb} gave {len(lines)} answers instead of one", "Is the disk full there?")
-    return lines[0]
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise BadReply(f"the runner's answer is no JSON: {line[:80]!r}", "Try again.") from error
-    if not isinstance(found, dict):
-        raise BadReply("the runner's answer is no JSON object", "Try again.")
-    return found

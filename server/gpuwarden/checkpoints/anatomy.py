@@ -21,10 +21,11 @@ class Limits:
 
     header: int = 100 << 20  # safetensors' own cap
     json: int = 64 << 20
+    containers: int = 2_000_000  # lists and objects in one JSON text; each costs 30 times its two bytes
     pickle: int = 64 << 20
-    opcodes: int = 8_000_000
-    tensors: int = 2_000_000
-    members: int = 1_000_000
+    opcodes: int = 4_000_000
+    tensors: int = 500_000
+    members: int = 300_000
     files: int = 200_000
     depth: int = 32
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1

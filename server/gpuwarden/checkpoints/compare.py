@@ -60,13 +60,12 @@ def compare(now: Findings, before: Findings) -> Compared:
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    base = found.root if found.tree else found.root.parent
     held: dict[str, _Held] = {}
     for path, entry in found.entries.items():
         name = path.rsplit("/", 1)[-1].lower()
         model = path.endswith(_MODEL) and not entry.temporary and not any(n in name for n in _NOT_MODEL)
         if model and entry.anatomy and not entry.problems:
-            held.update((t.name, _Held(base / path, t)) for t in entry.anatomy.tensors)
+            held.update((t.name, _Held(found.place(path), t)) for t in entry.anatomy.tensors)
     return held
 
 

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuwarden.checkpoints import formats, layouts, manifest, scan
+from gpuwarden.checkpoints import formats, layouts, manifest, scan, suspect
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.source import Source
@@ -19,6 +21,7 @@ from gpuwarden.checkpoints.walk import Tree, walk
 from gpuwarden.core import registry
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
+_SHA256 = re.compile("[0-9a-f]{64}")
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -30,8 +33,10 @@ def examine(path: Path, ask: Ask) -> Findings:
         beside = manifest.beside(path)
         if beside.is_file():
             ask = replace(ask, expected=manifest.read(beside, ask.limits))
-    entry = look(path, path.name, ask)
-    return Findings(path, {path.name: entry}, None, [])
+    # The link that a caller names is the caller's own word; links inside a folder are the folder's.
+    real = Path(os.path.realpath(path))
+    entry = look(real, path.name, ask)
+    return Findings(real, {path.name: entry}, None, [])
 
 
 def _folder(path: Path, ask: Ask) -> Findings:
@@ -41,7 +46,7 @@ def _folder(path: Path, ask: Ask) -> Findings:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     names = [n for n in tree.files if ask.only is None or n in ask.only]
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
-        found.entries.update((e.path, e) for e in pool.map(lambda n: look(tree.root / n, n, ask), names))
+        found.entries.update((e.path, e) for e in pool.map(lambda n: look(found.place(n), n, ask), names))
     for folder in tree.folders:
         for name, why in folder.odd.items():
             rel = folder.join(name)
@@ -53,7 +58,9 @@ def _folder(path: Path, ask: Ask) -> Findings:
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
     """What the manifests inside the tree, written at save time, say of its files."""
-    expected: dict[str, Expected] = {}
+    # The Hub names the blob of a large file by its sha256.
+    blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
+    expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
     for folder in sorted(tree.folders, key=lambda f: f.rel):
         for name in sorted(n for n in folder.files if n.endswith(manifest.FILE) and not temporary(n)):
             said = Judgement("manifest", folder.rel)
@@ -216,9 +223,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> 
         entry.doubts.append(f"{len(seen.strange):,} tensors may hold NaN or infinity; 200 were looked at")
     else:
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite")
-    large = [t for t in seen.zero if t.numel >= 1024 and len(t.shape) > 1]
-    if large:
-        entry.warnings.append(f"all zero: {some(short(t.name, 80) for t in large)}")
+    entry.warnings += suspect.suspicions(source, anatomy, seen.zero)
 
 
 def reader(name: str, head: bytes) -> ModuleType | None:

@@ -81,6 +81,12 @@ class Findings:
     def __getitem__(self, path: str) -> Entry | None:
         return self.entries.get(path)
 
+    def place(self, path: str) -> Path:
+        """Where a file's bytes are."""
+        if self.tree is None:
+            return self.root
+        return self.tree.blobs.get(path, self.tree.root / path)
+
     def within(self, folder: str) -> list[Entry]:
         """The files of a folder and everything below it."""
         return [e for p, e in self.entries.items() if not folder or p.startswith(folder + "/")]

@@ -15,11 +15,10 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints.anatomy import short
-from gpuwarden.checkpoints.findings import Entry
+from gpuwarden.checkpoints.findings import Entry, Findings
 
 # The child gets no secrets: only what an interpreter needs to start.
 _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
@@ -34,7 +33,7 @@ class LoadLimits:
     bytes_per_s: float = 20e6
 
 
-def load(root: Path, entries: Sequence[Entry], limits: LoadLimits | None = None) -> None:
+def load(found: Findings, entries: Sequence[Entry], limits: LoadLimits | None = None) -> None:
     """Load each file and write the outcome into its entry."""
     todo = [e for e in entries if not e.temporary]
     for entry in todo:
@@ -44,15 +43,16 @@ def load(root: Path, entries: Sequence[Entry], limits: LoadLimits | None = None)
             entry.doubts.append("nothing here can load it")
     queue = [e for e in todo if e.load == "tensors" and not (e.anatomy and e.anatomy.meta.get("inert"))]
     while queue:
-        done = _batch(root, queue, limits or LoadLimits())
+        done = _batch(found, queue, limits or LoadLimits())
         queue = queue[done:]
 
 
-def _batch(root: Path, entries: list[Entry], limits: LoadLimits) -> int:
+def _batch(found: Findings, entries: list[Entry], limits: LoadLimits) -> int:
     """Run one child over the entries. Returns how many are settled: at least one."""
     total = sum(e.size for e in entries)
     memory = limits.memory + 3 * max(e.size for e in entries)
-    task = {"memory": memory, "files": [{"path": str(root / e.path), "format": e.format} for e in entries]}
+    files = [{"path": str(found.place(e.path)), "name": e.path.rsplit("/", 1)[-1], "format": e.format} for e in entries]
+    task = {"memory": memory, "files": files}
     answers, why = _run(json.dumps(task), limits.start_s + total / limits.bytes_per_s)
     settled = 0
     for entry, answer in zip(entries, answers, strict=False):

@@ -19,7 +19,7 @@ def main() -> None:
     _limit(int(task["memory"]))
     for file in task["files"]:
         try:
-            answer = _load(Path(file["path"]), str(file["format"]))
+            answer = _load(Path(file["path"]), str(file["name"]), str(file["format"]))
         except MemoryError:
             answer = {"memory": True}
         except Exception as why:
@@ -39,13 +39,12 @@ def _limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _load(path: Path, form: str) -> dict[str, Any]:
+def _load(path: Path, name: str, form: str) -> dict[str, Any]:
     if form == "numpy":
         return _numpy(path)
-    try:
-        import torch
-    except ImportError:
-        return _own(path)
+    torch = _torch()
+    if torch is None:
+        return _own(path, name)
     if form == "safetensors":
         from safetensors.torch import load_file
 
@@ -53,7 +52,17 @@ def _load(path: Path, form: str) -> dict[str, Any]:
     if form in ("torch zip", "torch legacy"):
         with torch.serialization.safe_globals(_numpy_globals()):
             return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
-    return _own(path)
+    return _own(path, name)
+
+
+def _torch() -> Any:
+    """The torch module, where it is there and its safe loader is safe: before 2.6 it could be made to run code."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    version = tuple(int(p) for p in torch.__version__.split(".")[:2] if p.isdecimal())
+    return torch if version >= (2, 6) else None
 
 
 def _numpy_globals() -> list[Any]:
@@ -90,10 +99,10 @@ def _numpy(path: Path) -> dict[str, Any]:
     return {"by": "numpy", "tensors": len(sizes), "elements": sum(sizes)}
 
 
-def _own(path: Path) -> dict[str, Any]:
+def _own(path: Path, name: str) -> dict[str, Any]:
     """Every tensor into a numpy array of its shape; types that numpy lacks come as integers of their width."""
-    with Source(path) as source:
-        plugin = reader(path.name, source.head())
+    with Source(path, name) as source:
+        plugin = reader(name, source.head())
         assert plugin is not None
         anatomy: Anatomy = plugin.read(source, Limits())
         elements = sum(_array(source, anatomy, i) for i in range(len(anatomy.tensors)))

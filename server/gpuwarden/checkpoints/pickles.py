@@ -246,11 +246,16 @@ class Machine:
 
 def _key(value: Any) -> Any:
     """A key that hashes at once: deep tuples would exhaust the C stack."""
-    if isinstance(value, (*_KEYS, Call)):  # a call hashes by identity
+    if _simple(value) or isinstance(value, Call):  # a call hashes by identity
         return value
-    if isinstance(value, tuple) and len(value) <= 16 and all(isinstance(v, _KEYS) for v in value):
+    if isinstance(value, tuple) and len(value) <= 16 and all(map(_simple, value)):
         return value
     raise Doubtful("its pickle has a dict whose key is no plain value")
+
+
+def _simple(value: Any) -> bool:
+    """Small integers hash to themselves; large ones could be chosen to collide, which would take for ever."""
+    return isinstance(value, _KEYS) and not (isinstance(value, int) and not -(1 << 60) < value < 1 << 60)
 
 
 def _text(raw: bytes) -> str:

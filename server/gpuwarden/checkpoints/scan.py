@@ -17,8 +17,6 @@ from gpuwarden.checkpoints.source import Source
 
 CHUNK = 1 << 19  # fits the second-level cache, so that every pass but the first is free of memory traffic
 
-Progress = Callable[[int], None]
-
 
 def _crc32() -> Callable[..., int]:
     try:
@@ -73,7 +71,9 @@ class _Range:
     span: Span | None = None
 
 
-def sweep(source: Source, anatomy: Anatomy, wanted: tuple[str, ...] = (), progress: Progress | None = None) -> Seen:
+def sweep(
+    source: Source, anatomy: Anatomy, wanted: tuple[str, ...] = (), progress: Callable[[int], None] | None = None
+) -> Seen:
     """Read the file once from end to end. Raises Broken or Doubtful where it can't be read."""
     known = digesters()
     hashes = {name: known[name]() for name in wanted if name in known}

@@ -6,9 +6,9 @@ states are made of. Everything else is reported. The list of code runners only d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Tuple  # noqa: UP035
 
 from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Tensor, short, some
 from gpuwarden.checkpoints.pickles import Call, Global, Persistent, Tree
@@ -59,6 +59,10 @@ _RUNNERS = frozenset(_NOTORIOUS.split())
 # Files that hold a library's objects by design; they are read, but nothing here would ever unpickle them.
 _INERT = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 _LIBRARIES = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "__main__"})
+
+_DEPTH = 100
+_NODES = (dict, list, tuple, Call)
+_Step = Tuple[Any, Any, Any, int]  # noqa: UP006  (Python 3.8)  # where it hangs, its key there, the value, its depth
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,8 @@ def storage(p: Persistent) -> tuple[str, str, int]:
 
 def _tensors(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> list[Tensor]:
     made = []
-    for name, call in walk(tree.root):
-        ref = tensor(call)
-        if ref is not None:
-            made.append(_place(name, ref, stored))
+    for name, ref in walk(tree.root):
+        made.append(_place(name, ref, stored))
     return made
 
 
@@ -216,30 +218,37 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
     return tuple(value) if good and all(type(v) is int and 0 <= v < 1 << 60 for v in value) else None
 
 
-def walk(root: Any) -> list[tuple[str, Call]]:
-    """Every call below `root` with the path that leads to it, without recursion; a shared container counts once."""
-    found: list[tuple[str, Call]] = []
-    stack: list[tuple[str, Any]] = [("", root)]
+def walk(root: Any) -> Iterator[tuple[str, Ref]]:
+    """Every tensor below `root` with the path that leads to it, without recursion; a shared container counts once."""
+    stack: list[_Step] = [(None, "", root, 0)]
     seen: set[int] = set()
     while stack:
-        path, value = stack.pop()
-        if isinstance(value, Call):
-            found.append((path, value))
-            if tensor(value) is not None:
-                continue
-        if not isinstance(value, (dict, list, tuple, Call)) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if path.count("\0") > 100:
-            raise Doubtful("its pickle nests values deeper than 100 levels")
-        stack += [(f"{path}\0{k}" if path else str(k), v) for k, v in reversed(_children(value))]
-    return [(path.replace("\0", "."), call) for path, call in found]
+        step = stack.pop()
+        _, _, value, depth = step
+        ref = tensor(value)
+        if ref is not None:
+            yield _path(step), ref
+        elif isinstance(value, _NODES) and id(value) not in seen:
+            seen.add(id(value))
+            if depth > _DEPTH:
+                raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels")
+            children = reversed(_children(value))
+            stack += [(step, k, v, depth + 1) for k, v in children if v and isinstance(v, _NODES)]
+
+
+def _path(step: _Step) -> str:
+    """Names are put together only for tensors, and bounded: a hostile file could make them eat the memory."""
+    keys: list[str] = []
+    at: Any = step
+    while at is not None and at[0] is not None:
+        keys.append(short(at[1], 200))
+        at = at[0]
+    return short(".".join(reversed(keys)), 500)
 
 
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, dict):
-        return [(short(k, 200), v) for k, v in value.items()]
+        return list(value.items())
     if isinstance(value, Call):
-        inner = [("args", value.args), ("state", value.state), ("items", value.items), ("parts", value.parts)]
-        return [(k, v) for k, v in inner if v not in (None, (), {}, [])] if not isinstance(value.func, Call) else inner
+        return [("args", value.args), ("state", value.state), ("items", value.items), ("parts", value.parts)]
     return list(enumerate(value))

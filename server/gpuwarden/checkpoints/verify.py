@@ -54,7 +54,7 @@ def verify(
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
-        load(found.root if found.tree else path.parent, good, load_limits)
+        load(found, good, load_limits)
     if against is not None:
         _compare(found, _usable(against), ask, extra)
     return _report(path, level, found, extra)

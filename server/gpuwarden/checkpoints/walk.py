@@ -28,13 +28,18 @@ class Folder:
 
 @dataclass
 class Tree:
-    """All that was found below one path. `doubts` say what could not be listed."""
+    """All that was found below one path. `doubts` say what could not be listed.
+
+    `aliases` are links to something else in the tree. `blobs` are the files of a Hub cache: a snapshot consists of
+    links into the `blobs` folder beside it, the one place outside of the tree to which links are followed.
+    """
 
     root: Path
     top: Folder
     folders: list[Folder]
     doubts: list[str]
     aliases: dict[str, str]
+    blobs: dict[str, Path]
 
     @property
     def files(self) -> dict[str, int]:
@@ -46,7 +51,7 @@ def walk(root: Path, limits: Limits) -> Tree:
     """List the tree below `root`. Links that stay inside are noted as aliases; others are doubts."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
-    tree = Tree(real, top, [top], [], {})
+    tree = Tree(real, top, [top], [], {}, {})
     stack = [(top, 0)]
     count = 0
     while stack:
@@ -103,5 +108,15 @@ def _link(entry: os.DirEntry[str], rel: str, folder: Folder, tree: Tree) -> None
         folder.odd[entry.name] = "a link to nothing"
     elif (target + os.sep).startswith(root):
         tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
+    elif _is_blob(Path(target), tree.root):
+        folder.files[entry.name] = os.stat(target).st_size  # noqa: PTH116
+        tree.blobs[rel] = Path(target)
     else:
         folder.odd[entry.name] = "a link that leads out of the folder; not followed"
+
+
+def _is_blob(target: Path, root: Path) -> bool:
+    """Whether `root` lies in models--x--y/snapshots/<revision>, and `target` is a file in models--x--y/blobs."""
+    above = [root, *root.parents]
+    snapshots = next((p for p in above if p.name == "snapshots"), None)
+    return snapshots is not None and target.parent == snapshots.parent / "blobs" and target.is_file()

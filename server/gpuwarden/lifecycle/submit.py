@@ -7,6 +7,7 @@ import secrets as random
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
@@ -150,7 +151,8 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
 async def _script(spec: JobSpec, config: HubConfig) -> tuple[ScriptFacts, Answer[str]]:
     """What the script says, its text given or behind an address; for other commands, what their flags say."""
     if spec.script is not None:
-        return read_script(spec.script, spec.env, spec.args), Known("")
+        # A megabyte takes seconds of processor time; other calls go on meanwhile.
+        return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args), Known("")
     fetched = await fetch_script(spec.command, config)
     if isinstance(fetched, Known) and fetched.value.text:
         return read_script(fetched.value.text, spec.env, spec.command), Known("")

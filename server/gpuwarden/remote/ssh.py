@@ -13,8 +13,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,15 @@ class Ssh:
             await to_thread.run_sync(session.finish, abandon_on_cancel=True)
 
     async def feed(
-        self, argv: Sequence[str], chunks: AsyncIterable[bytes], *, stall_s: float = 30.0, limit: int = MAX_OUTPUT
+        self,
+        argv: Sequence[str],
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        stall_s: float = 30.0,
+        limit: int = MAX_OUTPUT,
     ) -> Ran:
         """Run a command with `chunks` as its stdin. Raises `Unreachable` when it takes no byte for `stall_s`."""
-        async with self._session(argv) as session:
+        async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):
                 await to_thread.run_sync(session.start, None, abandon_on_cancel=True)
             async for chunk in chunks:

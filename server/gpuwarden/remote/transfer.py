@@ -1,14 +1,34 @@
-"""Push to a machine."""
+"""Put files on a machine: resumed, compared by digest there, and named only when complete.
+
+It needs no more than a POSIX shell and `sha256sum` on the far side, because the runner itself arrives this way. A
+file grows as `.NAME.DIGEST.part` beside its name; a cut continues there, and another version never continues it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import PurePosixPath
+import hashlib
+import os
+import stat
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
 
-from gpuwarden.core.errors import BadRequest
-from gpuwarden.remote.ssh import Ssh
+import anyio
+from anyio import to_thread
+
+from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.tasks import first_error
+from gpuwarden.remote.names import local_name
+from gpuwarden.remote.receive import Progress
+from gpuwarden.remote.ssh import Ran, Ssh
 
 PUT_S = 60.0
+PARALLEL = 3
+TRIES = 6
+SPARE_KIB = 16 << 10
+SPARE_INODES = 64
 _CHUNK = 1 << 18
 
 # $1 folder, $2 name, $3 size. What is there under its name is complete.
@@ -23,6 +43,50 @@ sync "$temporary" 2>/dev/null
 mv -f -- "$temporary" "$1/$2"
 """.strip()
 
+# $1 folder: free KiB and inodes of its file system.
+_ROOM = r"""
+umask 077
+mkdir -p -- "$1" || exit 73
+df -Pk -- "$1" | tail -n 1 | awk '{print $4}'
+df -Pi -- "$1" 2>/dev/null | tail -n 1 | awk '{print $4}'
+""".strip()
+
+# $1 file, $2 part, $3 size, $4 digest: `done`, or how many bytes of the part are there.
+_HERE = r"""
+if [ -f "$1" ] && [ ! -L "$1" ] && [ "$(wc -c < "$1")" -eq "$3" ] && [ "$(sha256sum < "$1" | cut -c1-64)" = "$4" ]
+then echo done; exit 0; fi
+umask 077
+mkdir -p -- "${1%/*}" || exit 73
+[ -L "$2" ] && exit 73
+if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
+""".strip()
+
+# $1 part, $2 offset: append stdin, unless somebody else wrote meanwhile.
+_APPEND = r"""
+umask 077
+: >> "$1" || exit 74
+[ "$(wc -c < "$1")" -eq "$2" ] || exit 75
+cat >> "$1" || exit 74
+""".strip()
+
+# $1 file, $2 part, $3 digest: give it its name; a wrong part is dropped.
+_FINISH = r"""
+if [ "$(sha256sum < "$2" | cut -c1-64)" != "$3" ]; then rm -f -- "$2"; exit 76; fi
+sync "$2" 2>/dev/null
+mv -f -- "$2" "$1"
+""".strip()
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What came of a push. `bytes_sent` crossed the line, `bytes_resumed` and `bytes_skipped` were there already."""
+
+    files: int
+    bytes_sent: int
+    bytes_resumed: int
+    bytes_skipped: int
+    retries: int
+
 
 async def put(machine: Ssh, path: str, content: bytes) -> None:
     """Write one small file whose name is made of its content: atomic, private, and left alone when it is there.
@@ -31,11 +95,201 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         for at in range(0, len(content), _CHUNK):
             yield content[at : at + _CHUNK]
 
-    ran = await machine.feed(["/bin/sh", "-c", _PUT, "sh", folder, name, str(len(content))], pieces(), stall_s=PUT_S)
+    argv = ["/bin/sh", "-c", _PUT, "sh", folder, name, str(len(content))]
+    _check(await machine.feed(argv, pieces(), stall_s=PUT_S), path)
+
+
+async def push(
+    machine: Ssh,
+    files: Mapping[str, Path],
+    folder: str,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    stall_s: float = 30.0,
+    tries: int = TRIES,
+    clock: Clock | None = None,
+) -> Pushed:
+    """Copy an explicit roster, name below `folder` -> local file, to a machine and compare digests there.
+
+    Raises `BadRequest` for a name or file that can't be sent and when the machine lacks room, `Unreachable` after
+    `tries` failures in a row without progress; what arrived stays and the next call continues.
+    """
+    entries = await to_thread.run_sync(lambda: [_entry(name, path) for name, path in files.items()])
+    job = _Pusher(machine, folder.rstrip("/"), progress, stall_s, tries, clock or SystemClock())
+    return await job.run(entries)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    path: Path
+    size: int
+    sha256: str
+
+
+def _entry(name: str, path: Path) -> _Entry:
+    """One file of the roster: a regular file, hashed; never a link, a device or a name that leaves the folder."""
+    if name.startswith("/"):
+        raise BadRequest(f"{name!r} is absolute; a roster holds names below the folder", "Make it relative.")
+    local_name(name, windows=False)
+    with _open(path) as file:
+        return _Entry(name, path, os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _open(path: Path) -> BufferedReader:
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError as problem:
+        raise BadRequest(
+            f"{path} can't be sent: {problem.strerror}", "Links are not followed; name the file itself."
+        ) from problem
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise BadRequest(f"{path} is no regular file", "Devices, pipes and sockets are never sent.")
+    return os.fdopen(fd, "rb")
+
+
+class _Pusher:
+    def __init__(
+        self,
+        machine: Ssh,
+        folder: str,
+        progress: Callable[[Progress], None] | None,
+        stall_s: float,
+        tries: int,
+        clock: Clock,
+    ) -> None:
+        self.machine, self.folder, self.progress = machine, folder, progress
+        self.stall_s, self.tries, self.clock = stall_s, tries, clock
+        self.sent = self.resumed = self.skipped = self.retries = 0
+        self.total = self.count = self.done = 0
+
+    async def run(self, entries: list[_Entry]) -> Pushed:
+        self.total, self.count = sum(e.size for e in entries), len(entries)
+        await self._check_room()
+        queue = iter(sorted(entries, key=lambda e: -e.size))
+        with first_error():
+            async with anyio.create_task_group() as group:
+                for _ in range(min(PARALLEL, len(entries))):
+                    group.start_soon(self._work, queue)
+        return Pushed(self.count, self.sent, self.resumed, self.skipped, self.retries)
+
+    async def _check_room(self) -> None:
+        ran = await self._shell(_ROOM, self.folder)
+        numbers = [int(word) if word.isdigit() else None for word in ran.out.decode("ascii", "replace").split()]
+        free, inodes = [*numbers, None, None][:2]
+        if free is not None and free < self.total // 1024 + SPARE_KIB:
+            raise BadRequest(
+                f"{self.folder} on the machine has {free:,} KiB free and the files need {self.total // 1024:,}",
+                "Free some space there, or choose another run root; nothing was sent.",
+            )
+        if inodes and inodes < self.count + SPARE_INODES:
+            raise BadRequest(
+                f"{self.folder} on the machine has {inodes:,} free inodes and the transfer needs {self.count:,}",
+                "`df -i`: remove caches of many small files there, or choose another run root.",
+            )
+
+    async def _work(self, queue: Iterator[_Entry]) -> None:
+        for entry in queue:
+            await self._send(entry)
+
+    async def _send(self, entry: _Entry) -> None:
+        """One file, from wherever it stopped, until the machine has computed the same digest."""
+        target, part = self._names(entry)
+        failures, reached, wrong = 0, -1, False
+        while True:
+            try:
+                offset = await self._offset(entry, target, part)
+                if offset is None:
+                    self.skipped += entry.size if reached < 0 else 0
+                    self._report(entry, 1)
+                    return
+                failures = 0 if offset > reached else failures
+                if reached < 0:
+                    self.resumed += min(offset, entry.size)
+                reached = offset
+                if await self._append(entry, target, part, offset):
+                    self._report(entry, 1)
+                    return
+                if wrong:
+                    raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+                wrong = True
+            except Unreachable as lost:
+                failures += 1
+                self.retries += 1
+                if failures >= self.tries:
+                    raise Unreachable(
+                        f"{entry.name} could not be sent: {lost.message}", "Push again to go on."
+                    ) from lost
+                await self.clock.sleep(min(2.0 ** (failures - 1) / 2, 15.0))
+
+    def _names(self, entry: _Entry) -> tuple[str, str]:
+        target = f"{self.folder}/{entry.name}"
+        above, _, name = target.rpartition("/")
+        return target, f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
+
+    async def _offset(self, entry: _Entry, target: str, part: str) -> int | None:
+        """How many bytes are there; None when the whole file is."""
+        ran = await self._shell(_HERE, target, part, str(entry.size), entry.sha256)
+        word = ran.out.decode("ascii", "replace").strip()
+        if word == "done":
+            return None
+        if not word.isdigit():
+            raise BadReply(f"the machine did not say how much of {entry.name} it has: {word[:80]!r}", "Push again.")
+        return int(word)
+
+    async def _append(self, entry: _Entry, target: str, part: str, offset: int) -> bool:
+        """Send the rest and give it its name; False when the part turned out wrong and was dropped."""
+        if offset < entry.size:
+            argv = ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)]
+            ran = await self.machine.feed(argv, self._pieces(entry, offset), stall_s=self.stall_s)
+            if ran.code == 75:
+                raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
+            _check(ran, target)
+        elif entry.size == 0:
+            _check(await self.machine.feed(["/bin/sh", "-c", _APPEND, "sh", part, "0"], _nothing()), target)
+        ran = await self.machine.run(["/bin/sh", "-c", _FINISH, "sh", target, part, entry.sha256], timeout_s=600)
+        if ran.code == 76:
+            return False
+        _check(ran, target)
+        return True
+
+    async def _pieces(self, entry: _Entry, offset: int) -> AsyncGenerator[bytes, None]:
+        with await to_thread.run_sync(_open, entry.path) as file:
+            file.seek(offset)
+            left = entry.size - offset
+            while left > 0:
+                chunk = await to_thread.run_sync(file.read, min(_CHUNK, left))
+                if not chunk:
+                    return
+                yield chunk
+                left -= len(chunk)
+                self.sent += len(chunk)
+                self._report(entry, 0)
+
+    async def _shell(self, script: str, *args: str) -> Ran:
+        ran = await self.machine.run(["/bin/sh", "-c", script, "sh", *args], timeout_s=600)
+        _check(ran, args[0])
+        return ran
+
+    def _report(self, entry: _Entry, files: int) -> None:
+        self.done += files
+        if self.progress is not None:
+            bytes_done = min(self.sent + self.resumed + self.skipped, self.total)
+            self.progress(Progress(entry.name, bytes_done, self.total, self.done, self.count))
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    for _ in ():
+        yield b""
+
+
+def _check(ran: Ran, path: str) -> None:
     if ran.code != 0:
         why = ran.err.decode("utf-8", "replace").strip()[-300:] or "it did not say why"
         raise BadRequest(

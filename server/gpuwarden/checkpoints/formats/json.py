@@ -22,9 +22,17 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if source.size > limits.json:
         raise Doubtful(f"has {source.size:,} bytes; JSON above {limits.json:,} is not parsed")
     found = Anatomy(NAME)
-    found.content = parse(source.at(0, source.size), found)
+    data = source.at(0, source.size)
+    if not modest(data, limits):
+        raise Doubtful(f"holds more than {limits.containers:,} lists and objects; it is not parsed")
+    found.content = parse(data, found)
     found.proved.append("parses as JSON")
     return found
+
+
+def modest(data: bytes, limits: Limits) -> bool:
+    """Whether parsing it would stay within a bounded multiple of its size."""
+    return data.count(b"[") + data.count(b"{") <= limits.containers
 
 
 def parse(data: bytes, found: Anatomy) -> Any:

@@ -14,7 +14,7 @@ _TYPES = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 12: "U32",
     13: "U64", 14: "C64", 15: "C128", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2", 20: "F8_E5M2FNUZ",
 }  # fmt: skip
-_FIELDS = 4_000_000
+_FIELDS = 2_000_000
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -26,9 +26,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """The model's fields, its graph's fields, and each initializer."""
     found = Anatomy(NAME)
     walker = _Walker(source)
-    fields = list(walker.fields(0, source.size))
-    graphs = [place for number, _, place in fields if number == 7 and isinstance(place, tuple)]
-    if len(graphs) != 1 or not any(number == 1 for number, *_ in fields):
+    versions = 0
+    graphs: list[tuple[int, int]] = []
+    for number, _, place in walker.fields(0, source.size):
+        versions += number == 1
+        if number == 7 and isinstance(place, tuple) and len(graphs) < 2:
+            graphs.append(place)
+    if len(graphs) != 1 or not versions:
         raise Broken("has no graph or no version; it is cut off or no ONNX model")
     nodes = 0
     for number, _, place in walker.fields(*graphs[0]):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Limits, Tensor, short
+from gpuwarden.checkpoints.formats.json import modest
 from gpuwarden.checkpoints.source import Source
 
 NAME = "safetensors"
@@ -41,8 +42,11 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
         raise Broken(f"claims a header of {length:,} bytes; the format allows {limits.header:,}")
     if 8 + length > source.size:
         raise Broken(f"claims a header of {length:,} bytes, but has only {source.size:,} bytes in all")
+    raw = source.at(8, length)
+    if not modest(raw, limits):
+        raise Doubtful(f"its header holds more than {limits.containers:,} lists and objects; it is not parsed")
     try:
-        header = json.loads(source.at(8, length).decode("utf-8"), object_pairs_hook=_unique)
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as why:
         raise Broken(f"its header is no JSON: {short(why, 80)}") from why
     if not isinstance(header, dict):

@@ -1,6 +1,6 @@
 """How fast verification is, as multiples of a plain sequential read of the same files in the same run.
 
-    python tests/bench_checkpoints.py [--gib 2] [--files 16] [--folder DIR]
+    python bench/checkpoints.py [--gib 2] [--files 16] [--folder DIR]
 
 Every figure is the median of five runs over a warm page cache. The ratio is what counts: it carries over between
 machines, seconds do not. Lines for torch, sha256sum and safetensors appear where those are installed.
@@ -52,6 +52,7 @@ def write(folder: Path, gib: float, files: int) -> None:
 
 
 def plain_read(folder: Path) -> None:
+    """Read every file once, 1 MiB at a time: what the ratios are to."""
     buffer = bytearray(1 << 20)
     for path in sorted(folder.iterdir()):
         with path.open("rb", buffering=0) as f:

@@ -1,0 +1,128 @@
+"""The part that travels: one file, standard library only, old Pythons, and the manifests that it writes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gpuwarden.checkpoints import manifest, savelib, ship
+from gpuwarden.checkpoints.seal import Sealer
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Manifest, Verdict
+
+
+def outputs(root: Path, step: int = 10) -> Path:
+    folder = root / "out" / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    weights = np.random.default_rng(step).normal(size=(64, 64)).astype("f4")
+    save_file({"w": weights, "h": weights.astype("f2")}, folder / "model.safetensors")
+    np.savez_compressed(folder / "state.npz", w=weights)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return root / "out"
+
+
+def pythons() -> list[str]:
+    """This interpreter, and whatever other versions can be found; rented machines still have old ones."""
+    found = [p for n in range(8, 15) if (p := shutil.which(f"python3.{n}"))]
+    return [sys.executable, *(p for p in found if subprocess.run([p, "-V"], capture_output=True).returncode == 0)]
+
+
+def shipped(python: str, archive: Path, *args: str) -> Any:
+    """Run the archive with nothing but the standard library (-S leaves out site-packages)."""
+    done = subprocess.run(
+        [python, "-S", "-I", str(archive), *args], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    data = ship.archive()
+    assert data == ship.archive()
+    path = tmp_path / ship.name(data)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_it_runs_on_the_standard_library_alone(tmp_path: Path, archive: Path, python: str) -> None:
+    root = outputs(tmp_path)
+    answer = shipped(python, archive, "examine", str(root))
+    assert {f["verdict"] for f in answer[0]["files"]} == {"proven"}
+    assert answer[0]["folders"][0]["step"] == 10
+    roster = Manifest.model_validate(shipped(python, archive, "manifest", str(root))[0])
+    assert verify(root, Level.CONTENT, manifest=roster).verdict is Verdict.PROVEN
+
+
+def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, archive: Path) -> None:
+    bad = np.ones((300, 300), "f4")
+    bad[200, 7] = np.nan
+    save_file({"w": bad}, tmp_path / "a.safetensors")
+    answer = shipped(sys.executable, archive, "examine", str(tmp_path / "a.safetensors"))
+    assert answer[0]["files"][0]["problems"] == ["not finite: w (NaN or infinity)"]
+
+
+def test_what_travels_imports_the_standard_library_only() -> None:
+    home = Path(str(ship.__file__)).parent
+    allowed = {"numpy", "isal", "xxhash"}  # asked for in a try, done without where missing
+    for path in [p for p in home.rglob("*.py") if p.name not in ship._HOME] + [Path(str(savelib.__file__))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                root = name.partition(".")[0]
+                assert root in sys.stdlib_module_names | allowed | {"gpuwarden", "torch"}, f"{path.name}: {name}"
+                assert not name.startswith("gpuwarden.core.models"), path.name
+
+
+# ---------------------------------------------------------------------------------------------------------- sealing
+
+
+def test_a_checkpoint_is_sealed_once_it_is_quiet(tmp_path: Path) -> None:
+    root, clock = outputs(tmp_path), [100.0]
+    sealer = Sealer(root, quiet_s=30, now=lambda: clock[0])
+    assert sealer.look() == []
+    clock[0] += 20
+    (root / "checkpoint-10/extra.json").write_text("{}")
+    assert sealer.look() == []
+    clock[0] += 29
+    assert sealer.look() == []
+    clock[0] += 1
+    assert sealer.look() == ["checkpoint-10"]
+    assert sealer.look() == []
+    report = verify(root, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN
+    assert all(f.sealed for f in report.files if not f.path.endswith(manifest.FILE))
+
+
+def test_what_is_torn_or_temporary_is_not_sealed(tmp_path: Path) -> None:
+    root = outputs(tmp_path)
+    outputs(tmp_path, 20)
+    shutil.copytree(root / "checkpoint-10", root / "tmp-checkpoint-30")
+    os.truncate(root / "checkpoint-20/model.safetensors", 1000)
+    assert Sealer(root, quiet_s=0).look() == ["checkpoint-10"]
+    assert not (root / "tmp-checkpoint-30" / manifest.FILE).exists()
+
+
+def test_a_lone_file_gets_its_manifest_beside_it(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    root.mkdir()
+    save_file({"w": np.arange(4000, dtype="f4")}, root / "last.safetensors")
+    assert Sealer(root, quiet_s=0).look() == ["last.safetensors"]
+    assert verify(root / "last.safetensors").files[0].sealed
+    data = bytearray((root / "last.safetensors").read_bytes())
+    data[9000] ^= 1
+    (root / "last.safetensors").write_bytes(data)
+    assert verify(root / "last.safetensors").verdict is Verdict.REFUTED
+    assert verify(root).verdict is Verdict.REFUTED

@@ -1,0 +1,75 @@
+"""What the README promises, a test holds: its commands, its configurations, its names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.cli import cli
+from gpuwarden.core.policy import Policy
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+PAGES = sorted(ROOT.glob("*.md"))
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_the_two_commands_are_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z]+)", README)) | set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_client_configurations_start_the_server() -> None:
+    found = [json.loads(text) for text in blocks("json")]
+    servers = [next(iter(c.values()))["gpuwarden"] for c in found]
+    servers += [t["mcp_servers"]["gpuwarden"] for t in map(tomllib.loads, blocks("toml")) if "mcp_servers" in t]
+    assert len(servers) == 3
+    assert all((s["command"], s["args"]) == ("gpuwarden", ["mcp"]) for s in servers)
+    assert "claude mcp add gpuwarden -- gpuwarden mcp" in README
+
+
+def test_the_policy_shown_is_a_policy() -> None:
+    shown = [t for t in map(tomllib.loads, blocks("toml")) if "caps" in t]
+    assert len(shown) == 1
+    Policy.model_validate(shown[0])
+
+
+def test_every_command_and_option_shown_exists() -> None:
+    for line in re.findall(r"gpuwarden ([a-z][a-z-]*)((?: [^`\n#|&]*)?)", "\n".join(blocks("sh"))):
+        command, rest = line
+        assert command in cli.commands, command
+        known = {o for p in cli.commands[command].params for o in p.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, rest
+
+
+def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
+    named = set(re.findall(r"`([a-z]+_[a-z_]+)`", README.split("The tools are")[1].split(";")[0]))
+    code = "import anyio\nfrom gpuwarden.app import open_warden\nfrom gpuwarden.serve.mcp_server import make_server\n"
+    code += "s = make_server(open_warden('test'))\nprint(*[t.name for t in anyio.run(s.list_tools)])"
+    listed = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"GPUWARDEN_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert named == set(listed.stdout.split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
