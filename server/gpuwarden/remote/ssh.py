@@ -203,6 +203,7 @@ class Dialogue:
         with self._turn:
             session = self._session
             if session is None or session.channel is None or session.channel.closed:
+                self.close()  # a dead one holds its place until then
                 session = self._session = _Session(self.machine, self.argv)
                 session.start(None)
             session.send(line + b"\n")

@@ -1,0 +1,72 @@
+"""The use cases over a real OpenSSH server: submit, look, lose the line, pull and verify on a machine of one's own."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.models import Level, Place, Verdict
+from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.verify import verify_job
+from gpuwarden.lifecycle.warden import Warden
+from lifecycle_kit import launch, open_house, training
+from sshd import Sshd, sshd_fixture  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+
+PROFILE = Path(__file__).resolve().parents[1] / "profiles" / "local.md"
+
+
+@pytest.fixture
+def house(
+    sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Warden, SshBackend]]:
+    """A warden whose platform `box` is this machine behind a server and a proxy."""
+    profiles, far = tmp_path / "profiles", tmp_path / "far"
+    profiles.mkdir()
+    text = PROFILE.read_text("utf-8").replace("id: local", "id: box", 1).replace("backend: local", "backend: ssh", 1)
+    (profiles / "box.md").write_text(text.replace("run_root: ~/.local/share/gpuwarden/runs", f"run_root: {far}", 1))
+    warden = open_house(tmp_path / "home", NoWait())
+    warden.own_profiles = profiles
+    place = Place(platform="box", host="127.0.0.1", port=proxy.port, user=getpass.getuser(), run_root=str(far))
+    monkeypatch.setattr(warden, "owned_place", lambda _: place)
+    backend = SshBackend(warden.clock, config=sshd.config)
+    warden._backends["ssh"] = backend
+    yield warden, backend
+    anyio.run(backend.aclose)
+
+
+async def finish(w: Warden, job: str) -> Job:
+    with anyio.fail_after(60):
+        while (state := (await check(w, job)).job.state) not in TERMINAL_JOBS:
+            await anyio.sleep(0.1)
+    return state
+
+
+async def test_a_job_goes_its_whole_way_over_ssh(
+    house: tuple[Warden, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
+) -> None:
+    w, backend = house
+    said = tmp_path / "said"
+    job = await launch(w, training(said, 0.5, platform="box", max_cost_usd=None))
+    handle = read_job(w.ledger, job).handle
+    assert handle is not None and handle.place.host_key == sshd.host_key
+    await backend.aclose()
+    cuts = iter([3_000, 9_000])
+    proxy.arm(lambda: next(cuts, None))
+    assert await finish(w, job) is Job.SUCCEEDED
+    assert len(said.read_text().splitlines()) == 1
+    pulled = await pull(w, job, tmp_path / "here")
+    assert pulled.received.complete
+    assert (tmp_path / "here/out/model.safetensors").stat().st_size > 1024
+    report = await verify_job(w, job, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN
