@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +241,15 @@ class CloudContract(ProviderContract):
             assert known(await rig.provider.get(ident)) is None
             known(await rig.provider.terminate(ident))
         assert rig.cloud.asked == []
+
+    async def test_an_id_that_could_not_be_asked_about_is_unknown(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        known(await rig.provider.list())
+        body = next(told.body for asked, told in reversed(rig.cloud.told) if re.search(self.lists, asked.line))
+        text = json.dumps(body).replace(instance.id, "../account")
+        assert text != json.dumps(body)
+        rig.cloud.faults = [Fault("other", self.lists, body=text.encode())]
+        assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_a_token_that_fits_no_name_is_refused(self, rig: CloudRig) -> None:
         for token in ("", "a b", "a/b", "x" * 2000, "a\nb", "é"):

@@ -217,6 +217,8 @@ SURVIVES = [
     ("autodl", "/root/autodl-tmp/x", True, "ynny"),
     ("autodl", "/root/autodl-fs/x", False, "nnnn"),
     ("autodl", "/root/autodl-fs/x", True, "nnnn"),
+    ("paperspace", "/home/paperspace/x", False, "ynny"),
+    ("prime-intellect", "/root/x", False, "nnny"),
     ("hf-jobs", "/job/out", False, "nnnn"),
     ("hf-jobs", "/hub/models/me/x", False, "yyyy"),
 ]
@@ -252,6 +254,8 @@ METER = {
     "vastai": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
     "lambda": (("terminate",), (), ("terminate",)),
     "autodl": (("stop", "terminate"), ("stop",), ("stop",)),
+    "paperspace": (("stop", "terminate"), ("stop", "terminate"), ("stop", "terminate")),
+    "prime-intellect": (("terminate",), (), ()),
     "hf-jobs": (("terminate",), (), ()),
 }
 
@@ -270,11 +274,12 @@ def test_the_verbs_and_interruptions_of_the_platforms():
     assert load_profile("lambda").verbs.stop is None
     autodl = load_profile("autodl").verbs
     assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
-    assert [p for p in profile_names() if "stop" in load_profile(p).verbs.reversible] == ["autodl", "runpod", "vastai"]
+    reversible = [p for p in profile_names() if "stop" in load_profile(p).verbs.reversible]
+    assert reversible == ["autodl", "paperspace", "runpod", "vastai"]
     spot = load_profile("vastai").spot
     assert (spot.offered, spot.signal, spot.grace_s, spot.then, spot.auto_resume) == (True, "none", 0, "stopped", True)
     assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
-    assert [p for p in profile_names() if load_profile(p).spot.offered] == ["vastai"]
+    assert [p for p in profile_names() if load_profile(p).spot.offered] == ["prime-intellect", "vastai"]
 
 
 def test_of_two_tiers_at_one_path_the_requested_one_is_there():

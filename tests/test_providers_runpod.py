@@ -122,6 +122,13 @@ class TestRunPod(CloudContract):
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.place is None
 
+    async def test_a_pod_that_came_up_without_its_gpu_says_so(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        body = {k: v for k, v in rig.cloud.told[-1][1].body.items() if k != "gpu"}
+        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and "without a GPU" in seen.why
+
     async def test_a_price_of_zero_is_unknown_and_passes_no_cap(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         rig.cloud.prices = dict.fromkeys(rig.cloud.prices, 0.0)
@@ -135,6 +142,11 @@ class TestRunPod(CloudContract):
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=6.0), "j1-i1"))
         assert len(rig.cloud.own) == 1
 
+    async def test_a_pod_dearer_than_the_cap_after_all_is_told(self, rig: CloudRig) -> None:
+        rig.cloud.prices["NVIDIA H100 80GB HBM3"] = 1.0  # the list price; 2.99 is billed
+        made = known(await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=2.0), "j1-i1"))
+        assert made.price_usd_per_hour == 2.99 and "more than the cap" in made.why
+
     async def test_l4_is_not_l40s(self, rig: CloudRig) -> None:
         assert known(await rig.provider.quote(Resources(gpu="L4"))).price_usd_per_hour == 0.43
         assert known(await rig.provider.quote(Resources(gpu="RTX4090"))).price_usd_per_hour == 0.69
@@ -142,12 +154,12 @@ class TestRunPod(CloudContract):
             await rig.provider.quote(Resources(gpu="40"))
 
     async def test_no_stock_is_no_capacity(self, rig: CloudRig) -> None:
-        rig.cloud.cloud.configure(rig.cloud.settings.model_copy(update={"capacity": 0}))
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "j1-i1")
 
     async def test_the_last_machine_going_in_between_is_no_capacity(self, rig: CloudRig) -> None:
-        rig.cloud.cloud.configure(rig.cloud.settings.model_copy(update={"capacity": 1}))
+        rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 1}))
         known(await rig.provider.create(self.resources, "j1-i1"))
         with pytest.raises(NoCapacity, match="no longer any instances"):
             await rig.provider.create(self.resources, "j2-i1")

@@ -42,7 +42,8 @@ class Fault:
     """Breaks the next `count` requests whose `METHOD /path` matches; `skip` lets some pass first.
 
     `lost_request` is not carried out and `lost_reply` is; both end without a whole reply. `truncated`, `html`,
-    `error_500` and `empty` are carried out and answered so. `limited` is refused with 429. `other` answers `body`.
+    `error_500` and `empty` are carried out and answered so. `limited` is refused with 429, and `other` answers `body`;
+    neither is carried out.
     """
 
     kind: Kind
@@ -145,7 +146,10 @@ class Emulator:
         self.lock = threading.Lock()
         self.address: Callable[[str], tuple[str, int]] = self._pretend_address
         """Where an instance's SSH server listens."""
-        self.routes = [h for h in (getattr(type(self), n) for n in dir(type(self))) if hasattr(h, "route")]
+        self.before: Callable[[], None] = lambda: None
+        """Called before each request is carried out."""
+        routes = [h for h in (getattr(type(self), n) for n in dir(type(self))) if hasattr(h, "route")]
+        self.routes = sorted(routes, key=lambda h: h.route[1].groups)  # plain words before names
 
     # ------------------------------------------------------------------------------------------------------ the cloud
 
@@ -206,6 +210,7 @@ class Emulator:
         """What the platform would answer."""
         with self.lock:
             self.asked.append(asked)
+            self.before()
             try:
                 told = self.limited() if self._too_often() else self._route(asked)
             except Refuse as refusal:
@@ -240,6 +245,10 @@ class Emulator:
             told = self.limited()
             assert fault is not None
             return await _reply(send, told.status, told.raw(), told.type, told.headers | fault.headers)
+        if kind == "other":
+            assert fault is not None
+            self.asked.append(asked)
+            return await _reply(send, fault.status, fault.body, "application/json", fault.headers)
         told = self.handle(asked)
         if kind == "lost_reply":
             return await _cut(send)
@@ -251,8 +260,6 @@ class Emulator:
             return await _reply(send, 500, b'{"error": "internal"}', told.type, {})
         if kind == "empty":
             return await _reply(send, 200, b"", told.type, {})
-        if kind == "other" and fault:
-            return await _reply(send, fault.status, fault.body, "application/json", fault.headers)
         return await _reply(send, told.status, told.raw(), told.type, told.headers)
 
 

@@ -178,7 +178,7 @@ class RunPodCloud(Emulator):
     # ------------------------------------------------------------------------------------------------------- the rest
 
     @route("GET", "/catalog/gpus")
-    def gpus(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def gpu_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
         full = self.cloud.settings.capacity == 0
         kinds = [
             {

@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
@@ -39,7 +39,9 @@ MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
 """A read waits out a rate limit that asks for no more than this; the caller hears of a longer one."""
-_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
+Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
+"""An instance's id in a reply. One that could not be asked about again makes the whole reply unreadable."""
 
 
 class Shape(BaseModel):
@@ -124,8 +126,11 @@ class Door:
         params: Mapping[str, str | int] | None = None,
         body: object = None,
         safe: bool | None = None,
+        empty: bool = False,
     ) -> Answer[T]:
-        """One request. `shape` None expects 204 without a body. A `safe` request may be sent again: reads are.
+        """One request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
+
+        A `safe` request may be sent again: reads are.
 
         Raises AuthFailed, RateLimited, BadRequest, Conflict, NotFound or NoCapacity for a definite refusal.
         """
@@ -135,9 +140,9 @@ class Door:
             assert isinstance(reply, Reply)
             await self.clock.sleep(reply.after_s if reply.after_s is not None else 2.0 * tries)
             reply, tries = await self._send(method, path, params, body), tries + 1
-        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}")
+        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty)
 
-    def _read(self, reply: Reply, shape: type[T] | None, what: str) -> Answer[T]:
+    def _read(self, reply: Reply, shape: type[T] | None, what: str, empty: bool) -> Answer[T]:
         said = line(redact(reply.text(*self.api.says), self._secrets()), 300)
         refusal = self.api.refusal(reply, said)
         if refusal is not None:
@@ -147,7 +152,7 @@ class Door:
             return Unknown(
                 f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}"
             )
-        if shape is None and reply.status == 204:
+        if (shape is None or empty) and reply.status == 204:
             return Known(None)  # type: ignore[arg-type]
         if shape is None:
             return Unknown(f"{self.api.platform} answered {what} with status {reply.status} where 204 was expected")
@@ -262,4 +267,4 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 def is_safe_id(ident: str) -> bool:
     """Whether an id can stand in a path; one that can't is no instance of any platform."""
-    return _SAFE_ID.fullmatch(ident) is not None
+    return re.fullmatch(_ID, ident) is not None

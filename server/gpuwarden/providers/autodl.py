@@ -32,7 +32,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote,
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import let_in
-from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
 from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such, usd
 
 D = TypeVar("D")
@@ -75,7 +75,7 @@ class _Told(Shape, Generic[D]):
 
 
 class _Row(Shape):
-    uuid: str
+    uuid: Ident
     name: str
     status: str
     created_at: datetime
@@ -185,11 +185,9 @@ class AutoDL(Rented):
         }
         if key := self.ssh_key():
             order["start_command"] = let_in(key)
-        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[str], body=order)
+        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[Ident], body=order)
         if isinstance(answer, Unknown):
             return answer
-        if not is_safe_id(answer.value.data):
-            return Unknown("AutoDL took the order and answered with no instance's id")
         self._tokens[answer.value.data] = token
         return Known(
             Instance(id=answer.value.data, token=token, state=_S.BOOTING, created_at=self.clock.now(), why="rented")

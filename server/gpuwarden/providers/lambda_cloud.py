@@ -20,7 +20,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote,
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
-from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
 from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, gpu_matches, usd
 
 _S = InstanceState
@@ -61,7 +61,7 @@ class _Kinds(Shape):
 
 
 class _Instance(Shape):
-    id: str
+    id: Ident
     name: str | None = None
     ip: str | None = None
     status: Literal["booting", "active", "unhealthy", "terminating", "terminated", "preempted"]
@@ -77,7 +77,7 @@ class _Many(Shape):
 
 
 class _Launched(Shape):
-    instance_ids: tuple[str, ...]
+    instance_ids: tuple[Ident, ...]
 
 
 class _Launch(Shape):

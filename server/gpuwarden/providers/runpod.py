@@ -20,7 +20,7 @@ from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers._http import Api, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
 from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, epoch, gpu_matches, no_such, usd
 
 _S = InstanceState
@@ -63,7 +63,7 @@ class _Gpu(Shape):
 
 
 class _Pod(Shape):
-    id: str
+    id: Ident
     name: str
     status: Literal["PROVISIONING", "STARTING", "RUNNING", "EXITED", "ERROR", "TERMINATED"]
     cost: float
@@ -198,7 +198,12 @@ class RunPod(Rented):
             if any(word in refusal.message.casefold() for word in _CAPACITY):
                 raise NoCapacity(refusal.message, "Try another GPU, or later.") from None
             raise
-        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
+        if isinstance(answer, Unknown):
+            return answer
+        made, cap = self._view(answer.value), resources.max_price_usd_per_hour
+        if cap is not None and answer.value.cost > cap:
+            made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {cap:g} USD per hour"})
+        return Known(made)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """One Pod; a gone one with its bill, where RunPod still has it."""

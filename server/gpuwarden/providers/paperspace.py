@@ -1,0 +1,277 @@
+"""Provider `paperspace`: Paperspace (DigitalOcean) machines.
+
+| variable | meaning |
+|---|---|
+| `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | a key of the team |
+| `PAPERSPACE_TEMPLATE` | id of the template of new machines; needed, for it differs by region and machine type |
+| `PAPERSPACE_REGION` | where new machines stand; needed |
+| `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
+
+New Linux machines let in the SSH keys of the account. The interface tells no prices, so no price cap can be held and
+every price is unknown. A machine has to be off before it can be deleted. A deadline becomes its auto-shutdown, which
+cuts hard; without one the auto-shutdown is turned off.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Severity
+from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
+from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such
+
+_S = InstanceState
+PAGE: Final = 100
+DISKS_GB: Final = (50, 100, 250, 500, 1000, 2000)
+MOST_HOURS: Final = 168
+MACHINES: Final = ("H100", "A100-80G", "A100", "A6000", "A5000", "A4000", "V100", "V100-32G", "P6000")
+NEEDED: Final = ("PAPERSPACE_TEMPLATE", "PAPERSPACE_REGION")
+STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
+    "provisioning": (_S.BOOTING, None),
+    "starting": (_S.BOOTING, None),
+    "restarting": (_S.BOOTING, True),
+    "upgrading": (_S.BOOTING, None),
+    "serviceready": (_S.BOOTING, True),
+    "ready": (_S.RUNNING, True),
+    "stopping": (_S.STOPPING, True),
+    "off": (_S.STOPPED, False),
+    "failed": (_S.FAILED, None),
+}
+
+
+class _Machine(Shape):
+    id: Ident
+    name: str
+    state: Literal[
+        "provisioning", "starting", "restarting", "upgrading", "serviceready", "ready", "stopping", "off", "failed"
+    ]
+    publicIp: str | None = None  # noqa: N815
+    dtCreated: datetime | None = None  # noqa: N815
+
+
+class _Wrapped(Shape):
+    data: _Machine
+
+
+class _Page(Shape):
+    items: tuple[_Machine, ...]
+    hasMore: bool  # noqa: N815
+    nextPage: str | None = None  # noqa: N815
+
+
+_Changed: TypeAlias = _Wrapped | _Machine
+"""The description shows a machine; the service has been seen to wrap it with the event that changes it."""
+
+
+class _Deleted(Shape):
+    """Whatever object comes with a deletion, unless it is an error."""
+
+    code: None = None
+    message: None = None
+    error: None = None
+
+
+def _refusal(reply: Reply, said: str) -> WardenError | None:
+    code, text = reply.text("code").upper(), reply.text("message", "error").casefold()
+    if reply.status == 404 and (code == "NOT_FOUND" or "not found" in text):
+        return NotFound(f"Paperspace says there is no such thing: {said}")
+    if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
+        return NoCapacity(f"Paperspace has none of it now ({said})", "Try another machine type or region, or later.")
+    return None
+
+
+class Paperspace(Rented):
+    """A `Provider` over one Paperspace team."""
+
+    name = "paperspace"
+    api = Api(
+        platform="Paperspace",
+        url="https://api.paperspace.com/v1",
+        url_variable="GPUWARDEN_PAPERSPACE_URL",
+        key_variable="PAPERSPACE_API_KEY",
+        refusal=_refusal,
+        says=("message", "error", "code"),
+    )
+    max_name = 64
+
+    async def check_account(self) -> Findings:
+        """What has to be set before a machine can be rented."""
+        missing = [name for name in NEEDED if not self.env.get(name)]
+        return [
+            self.finding(Severity.ERROR, f"{name} is not set, and a machine needs it", "Set it.") for name in missing
+        ]
+
+    async def quote(self, resources: Resources) -> Answer[Quote]:
+        """The price is unknown: the interface tells none."""
+        kind = self._machine_type(resources)
+        source = "Paperspace, which tells no prices through its interface"
+        note = f"{kind}; see the price list at paperspace.com/pricing"
+        return Known(
+            Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
+        )
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        """Rent one machine; it starts by itself."""
+        order = self._order(self.label(token), resources)
+        answer: Answer[_Changed] = await self.door.ask("POST", "/machines", _Changed, body=order)  # type: ignore[arg-type]
+        if isinstance(answer, Unknown):
+            return answer
+        made = _machine(answer.value)
+        seen = self._view(made).model_copy(update={"token": token})
+        if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply is as old as the request
+            seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
+        return Known(seen)
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One machine. A 404 counts only when the list agrees: a retired address answers so for every machine."""
+        if not is_safe_id(id):
+            return Known(None)
+        try:
+            answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
+        except NotFound as refusal:
+            return await self._surely_gone(id, refusal)
+        if isinstance(answer, Unknown):
+            return answer
+        if answer.value.id != id:
+            return Unknown(f"Paperspace was asked for machine {id} and answered with another")
+        return Known(self._view(answer.value))
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        """Every machine of the team, page by page."""
+        found: dict[str, _Machine] = {}
+        params: dict[str, str | int] = {"limit": PAGE}
+        seen: set[str] = set()
+        for _ in range(MAX_PAGES):
+            answer = await self.door.ask("GET", "/machines", _Page, params=params)
+            if isinstance(answer, Unknown):
+                return answer
+            found |= {m.id: m for m in answer.value.items}
+            if not answer.value.hasMore:
+                return Known(tuple(self._view(m) for m in found.values()))
+            after = answer.value.nextPage
+            if not after or after in seen:
+                return Unknown("Paperspace says that its list goes on, and not where")
+            seen.add(after)
+            params["after"] = after
+        return Unknown("Paperspace's list of machines does not end")
+
+    async def start(self, id: str) -> Answer[None]:  # noqa: A002
+        """Start a machine that is off; a dynamic address is another one then."""
+        return await self._patch(id, "start")
+
+    async def stop(self, id: str) -> Answer[None]:  # noqa: A002
+        """Ask for a power off; storage and addresses bill on."""
+        return await self._patch(id, "stop")
+
+    async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
+        """Delete. Raises Conflict unless the machine is off."""
+        if not is_safe_id(id):
+            return Known(None)
+        before = await self.get(id)
+        if isinstance(before, Unknown):
+            return before
+        if before.value is None:
+            return Known(None)
+        if before.value.state not in {_S.STOPPED, _S.FAILED}:
+            raise Conflict(
+                f"machine {id} is {before.value.state}; Paperspace deletes only ones that are off", "Stop it."
+            )
+        try:
+            answer = await self.door.ask("DELETE", f"/machines/{id}", _Deleted, empty=True)
+        except NotFound:
+            return Known(None)
+        return answer if isinstance(answer, Unknown) else Known(None)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    async def _surely_gone(self, id: str, refusal: NotFound) -> Answer[Instance | None]:  # noqa: A002
+        try:
+            answer = await self.list()
+        except NotFound:
+            return Unknown(f"Paperspace answers as if nothing were there, not even the list: {refusal.message}")
+        if isinstance(answer, Unknown):
+            return Unknown(f"{refusal.message}, but the list could not be read: {answer.why}")
+        return Known(next((i for i in answer.value if i.id == id), None))
+
+    async def _patch(self, id: str, verb: str) -> Answer[None]:  # noqa: A002
+        if not is_safe_id(id):
+            raise no_such("Paperspace", id)
+        answer: Answer[_Changed] = await self.door.ask("PATCH", f"/machines/{id}/{verb}", _Changed)  # type: ignore[arg-type]
+        return answer if isinstance(answer, Unknown) else Known(None)
+
+    def _machine_type(self, resources: Resources) -> str:
+        asked = self.refuse_unsold(resources)
+        kind = next((m for m in MACHINES if gpu_matches(asked, (m,))), asked)
+        if not is_safe_id(kind):
+            raise BadRequest(f"Paperspace has no machine type {asked!r}", f"Known are: {', '.join(MACHINES)}.")
+        return kind if resources.gpu_count == 1 else f"{kind}x{resources.gpu_count}"
+
+    def _order(self, label: str, resources: Resources) -> dict[str, object]:
+        kind = self._machine_type(resources)
+        if resources.max_price_usd_per_hour is not None:
+            raise NotSupported(
+                "Paperspace tells no prices through its interface, so a price cap can't be held",
+                "Leave the price cap out; max_cost_usd still bounds the job.",
+            )
+        missing = [name for name in NEEDED if not self.env.get(name)]
+        if missing:
+            raise BadRequest(
+                f"{' and '.join(missing)} must be set to rent from Paperspace", "gpuwarden doctor says more."
+            )
+        order: dict[str, object] = {
+            "name": label,
+            "machineType": kind,
+            "templateId": self.env["PAPERSPACE_TEMPLATE"],
+            "region": self.env["PAPERSPACE_REGION"],
+            "diskSize": _disk(resources.disk_gb or DISKS_GB[1]),
+            "publicIpType": "dynamic",
+            "startOnCreate": True,
+            **_deadline(resources.deadline_s),
+        }
+        for field, name in (("networkId", "PAPERSPACE_NETWORK"), ("startupScriptId", "PAPERSPACE_STARTUP_SCRIPT")):
+            if value := self.env.get(name):
+                order[field] = value
+        return order
+
+    def _view(self, m: _Machine) -> Instance:
+        state, meter = STATES[m.state]
+        return Instance(
+            id=m.id,
+            token=self.token_in(m.name),
+            state=state,
+            place=self.place(m.id, m.publicIp, None) if state is _S.RUNNING and m.publicIp else None,
+            meter=meter,
+            created_at=epoch(m.dtCreated),
+            why=f"state {m.state}",
+        )
+
+
+def _machine(changed: _Changed) -> _Machine:
+    return changed.data if isinstance(changed, _Wrapped) else changed
+
+
+def _disk(wanted: int) -> int:
+    fitting = [size for size in DISKS_GB if size >= wanted]
+    if not fitting:
+        raise BadRequest(f"Paperspace's largest disk has {DISKS_GB[-1]} GB; {wanted} were asked for")
+    return fitting[0]
+
+
+def _deadline(seconds: int | None) -> dict[str, object]:
+    """Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or beyond its longest."""
+    hours = math.ceil(seconds / 3600) if seconds is not None else None
+    if hours is None or hours > MOST_HOURS:
+        return {"autoShutdownEnabled": False}
+    return {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
+
+
+def create(profile: Profile, state: Path, clock: Clock) -> Paperspace:
+    """The provider for one profile. It keeps no files."""
+    return Paperspace(profile, clock)
