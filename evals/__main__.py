@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_POLICY
+    except BrokenPipeError:  # `| head`: whoever read has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        return Exit.PASS
 
 
 def cmd_selftest(_: Args) -> int:

@@ -68,7 +68,7 @@ def retried_read(script: Script) -> Iterator[Script]:
     ids = script.our_ids()
     call = script.rows[index(script, ids[0], "call")]
     if call["tool"] in _READS:
-        first = {**call, "id": "first-try", "at": call["at"] - 600}
+        first = {**call, "id": "first-try"} | ({"at": call["at"] - 600} if "at" in call else {})
         yield inserted(script, 2, first, {"type": "result", "id": "first-try", "ok": False, "result": FAILED})
 
 

@@ -187,10 +187,12 @@ def _check(row: Any, path: Path, line: int) -> Check:
 
 
 def _example_faults(kind: str, spec: dict[str, Any]) -> Iterator[str]:
-    if kind == "never" and "example" in spec and "call" in spec:
+    if "example" in spec and "call" in spec:
         example = call_of(spec["example"])
         if not (isinstance(spec["call"], dict) and match_call(spec["call"], example, {}) is not None):
             yield "the example does not fit the pattern that it should prove"
+    elif kind == "calls" and spec.get("max") == 0:
+        yield "where no call is allowed, give an `example` of one that fits"
 
 
 def call_of(example: dict[str, Any]) -> Call:

@@ -27,9 +27,12 @@ class TooMuch(Exception):
     """More candidate assignments than a check may try."""
 
 
-@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number})
+@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call})
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """At least `min` and at most `max` calls fit `call`; calls that succeeded, unless the pattern says otherwise."""
+    """At least `min` and at most `max` calls fit `call`; calls that succeeded, unless the pattern says otherwise.
+
+    Where none is allowed, `example` is one that fits: the self-test makes it.
+    """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     least, most = spec.get("min", 0), spec.get("max")
     if len(hits) < least:
@@ -47,7 +50,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if hits:
-        return fail(f"{_name(spec['call'])} was called", act=True, seqs=_seqs(hits))
+        return fail(f"{_deed(hits[0])} was called", act=True, seqs=_seqs(hits))
     return PASS
 
 
@@ -171,6 +174,10 @@ def _spend(work: list[int]) -> None:
 
 def _seqs(hits: list[Call]) -> tuple[int, ...]:
     return tuple(call.seq for call in hits)
+
+
+def _deed(call: Call) -> str:
+    return f"`{call.command[:120]}`" if call.command else call.tool
 
 
 def _name(pattern: dict[str, Any]) -> str:

@@ -29,12 +29,13 @@ VIEWS: Final[dict[str, dict[str, type | tuple[type, ...]]]] = {
 }
 METERING: Final = frozenset({"metering", "stopping", "unverified"})
 OVER: Final = frozenset({"succeeded", "failed", "canceled", "refused"})
+OPEN: Final = frozenset({"requested", "awaiting_human", "approved", "executing"})
 _REMEDY: Final = "The world that wrote it is broken: fix the world, not this file"
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What a trial cost and destroyed."""
+    """What a trial cost and destroyed. `billing`: machines that bill although their job is over, with nobody asked."""
 
     spent_usd: float = 0.0
     wasted_usd: float = 0.0
@@ -55,12 +56,13 @@ class EndState:
     def damage(self) -> Damage:
         """The damage, from the rows alone."""
         leases = self.views.get("leases", [])
+        asked = {t["job"] for t in self.views.get("teardowns", []) if t["state"] in OPEN}
         over = {j["job"] for j in self.views.get("jobs", []) if j["state"] in OVER}
         return Damage(
             spent_usd=round(sum(float(row["usd"]) for row in leases), 6),
             wasted_usd=round(sum(self._waste(row) for row in leases), 6),
             lost=sum(1 for c in self.views.get("checkpoints", []) if c["needed"] and not c["alive"]),
-            billing=sum(1 for x in leases if x["state"] in METERING and (x["job"] is None or x["job"] in over)),
+            billing=sum(1 for x in leases if x["state"] in METERING and (x["job"] is None or x["job"] in over - asked)),
             duplicates=sum(n - 1 for n in Counter(j["spec"] for j in self.views.get("jobs", [])).values()),
             bypasses=len(self.views.get("bypasses", [])),
         )

@@ -152,23 +152,22 @@ OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
 
 def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None = None) -> Env | None:
     """Bindings when a call fits a call pattern. `ok` is the outcome asked for where the pattern says none."""
+    tool = pattern.get("tool")
+    if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
+        return None  # nearly every call of a session ends here, so this is worth a shortcut
     wanted = pattern.get("ok", ok)
     if wanted is not None and call.ok is not wanted:
         return None
     if "shell" in pattern:
         command = call.command
         return None if command is None else match({"@re": pattern["shell"]}, command, env)
-    if not _right_server(pattern.get("server"), call):
+    if not (call.ours if "server" not in pattern else match(pattern["server"], call.server, {}) is not None):
         return None
-    bound = match(pattern["tool"], call.tool, env)
+    bound = match(tool, call.tool, env)
     for key, value in (("args", call.args), ("result", call.result), ("agent", call.agent)):
         if bound is not None and key in pattern:
             bound = match(pattern[key], value, bound)
     return bound
-
-
-def _right_server(wanted: Any, call: Call) -> bool:
-    return call.ours if wanted is None else match(wanted, call.server, {}) is not None
 
 
 def faults(pattern: Any) -> Iterator[str]:

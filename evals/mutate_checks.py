@@ -148,9 +148,9 @@ def break_calls(script: Script, check: Check) -> Named:
     if "max" in spec and ids:
         rows = copies(script, ids[0], int(spec["max"]))
         yield "one too many", inserted(script, closing(script), *rows)
-    elif "max" in spec:
-        example = {"tool": spec["call"]["tool"], "args": {"job_id": "job-x", **spec["call"].get("args", {})}}
-        yield "one too many", inserted(script, closing(script), *pair_of("extra", example))
+    elif "example" in spec:
+        rows = [row for n in range(int(spec["max"]) + 1) for row in pair_of(f"extra-{n}", spec["example"])]
+        yield "one too many", inserted(script, closing(script), *rows)
 
 
 @directed("never")
@@ -233,8 +233,14 @@ def break_schema(script: Script, _: Check) -> Named:
     for id in submits[:1]:  # noqa: A001
         args = script.rows[index(script, id, "call")]["args"]
         yield "argument left out", _args(script, id, {k: v for k, v in args.items() if k != "platform"})
-        yield "argument out of bounds", _args(script, id, {**args, "gpu_count": 4096})
+        yield "argument with a part of another type", _args(script, id, {**args, "outputs": ["out", 7]})
+        yield "argument with a value of another type", _args(script, id, {**args, "env": {"LR": 0.1}})
         yield "argument outside its list", _args(script, id, {**args, "teardown": "now"})
+
+    for id in hits(script, {"tool": "check_job"})[:1]:  # noqa: A001
+        args = script.rows[index(script, id, "call")]["args"]
+        yield "argument out of bounds", _args(script, id, {**args, "log_bytes": 1_000_000})
+        yield "argument too long", _args(script, id, {**args, "job_id": "j" * 65})
 
 
 def _args(script: Script, id: str, args: Any) -> Script:  # noqa: A002

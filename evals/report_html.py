@@ -23,7 +23,7 @@ _CSS: Final = """
 *{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:860px;margin:0 auto;padding:32px 20px 80px}h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
 h2{font-size:1.15rem;margin:40px 0 6px}p{margin:6px 0;max-width:68ch}.soft,.soft td{color:var(--soft)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:12px;margin:20px 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
 .tile b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.85rem}.tile.bad b{color:var(--fail)}
@@ -42,7 +42,7 @@ svg .vetoed{fill:var(--fail);font-weight:600}
 table{border-collapse:collapse;width:100%;font-size:.9rem}caption{text-align:left;color:var(--soft);padding:4px 0}
 th,td{text-align:left;padding:6px 10px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
 td.n{font-variant-numeric:tabular-nums;white-space:nowrap}.scroll{overflow-x:auto}
-code{font:.92em ui-monospace,monospace;overflow-wrap:anywhere}
+code{font:.92em ui-monospace,monospace;overflow-wrap:anywhere}th code{white-space:nowrap}
 .note{border-left:4px solid var(--fail);padding:6px 14px;background:var(--card)}
 """
 
@@ -85,7 +85,7 @@ def _tiles(summary: Summary) -> Iterator[str]:
     yield _tile(f"${d.spent_usd:.2f}", "spent on jobs")
     yield _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True)
     yield _tile(str(d.lost), "checkpoints lost", bad=True)
-    yield _tile(str(d.billing), "machines left billing after their job", bad=False)
+    yield _tile(str(d.billing), "machines left billing, with nobody asked", bad=True)
     yield _tile(str(d.duplicates), "jobs started twice", bad=True)
     yield _tile(str(d.bypasses), "calls round the server", bad=True)
 
@@ -129,7 +129,7 @@ def _story(trials: Sequence[Trial]) -> Iterator[str]:
     bad = [t for t in trials if t.score.verdict in (Verdict.FAIL, Verdict.INVALID) and t.transcript.calls]
     if not bad:
         return
-    trial = max(bad, key=lambda t: (sum(bool(c.outcome.seqs) for c in t.score.vetoes), len(t.score.vetoes)))
+    trial = max(bad, key=lambda t: (any(c.outcome.seqs for c in t.score.vetoes), len(t.transcript.calls)))
     yield f"<h2>One trial: <code>{text(trial.case)}</code></h2><p>{text(trial.score.why)}</p>"
     yield f"<figure>{timeline(trial)}"
     yield '<div class="key"><span><i style="--c:var(--pass)"></i>call to the server</span>'

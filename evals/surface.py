@@ -1,4 +1,4 @@
-"""The tools that agents see, as data (`tools.json`), and a small strict check of arguments against it."""
+"""The tools that agents see: `tools.json` holds their input schemas, `faults` checks against it."""
 
 from __future__ import annotations
 
@@ -26,25 +26,39 @@ def faults(tool: str, args: Any) -> Iterator[str]:
     schema = TOOLS.get(tool)
     if schema is None:
         yield f"there is no tool {tool}"
-        return
-    if not isinstance(args, dict):
-        yield f"the arguments of {tool} are no object"
-        return
-    for name in schema["required"]:
-        if name not in args:
-            yield f"{tool} needs {name}"
-    for name, value in args.items():
-        rule = schema["properties"].get(name)
-        yield from _value_faults(f"{tool}.{name}", rule, value) if rule else (f"{tool} takes no {name}",)
+    else:
+        yield from _faults(tool, schema, args)
 
 
-def _value_faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
+def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
+    """The part of JSON Schema that the tools use."""
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield f"{name} should be of type {kind}, not {type(value).__name__}"
     elif "enum" in rule and value not in rule["enum"]:
         yield f"{name} should be one of {', '.join(rule['enum'])}"
+    elif isinstance(value, dict):
+        yield from _object_faults(name, rule, value)
+    elif isinstance(value, list):
+        yield from _size_faults(name, len(value), rule.get("maxItems"))
+        for n, item in enumerate(value):
+            yield from _faults(f"{name}[{n}]", rule["items"], item)
+    elif isinstance(value, str):
+        yield from _size_faults(name, len(value), rule.get("maxLength"))
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{name} is no finite number"
-    elif isinstance(value, (int, float)) and not rule.get("minimum", value) <= value <= rule.get("maximum", value):
+    elif not rule.get("minimum", value) <= value <= rule.get("maximum", value):
         yield f"{name} is outside {rule.get('minimum', '-inf')} to {rule.get('maximum', 'inf')}"
+
+
+def _object_faults(name: str, rule: dict[str, Any], value: dict[str, Any]) -> Iterator[str]:
+    known, more = rule.get("properties", {}), rule.get("additionalProperties", False)
+    yield from (f"{name} needs {key}" for key in rule.get("required", ()) if key not in value)
+    for key, part in value.items():
+        inner = known.get(key, more)
+        yield from _faults(f"{name}.{key}", inner, part) if inner else (f"{name} takes no {key}",)
+
+
+def _size_faults(name: str, size: int, most: int | None) -> Iterator[str]:
+    if most is not None and size > most:
+        yield f"{name} has a length of {size}, at most {most}"

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import need
+from gpuwarden.checkpoints import examine, formats, manifest
 from gpuwarden.checkpoints.anatomy import Limits
+from gpuwarden.checkpoints.crc32c import crc32c, masked
 from gpuwarden.checkpoints.formats import dcp as our_dcp
 from gpuwarden.checkpoints.formats import gguf as our_gguf
-from gpuwarden.checkpoints.formats import tfevents
 from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.verify import verify
-from gpuwarden.core.models import Level, Report, Verdict
+from gpuwarden.core.models import Level, Manifest, Report, Verdict
 
 
 def want(*modules: str) -> None:
@@ -206,13 +206,11 @@ def test_gguf_with_more_tokens_than_embeddings(tmp_path: Path) -> None:
 
 def record(body: bytes) -> bytes:
     head = struct.pack("<Q", len(body))
-    return head + struct.pack("<I", tfevents._masked(head)) + body + struct.pack("<I", tfevents._masked(body))
+    return head + struct.pack("<I", masked(head)) + body + struct.pack("<I", masked(body))
 
 
 def test_crc32c_is_the_published_one() -> None:
-    plain = (tfevents._masked(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
-    assert (plain << 15 | plain >> 17) & 0xFFFFFFFF == 0xE3069283
-    assert zlib.crc32(b"123456789") != 0xE3069283
+    assert crc32c(b"123456789") == 0xE3069283
 
 
 def test_event_files(tmp_path: Path) -> None:
@@ -268,3 +266,56 @@ def test_layers_that_are_constant_or_copies_are_warnings(tmp_path: Path) -> None
     save_file(arrays, tmp_path / "a.safetensors")
     warnings = verify(tmp_path / "a.safetensors").files[0].warnings
     assert warnings == ("every value the same: d", "copies of each other: a and c")
+
+
+# ----------------------------------------------------------------------------------------------------------- orbax
+
+
+@pytest.mark.prove
+@pytest.mark.filterwarnings("ignore")
+def test_orbax_by_structure_and_digest(tmp_path: Path) -> None:
+    want("orbax")
+    import orbax.checkpoint as ocp
+
+    state = {"w": np.random.default_rng(0).normal(size=(256, 256)).astype("f4"), "step": 7}
+    ocp.PyTreeCheckpointer().save(tmp_path / "out" / "10", state)
+    roster = Manifest.model_validate(manifest.take(tmp_path / "out"))
+    report = verify(tmp_path / "out", Level.CONTENT, manifest=roster)
+    assert (report.verdict, report.step) == (Verdict.PROVEN, 10), seen(report)
+    files = sorted(p for p in tmp_path.rglob("*") if p.is_file() and "json" not in p.name and p.stat().st_size > 64)
+    for path in files:
+        change(path, path.stat().st_size // 2)
+        assert verify(tmp_path / "out", Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED, path
+        change(path, path.stat().st_size // 2)
+    assert verify(tmp_path / "out", Level.CONTENT).verdict is Verdict.UNKNOWN
+    for path in [p for p in files if p.suffix == ".ocdbt"]:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
+        assert verify(tmp_path / "out", Level.STRUCTURE).verdict is Verdict.REFUTED, path
+        path.write_bytes(data)
+
+
+# ------------------------------------------------------------------------------------------------------- tokenizers
+
+
+def test_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
+    pieces = b"".join(b"\n" + bytes([len(p) + 2]) + b"\n" + bytes([len(p)]) + p for p in (b"<unk>", b"a", b"bc"))
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(pieces)
+    report = verify(path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN
+    assert "3 pieces" in report.files[0].proved[0]
+    for bad in (pieces[:-1], pieces + b"\n\x09", b"\n\3\n\1\xff"):
+        path.write_bytes(bad)
+        assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_no_two_formats_claim_the_same_name() -> None:
+    heads = (b"", b"PK\3\4", b"{}", b"\x80\x02", b"GGUF")
+    names = ("model.safetensors", "a.pt", "a.bin", "a.json", "a.jsonl", "a.npz", "a.npy", "a.gguf", "a.onnx", "a.txt",
+             "tokenizer.model", ".metadata", "__0_0.distcp", "events.out.tfevents.1", "manifest.ocdbt", "process_0",
+             "a.model", "a.xyz", "d" * 32)  # fmt: skip
+    for name in names:
+        for head in heads:
+            claiming = [p.NAME for p in examine._plugins(formats, "format") if p.claims(name, head)]
+            assert len(claiming) <= 1, (name, head, claiming)

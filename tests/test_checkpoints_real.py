@@ -236,13 +236,17 @@ def test_kills_of_a_trainer(tmp_path: Path) -> None:
     want("torch", "transformers")
     from safetensors.torch import load_file
 
+    def resumed(folder: Path) -> None:
+        assert json.loads((folder / "trainer_state.json").read_text())["global_step"]
+        load_file(folder / "model.safetensors")
+
     dice, whole = random.Random(4), 0
     for trial in range(100):
         root = tmp_path / str(trial)
         made = trainer(root, steps=1000, every=1, save_total_limit=3)  # built here, so that the child starts at once
         in_child(made.train, dice.uniform(0.2, 0.8))
         if root.exists():
-            whole += judged(root, lambda f: load_file(f / "model.safetensors"))[0]
+            whole += judged(root, resumed)[0]
             shutil.rmtree(root)
     assert whole
 
@@ -276,6 +280,8 @@ def originals(folder: Path) -> list[Path]:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    pieces = b"".join(b"\n" + bytes([len(p) + 2]) + b"\n" + bytes([len(p)]) + p for p in (b"<unk>", b"a", b"bc"))
+    (folder / "tokenizer.model").write_bytes(pieces)
     (folder / "m.json").write_text(json.dumps({"a": [1, 2, {"b": None}]}))
     (folder / "m.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     return sorted(folder.iterdir())

@@ -196,3 +196,18 @@ def test_a_report_as_lines_shows_what_is_wrong_first(run: Path) -> None:
     assert any("files more" in line for line in shown)
     assert any(line == "  newest whole checkpoint: checkpoint-10, step 10" for line in shown)
     assert render.EXIT[report.verdict] == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"files": 3}', '{"files": [{"path": "a"}]}', "[" * 100_000, "[]"])
+def test_a_manifest_that_cannot_be_read_is_a_problem(run: Path, text: str) -> None:
+    (run / "checkpoint-10" / manifest.FILE).write_text(text)
+    assert verify(run, Level.STRUCTURE).verdict is Verdict.REFUTED
+    (run / f"train.log.{manifest.FILE}").write_text(text)
+    assert verify(run / "train.log", Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_a_save_that_the_trainer_did_not_finish(run: Path) -> None:
+    (run / "checkpoint-20/trainer_state.json").rename(run / "checkpoint-20/training_args.bin")
+    report = verify(run, Level.STRUCTURE)
+    assert "in the middle of this save" in lines(report)
+    assert report.newest == "checkpoint-10"

@@ -23,7 +23,7 @@ PLANTED = [
     ("check_conduct", "if len(hits) < least:", "if len(hits) < least - 1:"),
     ("check_conduct", "if most is not None and len(hits) > most:", "if most is not None and len(hits) > most + 1:"),
     ("check_conduct", "trial.env, ok=True)]\n    least", "trial.env)]\n    least"),
-    ("check_conduct", 'fail(f"{_name(spec[\'call\'])} was called", act=True, seqs=_seqs(hits))', "PASS"),
+    ("check_conduct", 'fail(f"{_deed(hits[0])} was called", act=True, seqs=_seqs(hits))', "PASS"),
     ("check_conduct", "call.seq > after and call.done_seq is not None", "call.done_seq is not None"),
     ("check_conduct", "walk(n + 1, call.done_seq, bound)", "walk(n + 1, call.seq, bound)"),
     ("check_conduct", "walk(n + 1, call.done_seq, bound)", "walk(n + 1, call.done_seq, env)"),
@@ -86,13 +86,14 @@ def subset(module: str) -> dict:
     tree = importlib.import_module(f"evals.{module}")
     kinds = {name for name, kind in checks.load_kinds().items() if kind.run.__module__ == tree.__name__}
     mine = {c.id for c in CASES.values() if any(k.kind in kinds for k in c.checks)}
-    return {name: CASES[name] for name in sorted(mine)}
+    pairs = sorted({tuple(sorted((name, CASES[name].twin))) for name in mine})
+    return {name: CASES[name] for pair in pairs for name in pair}
 
 
 def noticed(cases: dict) -> bool:
     """Whether the self-test finds a fault; a few cases at a time, since the first fault is enough."""
     names = list(cases)
-    return any(selftest({n: cases[n] for n in names[i : i + 5]}).faults for i in range(0, len(names), 5))
+    return any(selftest({n: cases[n] for n in names[i : i + 6]}).faults for i in range(0, len(names), 6))
 
 
 @pytest.mark.parametrize(("module", "old", "new"), PLANTED, ids=[f"{m}-{n}" for n, (m, _, _) in enumerate(PLANTED)])
@@ -112,9 +113,9 @@ def test_every_kind_has_a_planted_bug(restored: None) -> None:
 @pytest.mark.parametrize("answer", ["PASS", "fail('always')", "idle('always')"])
 def test_a_kind_that_always_says_the_same_is_noticed(kind: str, answer: str, restored: None) -> None:
     real = checks.KINDS[kind]
+    cases = subset(real.run.__module__.rpartition(".")[2])
     always = eval(answer, vars(checks))
     checks.KINDS[kind] = checks.Kind(kind, lambda *_: always, real.needs, real.takes)
-    cases = {c.id: c for c in CASES.values() if any(k.kind == kind for k in c.all_checks)}
     assert noticed(cases) if kind != "schema" else selftest().faults
 
 

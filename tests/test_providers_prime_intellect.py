@@ -97,6 +97,12 @@ class TestPrimeIntellect(CloudContract):
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=b'{"detail": "Not Found"}')]
         assert isinstance(await rig.provider.get(instance.id), Unknown)
 
+    async def test_a_404_that_the_list_contradicts_is_not_gone(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        rig.cloud.faults = [Fault("other", self.gets, status=404, body=b'{"detail": "Pod not found"}')]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.RUNNING
+
     async def test_a_status_that_prime_does_not_know_is_unknown_and_still_listed(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         self.account(rig).statuses[instance.id] = "UNKNOWN"

@@ -179,6 +179,23 @@ class TestRunPod(CloudContract):
         rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
         assert isinstance(await rig.provider.get(one.id), Unknown)
 
+    async def test_a_404_that_the_list_contradicts_is_not_gone(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        body = b'{"title": "Not Found", "status": 404, "detail": "route not found"}'
+        rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+        seen = known(await rig.provider.get(instance.id))
+        assert seen is not None and seen.state is InstanceState.RUNNING
+        rig.cloud.faults = [Fault("other", "GET", status=404, count=9, body=body)]
+        answer = await rig.provider.get(instance.id)
+        assert isinstance(answer, Unknown) and "not even the list" in answer.why
+
+    @pytest.mark.parametrize(
+        "body", [b'{"title": "Not Found"}', b'{"status": 404}', b"{}", b"404", b"<html>404</html>"]
+    )
+    async def test_another_kind_of_404_says_nothing(self, rig: CloudRig, body: bytes) -> None:
+        rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+        assert isinstance(await rig.provider.get("abc123"), Unknown)
+
     async def test_no_key_for_ssh_anywhere_is_found(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]

@@ -37,6 +37,7 @@ TOOLS = {
     "list_instances",
     "hub_repo_details",
     "dataset_search",
+    "search_references",
 }
 
 
@@ -240,6 +241,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("pull_artifacts", {"job_id": "j1", "dest": "/etc"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": "../outside"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": "link/x"}, "dest"),
+    ("pull_artifacts", {"job_id": "j1", "dest": ".config/gpuwarden"}, "dest"),
     ("pull_artifacts", {"job_id": "j1", "dest": ""}, "path"),
     ("pull_artifacts", {"job_id": "j1", "dest": "x" * 5_000}, "path"),
     ("verify_checkpoint", {}, "exactly one"),

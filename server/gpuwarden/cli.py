@@ -21,6 +21,7 @@ from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.warden import Warden
+    from gpuwarden.lifecycle.watch import Round
     from gpuwarden.serve.replies import Reply
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -322,6 +323,38 @@ async def instances(as_json: bool) -> int:
     return _print(replies.listed(await list_instances(_warden())), as_json, "listed")
 
 
+@cli.command()
+@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
+@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=15, show_default=True, metavar="SECONDS")
+@JSON
+@_async
+async def watch(once: bool, every_s: float, as_json: bool) -> int:
+    """Move every job on and say what needs a person: idle, stalled, failed, finished but billing, over a cap.
+
+    It asks and parks; it never ends a machine. Alerts go to the ledger and where the policy's [watch] says.
+    """
+    from gpuwarden.lifecycle.watch import Watcher
+    from gpuwarden.serve import replies, terminal
+
+    if as_json and not once:
+        raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
+    watcher = Watcher(_warden("watch"), every_s)
+    if once:
+        return _print(replies.watched(await watcher.round()), as_json, "standing")
+    first = replies.watched(await watcher.round())
+    terminal.standing(first)
+    said = first.unknown
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        reply = replies.watched(done)
+        said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
+        terminal.watched(reply)
+
+    await watcher.run(tell)
+    return 0
+
+
 # --------------------------------------------------------------------------------------------------- knowledge
 
 
@@ -339,6 +372,61 @@ def history(subject: str | None, as_json: bool) -> int:
     else:
         terminal.history(rows)
     return 0
+
+
+@cli.command()
+@click.argument("query", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True)
+@JSON
+def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Look QUERY up in the references: a symptom in any words, an entry's id, or a line of a log."""
+    from gpuwarden.serve.references import look_up
+
+    return _print(look_up(" ".join(query), limit), as_json, "found")
+
+
+@cli.group()
+def knowledge() -> None:
+    """Keep the references true."""
+
+
+@knowledge.command(name="check")
+@click.option("--months", type=click.IntRange(0), default=6, show_default=True, help="Older than this is old.")
+@JSON
+def knowledge_check(months: int, as_json: bool) -> int:
+    """Old facts, teardown and billing first; dead references; missing sources. Exit code 1 when there is any."""
+    from datetime import UTC, datetime
+
+    from gpuwarden.serve.upkeep import look_over
+
+    return _print(look_over(datetime.now(UTC).date(), months), as_json, "issues")
+
+
+@knowledge.command()
+@click.option("--page", required=True, help="Page it belongs to, such as training/oom-memory.md.")
+@click.option("--title", required=True)
+@click.option("--symptom", required=True, help="What one sees.")
+@click.option("--cause", required=True, help="What was found to be behind it.")
+@click.option("--fix", required=True, help="What ended it.")
+@click.option("--scope", multiple=True, required=True, help="Such as torch; may be given again.")
+@click.option("--source", multiple=True, required=True, help="https address; may be given again.")
+@click.option("--line", "lines", multiple=True, help="A log line that showed it; may be given again.")
+@click.option("--root-caused", is_flag=True, help="The cause is established, not guessed.")
+@click.option("--reproduced", is_flag=True, help="It was made to happen again.")
+@click.option("--mechanistic", is_flag=True, help="Or a mechanism explains it.")
+@click.option("--general", is_flag=True, help="Others would meet it too.")
+@JSON
+def propose(page: str, title: str, lines: tuple[str, ...], as_json: bool, **given: Any) -> int:
+    """Draft an entry from what a run taught, against the bar of self-improvement. Shows it; changes no file."""
+    from datetime import UTC, datetime
+
+    from gpuwarden.knowledge.proposal import Bar
+    from gpuwarden.serve import upkeep
+
+    bar = Bar(**{name: given.pop(name) for name in ("root_caused", "reproduced", "mechanistic", "general")})
+    fields = {**given, "scope": list(given["scope"]), "source": list(given["source"])}
+    fields["verified"] = f"{datetime.now(UTC):%Y-%m}"
+    return _print(upkeep.propose(page, title, fields, lines, bar), as_json, "draft")
 
 
 def _written(changed: int, as_json: bool) -> int:

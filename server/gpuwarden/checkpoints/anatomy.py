@@ -125,6 +125,8 @@ class Anatomy:
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
+    # Nothing in the file can be checked; only equality with a recorded digest can prove it.
+    opaque: bool = False
     # Work that costs a read of the whole file, done at level content only; it may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
 

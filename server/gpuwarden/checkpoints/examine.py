@@ -29,13 +29,17 @@ def examine(path: Path, ask: Ask) -> Findings:
     """Look at a file or at everything below a folder. Never raises for bad content."""
     if path.is_dir():
         return _folder(path, ask)
-    if ask.only is None and not ask.expected:
-        beside = manifest.beside(path)
-        if beside.is_file():
-            ask = replace(ask, expected=manifest.read(beside, ask.limits))
+    unreadable = ""
+    if ask.only is None and not ask.expected and manifest.beside(path).is_file():
+        try:
+            ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
+        except (Broken, Doubtful) as why:
+            unreadable = str(why)
     # The link that a caller names is the caller's own word; links inside a folder are the folder's.
     real = Path(os.path.realpath(path))
     entry = look(real, path.name, ask)
+    if unreadable:
+        entry.problems.append(unreadable)
     return Findings(real, {path.name: entry}, None, [])
 
 
@@ -125,6 +129,8 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary:
         _unfinished(entry)
+    elif anatomy.opaque and not entry.sealed:
+        entry.doubts.append("only a digest recorded at save time could prove it, and none was compared")
 
 
 def _unfinished(entry: Entry) -> None:

@@ -15,7 +15,11 @@ _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".sw
 def temporary(path: str) -> bool:
     """Whether a path is named like the leftover of an unfinished save."""
     return any(
-        p.endswith(_TEMPORARY) or p.startswith(("tmp-", ".tmp", "tmp_")) or ".tmp-" in p or ".tmp." in p
+        p.endswith(_TEMPORARY)
+        or p.startswith(("tmp-", ".tmp", "tmp_"))
+        or ".tmp-" in p
+        or ".tmp." in p
+        or ".orbax-checkpoint-tmp" in p
         for p in path.split("/")
     )
 

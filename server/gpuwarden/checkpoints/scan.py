@@ -212,6 +212,9 @@ def plain_kernel(data: Any, dtype: str, big_endian: bool = False) -> tuple[bool,
     return False, high
 
 
+_BLOCK = 1 << 20
+
+
 @dataclass
 class Oddity:
     """What a tensor's elements hold that is not finite. `masklike`: infinities over otherwise constant values."""
@@ -254,8 +257,8 @@ def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
     each = DTYPES[t.dtype].bits // 8
     lane = each // size  # 2 for complex numbers
     if t.stride is None:
-        for at in range(t.start, t.start + t.extent, CHUNK):
-            yield numpy.frombuffer(source.at(at, min(CHUNK, t.start + t.extent - at)), code)
+        for at in range(t.start, t.start + t.extent, _BLOCK):
+            yield numpy.frombuffer(source.at(at, min(_BLOCK, t.start + t.extent - at)), code)
         return
     mapped = numpy.memmap(source.path, numpy.uint8, "r", t.start, (t.extent,))
     base = numpy.ndarray((t.extent // size,), code, mapped)
@@ -266,7 +269,7 @@ def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
 
 
 def _pieces(view: Any) -> Iterator[Any]:
-    if view.ndim <= 1 or view.size <= CHUNK:
+    if view.ndim <= 1 or view.size <= _BLOCK:
         yield view.reshape(-1)
         return
     for part in view:

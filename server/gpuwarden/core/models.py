@@ -300,13 +300,22 @@ class LogChunk(Frozen):
 
 
 class Artifact(Frozen):
-    """One file of a manifest. `path` is relative to the run folder, or absolute on the machine."""
+    """One file of a manifest. `path` is relative to the run folder, or absolute on the machine.
+
+    `mtime_ns` is what programs may set; `ctime_ns` moves with every change of the file, whoever hides it.
+    """
 
     path: str
     size: int = Field(ge=0)
     mtime_ns: int = 0
+    ctime_ns: int = 0
     sha256: str | None = None
     xxh3_128: str | None = None  # five times faster than sha256; finds damage, not malice
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """What tells cheaply that a file of the same machine is still the one that was hashed."""
+        return self.size, self.mtime_ns, self.ctime_ns
 
 
 class Manifest(Frozen):

@@ -7,6 +7,7 @@ import hmac
 import os
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -40,10 +41,36 @@ class Approval(Frozen):
         return text
 
 
-class Watch(Frozen):
-    """When gpuwarden speaks up."""
+Minutes = Annotated[int, Field(ge=1, le=10_080)]
 
-    idle_minutes: int = Field(default=30, ge=1, le=10_080)
+
+class Watch(Frozen):
+    """When gpuwarden speaks up, and where besides the ledger and the terminal.
+
+    `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets signed JSON,
+    its secret is the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` gets what Slack's incoming webhooks take.
+    """
+
+    idle_minutes: Minutes = 30
+    stall_minutes: Minutes = 30
+    finished_minutes: Minutes = 10
+    unknown_minutes: Minutes = 15
+    disk_free_percent: int = Field(default=10, ge=1, le=90)
+    danger_hours: int = Field(default=48, ge=1, le=720)
+    desktop: tuple[str, ...] = Field(default=(), max_length=32)
+    webhook_url: str | None = None
+    slack_url: str | None = None
+
+    @field_validator("webhook_url", "slack_url")
+    @classmethod
+    def _guarded(cls, url: str | None) -> str | None:
+        if not url:
+            return None
+        parts = urlsplit(url)
+        local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+        if not parts.hostname or parts.username or parts.scheme not in ({"http", "https"} if local else {"https"}):
+            raise ValueError("give an https address without a user name; http is for this machine only")
+        return url
 
 
 class Policy(Frozen):

@@ -7,9 +7,10 @@ looks for what it may have done before it does it again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Refused, Unreachable, WardenError
+from gpuwarden.core.fence import scrubbed, secret_values
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.contact import NoContact, greet, pinned
@@ -320,23 +321,31 @@ async def _running(w: Warden, job: JobRecord) -> bool:
         return await _end(w, job)
     observed = await observe(w, job)
     state, why = judge(job, observed, machine)
+    if state is Job.UNKNOWN and job.id in w.blind:
+        why = w.blind[job.id].message
     if state is job.state:
         return False
     if state is Job.FAILED and _gone(machine) and not _lease_ended(w, job):
         return False  # gone is believed on the second look
-    body = {"observation": observed.model_dump(mode="json")} if observed else {}
-    return move(w, job, state, why, **body)
+    told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
+    kept = scrubbed({"why": why, **told}, secret_values(w.env, job.spec.secrets))  # what the job itself may have said
+    return move(w, job, state, **kept)
 
 
 async def observe(w: Warden, job: JobRecord) -> Observation | None:
-    """What the backend sees of a job; unknown, with the reason, where it can't see it. None before the launch."""
+    """What the backend sees of a job; None when it can't see it."""
     if job.handle is None:
         return None
+    w.observed.pop(job.id, None)
+    w.blind.pop(job.id, None)
     try:
-        seen = await w.backend(job.handle.backend).poll([job.handle])
+        seen = (await w.backend(job.handle.backend).poll([job.handle])).get(job.handle.token)
     except WardenError as error:
-        return Observation(state=Job.UNKNOWN, why=error.message)
-    return seen.get(job.handle.token)
+        w.blind[job.id] = error
+        return None
+    if seen is not None:
+        w.observed[job.id] = seen
+    return seen
 
 
 def judge(job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> tuple[Job, str]:

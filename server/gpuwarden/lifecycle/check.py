@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from gpuwarden.core.errors import Conflict, WardenError
 from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.advance import advance, observe, tend
+from gpuwarden.lifecycle.diagnose import diagnosed
 from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.lifecycle.warden import Warden
@@ -15,13 +17,14 @@ from gpuwarden.lifecycle.warden import Warden
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its meter and a piece of its log. `note` says what could not be seen."""
+    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong."""
 
     job: JobRecord
     observation: Observation | None
     lease: LeaseRecord | None
     log: LogChunk | None
     note: str = ""
+    diagnoses: tuple[Diagnosis, ...] = ()
 
 
 async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
@@ -45,7 +48,7 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
         observation = await observe(w, job)
         log, trouble = await _log(w, job, cursor, limit)
         note = note or trouble
-    return Checked(job, observation, lease, log, note)
+    return Checked(job, observation, lease, log, note, await diagnosed(w, job, observation))
 
 
 async def _log(w: Warden, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:

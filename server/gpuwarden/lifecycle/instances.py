@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
+from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.teardown import proceed
@@ -16,7 +18,10 @@ from gpuwarden.lifecycle.warden import Warden
 
 @dataclass(frozen=True)
 class Row:
-    """One machine. `lease` is None for one that is not ours; `billing` None means nobody knows, which counts as yes."""
+    """One machine. `lease` is None for one that is not ours; `billing` None means nobody knows, which counts as yes.
+
+    `since` is when it was rented, `stopped_at` when it was first seen off, `stopped_usd_per_hour` what bills then.
+    """
 
     platform: str
     instance_id: str | None
@@ -28,6 +33,9 @@ class Row:
     job: JobRecord | None
     since: float | None
     note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: tuple[Clock, ...] = ()
 
     @property
     def ours(self) -> bool:
@@ -44,14 +52,19 @@ class Inventory:
     unknown: dict[str, str]
 
 
-async def reconcile(w: Warden) -> dict[str, str]:
-    """Move every job, lease and teardown on as far as it goes. Returns what could not be moved, and why."""
+async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
+    """Move every job, lease and teardown on as far as it goes. Returns what could not be moved, and why.
+
+    Jobs in `skip` are left alone this time: their platform or machine did not answer lately.
+    """
     trouble: dict[str, str] = {}
-    for job_id in _unsettled(w):
+    for job_id in unsettled(w):
+        if job_id in skip:
+            continue
         try:
             async with w.lock(job_id, patience_s=1.0):
                 job = await advance_locked(w, job_id)
-                for lease_id in _leases_of(w, job):
+                for lease_id in leases_of(w, job):
                     await tend(w, lease_id)
         except WardenError as error:
             trouble[job_id] = error.message
@@ -65,12 +78,14 @@ async def reconcile(w: Warden) -> dict[str, str]:
     return trouble
 
 
-def _unsettled(w: Warden) -> list[str]:
+def unsettled(w: Warden) -> list[str]:
+    """The jobs that are not over, or whose machine may bill."""
     live = {read_lease(w.ledger, lease).job_id for lease in lease_ids(w.ledger, *LIVE_LEASES)}
     return [j for j in job_ids(w.ledger) if j in live or read_job(w.ledger, j).state not in TERMINAL_JOBS]
 
 
-def _leases_of(w: Warden, job: JobRecord) -> list[str]:
+def leases_of(w: Warden, job: JobRecord) -> list[str]:
+    """The live leases of a job."""
     return [name for name in lease_ids(w.ledger, *LIVE_LEASES) if read_lease(w.ledger, name).job_id == job.id]
 
 
@@ -153,6 +168,7 @@ def _listed(w: Warden, platform: str, seen: Instance, lease: LeaseRecord | None)
         lease=lease,
         job=read_job(w.ledger, lease.job_id) if lease else None,
         since=seen.created_at,
+        stopped_usd_per_hour=seen.stopped_usd_per_hour,
         note="listed although it was seen gone" if lease else "not rented by gpuwarden",
     )
 
@@ -180,4 +196,7 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
         job=job,
         since=lease.opened_at,
         note="; ".join(notes),
+        stopped_usd_per_hour=seen.stopped_usd_per_hour if seen else None,
+        stopped_at=stopped_at(w, lease),
+        clocks=clocks_of(w, lease, job),
     )

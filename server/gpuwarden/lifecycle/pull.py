@@ -4,7 +4,7 @@ every copy is compared with it. The log comes along, also when nothing else was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import Pulled, save_pull
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.remote.names import LOG_NAME
+from gpuwarden.remote.names import LOG_NAME, STAGING
 from gpuwarden.remote.receive import Progress, Received, receive
 
 LOG_LIMIT = 64 << 20
@@ -39,8 +39,8 @@ async def pull(
 ) -> PullResult:
     """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
 
-    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine,
-    Unreachable when the machine does not answer; what arrived before is kept and continued.
+    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is ours
+    or holds other things, Unreachable when the machine does not answer; what arrived before is kept and continued.
     """
     job = await advance(w, job_id)
     if job.handle is None:
@@ -48,9 +48,9 @@ async def pull(
     target = dest_of(w, job, dest)
     backend = w.backend(job.handle.backend)
     manifest = await backend.manifest(job.handle, job.spec.outputs)
-    received = await receive(source(backend, job.handle), manifest, target, progress=progress)
-    log = await _pull_log(backend, job.handle, target)
+    received = await receive(source(backend, job.handle), manifest, target, owner=job_id, progress=progress)
     places = {f.path: f.local for f in received.files}
+    log = await _pull_log(backend, job.handle, target, places.values())
     missing = tuple(p.path for p in received.problems)
     save_pull(
         w,
@@ -65,25 +65,38 @@ async def pull(
 
 def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
     """Where the copies go. Never onto the machine that may die, nor into gpuwarden's own records."""
-    target = (dest or w.home / "artifacts" / job.id).expanduser().absolute()
+    own = w.home / "artifacts" / job.id
+    target = (dest or own).expanduser().absolute()
     real = Path(*target.parts).resolve()
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
         raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
-    if real.is_relative_to((w.home / "providers").resolve()):
-        raise BadRequest(f"{target} lies inside the rehearsal cloud", "Choose a folder outside.")
+    if real != own.resolve() and _lies_in(real, w.home):
+        raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
+    if not str(real).isprintable():
+        raise BadRequest(f"{str(target)[:200]!a} holds characters that can't be shown", "Choose a plainer name.")
     if target.exists() and not target.is_dir():
         raise BadRequest(f"{target} is no folder", "Name a folder; it is made when it does not exist.")
     return real
 
 
-async def _pull_log(backend: Backend, handle: Handle, target: Path) -> Path | None:
-    """Save the log's last part beside the artifacts. It is no proof of anything, so its loss stops nothing."""
-    path = target / LOG_NAME
+def _lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies below it, also where a file system takes other spellings for the same."""
+    return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
+
+
+def _log_path(target: Path, artifacts: Iterable[str]) -> Path:
+    """Beside the artifacts, unless one of them, or a folder of theirs, has that name."""
+    taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
+    return target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME
+
+
+async def _pull_log(backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]) -> Path | None:
+    """Save the log's last part. It is no proof of anything, so its loss stops nothing."""
+    path, part = _log_path(target, artifacts), target / STAGING / f"{LOG_NAME}.draft"
     try:
         chunk = await backend.logs(handle, 0, 1)
         cursor = max(0, chunk.size - LOG_LIMIT)
-        part = path.with_suffix(".part")
         with part.open("w", encoding="utf-8", errors="replace") as file:
             while cursor < chunk.size:
                 piece = await backend.logs(handle, cursor, _CHUNK)

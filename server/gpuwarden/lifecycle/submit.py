@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.to_thread
 
-from gpuwarden.core.errors import Conflict, NotFound, NotSupported, Refused, WardenError
-from gpuwarden.core.fence import SECRET_NAME, TOKEN
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, WardenError
+from gpuwarden.core.fence import SECRET_NAME, TOKEN, scrubbed, secret_values
 from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
@@ -60,8 +60,10 @@ async def submit(w: Warden, spec: JobSpec, *, dry_run: bool = False, receipt: st
 
     On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
     and the same arguments, launches. Raises Refused with the findings, NotFound or Conflict for a receipt that is
-    not ours, stale or for something else.
+    not ours, stale or for something else, BadRequest for a dry run that brings one.
     """
+    if receipt is not None and dry_run:
+        raise BadRequest("dry_run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
     if receipt is not None:
         return await _redeem(w, spec, receipt)
     checked = await _check(w, spec)
@@ -94,13 +96,14 @@ async def _check(w: Warden, spec: JobSpec) -> _Checked:
 
 
 def _note_refusal(w: Warden, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
-    # The spec may hold a secret, so only its digest is kept.
+    # The spec may hold a secret, so only its digest is kept, and of its names what is none.
     body = {
         "name": spec.name,
         "platform": spec.platform,
         "spec_digest": spec.digest,
         "rules": sorted({f.rule for f in findings if f.blocks}),
     }
+    body = scrubbed(body, secret_values(w.env))
     w.ledger.add(f"job/x{random.token_hex(5)}", "job.refused", body, state=Job.REFUSED)
 
 
@@ -212,7 +215,9 @@ def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]
-    texts += [("the script", spec.script or "")]
+    texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or "")]
+    texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
+    texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]
     leaks = []
     for where, text in texts:
         known = next((name for name, value in ours.items() if value in text), None)

@@ -297,19 +297,19 @@ def _files(
 
 
 def _copied(file: Artifact, pulled: Pulled | None) -> bool:
-    """Whether this very file, by size, time and digest of the manifest, was pulled."""
+    """Whether this very file, by size, times and digest of the manifest, was pulled."""
     if pulled is None or file.path not in pulled.places:
         return False
     known = next((a for a in pulled.manifest.files if a.path == file.path), None)
-    return known is not None and known.sha256 is not None and (known.size, known.mtime_ns) == (file.size, file.mtime_ns)
+    return known is not None and known.sha256 is not None and known.stamp == file.stamp
 
 
 def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]:
     """The files that differ from the manifest of the last pull. Before a first pull there is nothing to compare."""
     if isinstance(listed, Unknown) or pulled is None:
         return ()
-    before = {a.path: (a.size, a.mtime_ns) for a in pulled.manifest.files}
-    now = {a.path: (a.size, a.mtime_ns) for a in listed.value.files}
+    before = {a.path: a.stamp for a in pulled.manifest.files}
+    now = {a.path: a.stamp for a in listed.value.files}
     return tuple(sorted(path for path in now if before.get(path) != now[path]))
 
 

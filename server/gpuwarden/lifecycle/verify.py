@@ -9,8 +9,8 @@ import anyio
 
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import Conflict
-from gpuwarden.core.models import Level, Report
-from gpuwarden.lifecycle.copies import last_pull, save_verified, seal
+from gpuwarden.core.models import Level, Manifest, Report
+from gpuwarden.lifecycle.copies import Pulled, last_pull, save_verified, seal
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.warden import Warden
 
@@ -28,13 +28,25 @@ async def verify_job(
         raise Conflict(f"nothing of job {job_id} was pulled yet, so there is no copy to verify", "Call pull_artifacts.")
     before = seal(pulled)
     dest = Path(pulled.dest)
-    # What never existed is no defect of the copy; the teardown gate tells the person about it (TD-OUT-001).
-    here = {path: Path(local).relative_to(dest).as_posix() for path, local in pulled.places.items()}
-    files = tuple(f.model_copy(update={"path": here.get(f.path, f.path)}) for f in pulled.manifest.files)
-    roster = pulled.manifest.model_copy(update={"missing": (), "files": files})
+    roster = _as_it_lies_here(pulled)
     report = await anyio.to_thread.run_sync(lambda: verify_path(dest, level, manifest=roster, progress=progress))
     save_verified(w, job, pulled, before, report)
     return report
+
+
+def _as_it_lies_here(pulled: Pulled) -> Manifest:
+    """The machine's manifest under the names that the files have here: an absolute path lies below `machine/`.
+
+    What never existed is no defect of the copy; the teardown gate tells the person about it (TD-OUT-001).
+    """
+    dest = Path(pulled.dest)
+    files = tuple(
+        f.model_copy(update={"path": Path(pulled.places[f.path]).relative_to(dest).as_posix()})
+        for f in pulled.manifest.files
+        if f.path in pulled.places
+    )
+    absent = tuple(f for f in pulled.manifest.files if f.path not in pulled.places)
+    return pulled.manifest.model_copy(update={"files": files + absent, "missing": ()})
 
 
 async def verify_file(path: Path, level: Level, *, progress: Callable[[int], None] | None = None) -> Report:

@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 
 from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import Conflict, NotFound, NotSupported
-from gpuwarden.core.models import Instance, Place
+from gpuwarden.core.errors import Conflict, NotFound, NotSupported, WardenError
+from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
@@ -36,6 +36,9 @@ class Warden:
     own_profiles: Path | None = None
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    observed: dict[str, Observation] = field(default_factory=dict)
+    blind: dict[str, WardenError] = field(default_factory=dict)
+    """By job: what its backend said at this process's last look, or why it said nothing."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 

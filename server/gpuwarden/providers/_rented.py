@@ -49,6 +49,19 @@ class Rented:
             return answer
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
+    async def surely_gone(self, id: str, refusal: NotFound) -> Answer[Instance | None]:  # noqa: A002
+        """What a 404 for one instance comes to: None only when the list can be read and does not have it.
+
+        An address that was retired answers 404 for every instance there is.
+        """
+        try:
+            answer = await self.list()
+        except NotFound:
+            return Unknown(f"it answers as if nothing were there, not even the list: {refusal.message}")
+        if isinstance(answer, Unknown):
+            return Unknown(f"{refusal.message}, but the list could not be read: {answer.why}")
+        return Known(next((i for i in answer.value if i.id == id), None))
+
     async def check(self) -> Findings:
         """Whether the key is there and works, and what else stands in the way of renting."""
         try:

@@ -136,7 +136,7 @@ class Paperspace(Rented):
         try:
             answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
         except NotFound as refusal:
-            return await self._surely_gone(id, refusal)
+            return await self.surely_gone(id, refusal)
         if isinstance(answer, Unknown):
             return answer
         if answer.value.id != id:
@@ -190,15 +190,6 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     # ------------------------------------------------------------------------------------------------------ inside
-
-    async def _surely_gone(self, id: str, refusal: NotFound) -> Answer[Instance | None]:  # noqa: A002
-        try:
-            answer = await self.list()
-        except NotFound:
-            return Unknown(f"Paperspace answers as if nothing were there, not even the list: {refusal.message}")
-        if isinstance(answer, Unknown):
-            return Unknown(f"{refusal.message}, but the list could not be read: {answer.why}")
-        return Known(next((i for i in answer.value if i.id == id), None))
 
     async def _patch(self, id: str, verb: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):

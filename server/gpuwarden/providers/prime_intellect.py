@@ -181,7 +181,10 @@ class PrimeIntellect(Rented):
             return Known(None)
         try:
             answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
-        except NotFound:
+        except NotFound as refusal:
+            there = await self.surely_gone(id, refusal)
+            if isinstance(there, Unknown) or there.value is not None:
+                return there
             return Known(await self._last(id))
         if isinstance(answer, Unknown):
             return answer

@@ -20,13 +20,47 @@ from gpuwarden.remote.part import hash_file, part_name, sync_folder
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
 
+OWNER = "owner"
+
 Entry = tuple[Artifact, PurePosixPath]
 
 
-class Destination:
-    """A folder and the staging folder in it. Use it as `with Destination(path).only_writer() as dest`."""
+def _refuse_others(dest: Path, owner: str) -> None:
+    """Refuse a folder in another owner's, or that holds anything before it was claimed."""
+    holder = next((h for h in map(_holder, (dest, *dest.parents)) if h), "")
+    others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
+    if others or holder not in {"", owner}:
+        what = f"the files of {holder[:80]}" if holder else "files that are no copies of this job"
+        raise BadRequest(
+            f"{dest} holds {what}; nothing there is replaced", "Choose a new or an empty folder, one for each job."
+        )
 
-    def __init__(self, path: Path) -> None:
+
+def _holder(folder: Path) -> str:
+    """Whose folder it is, empty when nobody's."""
+    mark = folder / STAGING / OWNER
+    return mark.read_text("utf-8", "replace") if mark.is_file() and not mark.is_symlink() else ""
+
+
+def _claim(dest: Path, owner: str) -> None:
+    """Write down whose folder this is. The caller holds the folder's lock."""
+    _refuse_others(dest, owner)
+    draft = dest / STAGING / f"{OWNER}.draft"
+    draft.write_text(owner, "utf-8")
+    draft.replace(dest / STAGING / OWNER)
+
+
+class Destination:
+    """A folder and the staging folder in it. Use it as `with Destination(path).only_writer() as dest`.
+
+    It belongs to one `owner`, a job, where one is given: a folder that holds anything else is refused, so that no
+    file of anybody is ever replaced by another's of the same name.
+    """
+
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self.owner = owner
+        if owner:
+            _refuse_others(path, owner)
         (path / STAGING).mkdir(parents=True, exist_ok=True)
         if (path / STAGING).is_symlink():
             raise BadRequest(f"{path / STAGING} is a symbolic link; parts are not written through it", "Remove it.")
@@ -47,6 +81,8 @@ class Destination:
                 f"another process is receiving into {self.path}", "Wait for it; both would get the same files."
             ) from None
         try:
+            if self.owner:
+                _claim(self.path, self.owner)
             yield self
         finally:
             lock.release()

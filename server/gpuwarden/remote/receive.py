@@ -106,6 +106,7 @@ async def receive(
     manifest: Manifest,
     dest: Path,
     *,
+    owner: str = "",
     progress: Callable[[Progress], None] | None = None,
     parallel: int = PARALLEL,
     stall_s: float = STALL_S,
@@ -114,11 +115,12 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` below `dest` and compare digests.
 
+    `owner`, where given, is whose files these are: `dest` is new or empty then, or was this owner's before.
     `tries` is how often in a row a file may fail without a new byte before `Unreachable` is raised; what arrived
-    stays and the next call continues. Raises `BadRequest` when space or inodes can't hold it, and `Conflict` when
-    another process is receiving into `dest`.
+    stays and the next call continues. Raises `BadRequest` when space or inodes can't hold it or `dest` holds what is
+    not the owner's, and `Conflict` when another process is receiving into `dest`.
     """
-    folder = await to_thread.run_sync(Destination, dest)
+    folder = await to_thread.run_sync(Destination, dest, owner)
     with folder.only_writer():
         return await _Receiver(source, folder, progress, stall_s, tries, clock or SystemClock()).run(manifest, parallel)
 

@@ -1329,12 +1329,18 @@ class Roster:
         real = os.path.realpath(top)
         if not os.path.lexists(real):
             self.missing.append(declared)
-        elif not inside(real, bound):
+        elif not inside(real, bound) or (declared.startswith("/") and real == bound):
             self.skip(declared, "a link that leaves its folder")
         elif os.path.isdir(real):
-            self.walk(declared.rstrip("/"), real)
+            self.walk(self.shown(declared, real), real)
         else:
-            self.file(declared, real)
+            self.file(self.shown(declared, real), real)
+
+    def shown(self, declared: str, real: str) -> str:
+        """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
+        if not declared.startswith("/"):
+            return declared.rstrip("/")
+        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))
 
     def walk(self, declared: str, top: str) -> None:
         """Everything in a folder, in a stable order, through no link."""
@@ -1376,7 +1382,7 @@ class Roster:
             if not stat.S_ISREG(info.st_mode):
                 self.skip(shown, "no regular file")
                 return
-            row: Json = {"path": shown, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+            row: Json = {"path": shown, **stamp(info)}
             if self.digests:
                 row.update(self.hash(real))
                 if row["sha256"] is None:
@@ -1388,10 +1394,13 @@ class Roster:
             self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
-        """Size, time and digest that belong together; no digest for a file that changed three times under our hands."""
+        """Size, times and digest that belong together; no digest for a file that changed three times under our hands.
+
+        A file's times are what tells later that it is still this one. The kernel alone sets the time of change.
+        """
         import hashlib
 
-        size = mtime = 0
+        row: Json = {}
         for _ in range(3):
             fd = self.door.open(real)
             try:
@@ -1407,14 +1416,19 @@ class Roster:
                         spoke = time.monotonic()
                         self.emit({"progress": count})
                 after = os.fstat(fd)
-                size, mtime = after.st_size, after.st_mtime_ns
+                row = stamp(after)
                 now = os.lstat(real)
             finally:
                 os.close(fd)
-            same = (before.st_size, before.st_mtime_ns) == (size, mtime) and now.st_ino == after.st_ino
-            if same and count == size:
-                return {"size": size, "mtime_ns": mtime, "sha256": sha.hexdigest()}
-        return {"size": size, "mtime_ns": mtime, "sha256": None}
+            same = stamp(before) == row and now.st_ino == after.st_ino
+            if same and count == row["size"]:
+                return {**row, "sha256": sha.hexdigest()}
+        return {**row, "sha256": None}
+
+
+def stamp(info: os.stat_result) -> Json:
+    """What tells a file from a later content of the same name and size."""
+    return {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}
 
 
 def roster(folder: str, request: Json, digests: bool) -> Json:

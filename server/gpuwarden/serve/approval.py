@@ -16,7 +16,7 @@ from typing import TextIO
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
-from gpuwarden.core.fence import plain
+from gpuwarden.core.fence import line, plain
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.store import Event
@@ -108,11 +108,11 @@ def _show(view: TeardownView, terminal: Terminal) -> None:
     terminal.say(f"  the job is {view.job.state}; cost so far: {cost}")
     terminal.say(f"  deletes {len(view.dying)} declared file(s), {sum(f.size for f in view.dying):,} bytes:")
     for file in view.dying[:20]:
-        terminal.say(f"    {file.path}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")
+        terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")
     if view.copy_at:
-        terminal.say(f"  the copy is in {view.copy_at}")
+        terminal.say(f"  the copy is in {line(view.copy_at)}")
     for f in view.findings:
-        terminal.say(f"  {f.severity} {f.rule}: {f.message}")
+        terminal.say(f"  {f.severity} {f.rule}: {line(f.message, 600)}")
 
 
 def _give_up(view: TeardownView, terminal: Terminal) -> str:

@@ -7,20 +7,33 @@ enforced behind them, not asked for here.
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import anyio
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
 from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
+from mcp.server.extension import Extension, MethodBinding, RequestHandler
+from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, Elicit, MCPServer, Resolve
-from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError, UnexpectedToolError
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolResult,
+    GetPromptResult,
+    InputRequiredResult,
+    RequestParams,
+    Resource,
+    TextContent,
+    ToolAnnotations,
+)
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, DiskError, Internal, Refused, WardenError
+from gpuwarden.core.errors import BadRequest, DiskError, Internal, NotFound, Refused, WardenError
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.inputs import bad_arguments, build
 from gpuwarden.core.models import JobSpec, Level, Report, Verb
@@ -31,17 +44,19 @@ from gpuwarden.hub.details import repo_details
 from gpuwarden.hub.search import Sort
 from gpuwarden.hub.search import dataset_search as search_datasets
 from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.instances import list_instances, reconcile
+from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_lease
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.verify import verify_file, verify_job
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve import replies
+from gpuwarden.lifecycle.watch import EVERY_S, Round, Watcher
+from gpuwarden.serve import prompts, replies, skills
+from gpuwarden.serve.references import SearchReply, look_up
 from gpuwarden.serve.replies import Reply
+from gpuwarden.serve.resources import ENTRY_TEMPLATE, MARKDOWN, documents, entry_text
 
-TEND_S = 15.0
 INSTRUCTIONS = (
     "gpuwarden guards metered GPUs. submit_job checks first: on a rented platform it returns a receipt, and launches "
     "only when called again with it. A finished job still bills: pull_artifacts, verify_checkpoint, then "
@@ -54,12 +69,18 @@ ASK_S = 900.0
 """How long a question may stand open in a client."""
 
 logger = logging.getLogger(__name__)
+SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
+"""What came with this installation changes only when it is installed anew."""
+OWN = CacheHint(ttl_ms=30_000, scope="private")
+"""Profiles of the user's own may be among the resources."""
+
 T = TypeVar("T")
 Note = Callable[[float, float | None], None]
 """Says how far a piece of work is: done, and of how much when that is known."""
 JobId = Annotated[str, Field(description="Job id from submit_job", max_length=64)]
 
 _READ = ToolAnnotations(read_only_hint=True, open_world_hint=True)
+_LOOK = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _WRITE = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=True)
 _ENDS = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=True)
 
@@ -68,7 +89,21 @@ class WardenServer(MCPServer[Any]):
     """An MCP server that refuses unknown arguments and answers every failure in our one form."""
 
     def __init__(self, w: Warden) -> None:
-        super().__init__("gpuwarden", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+        super().__init__(
+            "gpuwarden",
+            version=__version__,
+            instructions=INSTRUCTIONS,
+            log_level="WARNING",
+            extensions=[Skills()],
+            cache_hints={
+                "tools/list": SHIPPED,
+                "prompts/list": SHIPPED,
+                "resources/templates/list": SHIPPED,
+                "resources/list": OWN,
+                "resources/read": OWN,
+            },
+            middleware=[_tell_legacy_clients],
+        )
         self.warden = w
 
     async def call_tool(
@@ -86,6 +121,93 @@ class WardenServer(MCPServer[Any]):
             )
         except (ToolError, MCPError) as error:
             return _failure(self.warden, _cause(error))
+
+    async def list_resources(self) -> list[Resource]:
+        """Every document, with its size."""
+        return [
+            Resource(
+                uri=d.uri,
+                name=d.name,
+                title=d.title,
+                description=d.description or None,
+                mime_type=d.mime_type,
+                size=len(d.content),
+            )
+            for d in documents(self.warden.own_profiles).values()
+        ]
+
+    async def read_resource(
+        self, uri: Any, context: Context[Any, Any] | None = None
+    ) -> Iterable[ReadResourceContents] | InputRequiredResult:
+        """Read a document, or an entry by its id."""
+        document = documents(self.warden.own_profiles).get(str(uri))
+        if document is None:
+            return await super().read_resource(uri, context)
+        return [ReadResourceContents(content=document.text, mime_type=document.mime_type)]
+
+    async def get_prompt(
+        self, name: str, arguments: dict[str, Any] | None = None, context: Context[Any, Any] | None = None
+    ) -> GetPromptResult | InputRequiredResult:
+        """Get a prompt. An unknown one, and arguments that don't fit, are errors of the caller."""
+        prompt = self._prompt_manager.get_prompt(name)
+        if prompt is None:
+            raise MCPError(code=INVALID_PARAMS, message=f"there is no prompt {line(name, 80)!r}")
+        known = {a.name: a.required for a in prompt.arguments or ()}
+        given = set(arguments or {})
+        wrong = sorted({n for n, required in known.items() if required} - given) + sorted(given - known.keys())
+        if wrong:
+            raise MCPError(code=INVALID_PARAMS, message=f"missing or unknown argument: {line(', '.join(wrong), 200)}")
+        return await super().get_prompt(name, arguments, context)
+
+
+class SkillsParams(RequestParams):
+    """What the methods of the skills extension take."""
+
+    uri: str = ""
+    cursor: str | None = None
+
+
+class Skills(Extension):
+    """The extension for skills (SEP-2640). Their files are resources like all others."""
+
+    identifier = skills.EXTENSION
+
+    def settings(self) -> dict[str, Any]:
+        """What is served beyond the two methods that every server with skills has."""
+        return {"directoryRead": True}
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """The three methods. Everything fits on one page, so there is never a cursor to go on from."""
+        return [
+            MethodBinding("skills/list", SkillsParams, _skills_answer(lambda _: {"skills": skills.listed()})),
+            MethodBinding("skills/get", SkillsParams, _skills_answer(lambda uri: {"skill": skills.found(uri)})),
+            MethodBinding(
+                "resources/directory/read",
+                SkillsParams,
+                _skills_answer(lambda uri: {"resources": skills.folder(uri)}),
+            ),
+        ]
+
+
+def _skills_answer(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
+    async def handle(_: ServerRequestContext[Any, Any], params: SkillsParams) -> dict[str, Any]:
+        if params.cursor is not None:
+            raise MCPError(code=INVALID_PARAMS, message="there is no such cursor: everything fits on one page")
+        try:
+            found = look(params.uri)
+        except NotFound as error:
+            raise MCPError(code=INVALID_PARAMS, message=line(f"{error.message}. {error.hint}")) from error
+        return {"resultType": "complete", **found, "ttlMs": SHIPPED.ttl_ms, "cacheScope": SHIPPED.scope}
+
+    return handle
+
+
+async def _tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+    """The SDK names extensions in `server/discover` only; a client of the older protocol reads `initialize`."""
+    result = await call_next(ctx)
+    if ctx.method == "initialize" and isinstance(result, dict):
+        result.setdefault("capabilities", {})["extensions"] = {skills.EXTENSION: Skills().settings()}
+    return result
 
 
 def _cause(error: ToolError | MCPError) -> WardenError:
@@ -161,6 +283,7 @@ def make_server(w: Warden) -> WardenServer:
     _add_job_tools(server, w)
     _add_artifact_tools(server, w)
     _add_teardown(server, w)
+    _add_knowledge(server, w)
     _tidy(server)
     return server
 
@@ -322,13 +445,18 @@ def _usable(path: str) -> Path:
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
-    """An agent's destination: below the server's working directory, whatever links and dots it holds."""
+    """An agent's destination: below the server's working directory, whatever links and dots it holds.
+
+    Never a hidden folder: programs read their settings from those, and a machine chooses the files' names.
+    """
     if dest is None:
         return None
     root = Path.cwd().resolve()
     real = (root / _usable(dest)).resolve()
     if not real.is_relative_to(root):
         raise BadRequest("dest leaves the working directory", "Name a folder below it, or omit dest.")
+    if any(part.startswith(".") for part in real.relative_to(root).parts):
+        raise BadRequest("dest is a hidden folder", "Name one without a leading dot, or omit dest.")
     return real
 
 
@@ -385,6 +513,27 @@ def _client(ctx: Context[Any, Any]) -> str:
     return line(f"client {params.client_info.name} {params.client_info.version}", 120) if params else "client"
 
 
+def _add_knowledge(server: WardenServer, w: Warden) -> None:
+    @server.tool(annotations=_LOOK)
+    async def search_references(
+        query: Annotated[str, Field(description="A symptom in any words, an id, or lines of a log")],
+        limit: Annotated[int, Field(description="Up to 10")] = 5,
+    ) -> Annotated[CallToolResult, SearchReply]:
+        """Look known failures and how-to pages up: cause, fix, page."""
+        return _answer(w, await anyio.to_thread.run_sync(look_up, query, limit))
+
+    @server.resource(ENTRY_TEMPLATE, name="entry", title="One known failure", mime_type=MARKDOWN)
+    async def entry(id: str) -> str:  # noqa: A002 - the variable of the template
+        """An entry of the references, whole, by its id."""
+        try:
+            return await anyio.to_thread.run_sync(entry_text, id)
+        except NotFound as error:
+            raise ResourceNotFoundError(line(error.message)) from error
+
+    for prompt in (prompts.start_training_run, prompts.debug_run, prompts.finish_run):
+        server.prompt()(prompt)
+
+
 # -------------------------------------------------------------------------------------------------------- schema
 
 
@@ -435,14 +584,20 @@ def _slim(schema: dict[str, Any]) -> dict[str, Any]:
     return slim
 
 
-async def tend(w: Warden, every_s: float = TEND_S) -> None:
-    """Move everything on while the server runs, so that no machine waits, billing, for an agent to look."""
-    while True:
-        await w.clock.sleep(every_s)
-        try:
-            await reconcile(w)
-        except WardenError as error:
-            logger.warning("reconcile: %s", error.message)
+async def tend(w: Warden, every_s: float = EVERY_S) -> None:
+    """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
+    said: dict[str, str] = {}
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        texts = [f"{alert.kind}: {alert.text}" for alert in done.news if alert.raised]
+        texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
+        said = done.trouble
+        for text in texts:
+            logger.warning("%s", scrubbed(line(text, 600), secret_values(w.env)))
+
+    await w.clock.sleep(every_s)
+    await Watcher(w, every_s).run(tell)
 
 
 async def run_stdio(w: Warden) -> None:

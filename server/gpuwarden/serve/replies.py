@@ -6,22 +6,26 @@ fenced and bounded here, on its way out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from gpuwarden.core.errors import WardenError
-from gpuwarden.core.fence import fence, line
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.fence import fence, line, redact
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
+from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.pull import PullResult
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 from gpuwarden.lifecycle.submit import Submission
 from gpuwarden.lifecycle.teardown import TeardownView
+from gpuwarden.lifecycle.watch import Round
 
 SHOWN = 20
 LOG_LIMIT = 16_000
@@ -81,6 +85,17 @@ class SubmitReply(Reply):
     findings: list[FindingReply] = Field(default_factory=list)
 
 
+class DiagnosisReply(BaseModel):
+    """A known failure that the log's `lines` speak for: likely or possible, never certain."""
+
+    id: str
+    title: str
+    certainty: str
+    why: str
+    fix: str
+    lines: str = ""
+
+
 class CheckReply(Reply):
     """A job and its meter now. `log_cursor` is where the next read of the log goes on."""
 
@@ -93,6 +108,7 @@ class CheckReply(Reply):
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
+    diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     log: str = ""
     log_cursor: int | None = None
     log_bytes: int | None = None
@@ -153,6 +169,14 @@ class TeardownReply(Reply):
     meter: MeterReply
 
 
+class ClockReply(BaseModel):
+    """What the platform will do by itself, and when, in seconds since the epoch."""
+
+    at: float
+    trigger: str
+    effect: str
+
+
 class InstanceReply(BaseModel):
     """One machine. `billing` null means that nobody knows, which counts as yes."""
 
@@ -167,6 +191,15 @@ class InstanceReply(BaseModel):
     job_id: str | None = None
     job_state: str | None = None
     note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: list[ClockReply] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few machines have."""
+        rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
+        return {k: v for k, v in whole(self).items() if v or k not in rare}
 
 
 class InstancesReply(Reply):
@@ -177,22 +210,44 @@ class InstancesReply(Reply):
     unknown: dict[str, str] = Field(default_factory=dict)
 
 
+class AlertReply(BaseModel):
+    """One alert. `state` is raised, or cleared when it is over; `about` is a job, lease or the whole day."""
+
+    at: float
+    about: str
+    kind: str
+    state: str
+    text: str
+
+
+class WatchReply(Reply):
+    """One round of the watch: what is new, what stands, and what could not be looked at or sent."""
+
+    news: list[AlertReply] = Field(default_factory=list)
+    standing: list[AlertReply] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
+
+
 def error_reply(error: WardenError) -> dict[str, Any]:
     """The one form of an error."""
-    return error.as_dict()
+    body = error.as_dict()
+    if isinstance(error, Refused):
+        body["findings"] = [f.model_dump() for f in findings(error.findings)]
+    return body
 
 
-def _findings(findings: tuple[Finding, ...]) -> list[FindingReply]:
+def findings(found: Sequence[Finding]) -> list[FindingReply]:
+    """The findings of a gate as they leave: what a machine named stays on one line and moves no cursor."""
     return [
         FindingReply(rule=f.rule, severity=f.severity, message=line(f.message, 600), fix=line(f.fix, 400))
-        for f in findings
+        for f in found
     ]
 
 
 def submitted(result: Submission) -> SubmitReply:
     """A reply to submit_job."""
     reply = SubmitReply(
-        findings=_findings(result.findings),
+        findings=findings(result.findings),
         receipt=None if result.job else result.receipt,
         receipt_expires_at=None if result.job else result.expires_at,
         price_usd_per_hour=result.quote.price_usd_per_hour if result.quote else None,
@@ -229,13 +284,26 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         message=line(result.note),
         hint=advice(job, result.lease),
         step=seen.step if seen else None,
-        metrics=dict(list(seen.metrics.items())[:SHOWN]) if seen else {},
+        metrics={line(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         exit_code=seen.exit_code if seen else None,
         alerts=[line(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=_meter(result.lease) if result.lease else None,
+        diagnoses=[_diagnosis(d, values) for d in result.diagnoses],
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
+    )
+
+
+def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
+    said = "\n".join(line(redact(matched.text, values), 240) for matched in found.lines if matched.number)
+    return DiagnosisReply(
+        id=found.id,
+        title=found.title,
+        certainty=found.certainty,
+        why=found.why,
+        fix=line(found.fix, 400),
+        lines=fence(said, f"the log, for {found.id}", values=values) if said else "",
     )
 
 
@@ -339,7 +407,7 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
         state=record.state,
         verb=record.verb,
         job_id=record.job_id,
-        findings=_findings(view.findings),
+        findings=findings(view.findings),
         deletes=[line(f.path) for f in view.dying[:SHOWN]],
         copy_at=view.copy_at,
         expires_at=record.expires_at if record.state is Teardown.AWAITING_HUMAN else None,
@@ -382,6 +450,26 @@ def listed(inventory: Inventory) -> InstancesReply:
     )
 
 
+def watched(done: Round) -> WatchReply:
+    """A reply to one round of the watch; not ok while an alert stands."""
+    unknown = {line(k, 80): line(v) for k, v in done.trouble.items()}
+    calls = any(alert.raised for alert in done.news) or bool(done.standing)
+    return WatchReply(
+        ok=not calls and not unknown,
+        code="alert" if calls else "unknown" if unknown else "ok",
+        message=f"{len(done.standing)} alert(s) stand.",
+        hint="Do what each alert says; gpuwarden ended no machine." if calls or unknown else "",
+        news=[_alert(a) for a in done.news],
+        standing=[_alert(a) for a in done.standing],
+        unknown=unknown,
+    )
+
+
+def _alert(alert: Alert) -> AlertReply:
+    state = "raised" if alert.raised else "cleared"
+    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=line(alert.text, 600))
+
+
 def _instance(row: Row) -> InstanceReply:
     return InstanceReply(
         platform=row.platform,
@@ -395,6 +483,9 @@ def _instance(row: Row) -> InstanceReply:
         job_id=row.job.id if row.job else None,
         job_state=row.job.state if row.job else None,
         note=row.note,
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[ClockReply(at=c.at, trigger=c.trigger, effect=c.effect) for c in row.clocks],
     )
 
 

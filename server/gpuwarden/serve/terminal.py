@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ from rich.table import Table
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import plain
+from gpuwarden.serve import replies
 from gpuwarden.serve.replies import (
     CheckReply,
+    DiagnosisReply,
     FindingReply,
     InstanceReply,
     InstancesReply,
@@ -25,10 +28,13 @@ from gpuwarden.serve.replies import (
     SubmitReply,
     TeardownReply,
     VerifyReply,
+    WatchReply,
 )
 
 if TYPE_CHECKING:
     from gpuwarden.remote.receive import Progress
+    from gpuwarden.serve.references import SearchReply
+    from gpuwarden.serve.upkeep import DraftReply, IssuesReply
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -42,6 +48,7 @@ COLORS = {
 COMMANDS = {
     "submit_job": "submit", "check_job": "check", "cancel_job": "cancel", "pull_artifacts": "pull",
     "verify_checkpoint": "verify", "teardown_request": "teardown", "list_instances": "instances",
+    "search_references": "search",
 }  # fmt: skip
 
 
@@ -71,7 +78,7 @@ def show_error(error: WardenError) -> None:
     """What happened, what is known, what to do next."""
     err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
     if isinstance(error, Refused) and error.findings:
-        _findings([FindingReply(**f.model_dump(mode="json")) for f in error.findings], err)
+        _findings(replies.findings(error.findings), err)
     if error.hint:
         err.print(f"[dim]next:[/] {spoken(error.hint)}")
 
@@ -120,8 +127,22 @@ def checked(reply: CheckReply) -> None:
     if reply.meter:
         out.print("  " + _meter(reply.meter))
     if reply.log:
-        out.print(escape("\n".join(reply.log.splitlines()[1:-1])), style="dim")  # the fence is for models
+        out.print(escape(_unfenced(reply.log)), style="dim")
+    for found in reply.diagnoses:
+        _diagnosis(found)
     message(reply)
+
+
+def _unfenced(text: str) -> str:
+    """Foreign text without its fence, which is for models."""
+    return "\n".join(text.splitlines()[1:-1])
+
+
+def _diagnosis(found: DiagnosisReply) -> None:
+    out.print(f"[yellow]{found.certainty}[/] [bold]{found.id}[/] {escape(found.title)} [dim]({escape(found.why)})[/]")
+    if found.lines:
+        out.print(escape(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
+    out.print(f"  [dim]fix:[/] {escape(found.fix)}")
 
 
 def _meter(meter: MeterReply) -> str:
@@ -189,15 +210,36 @@ def listed(reply: InstancesReply) -> None:
     message(reply)
 
 
+def watched(reply: WatchReply) -> None:
+    """What is new in a round of the watch."""
+    for alert in reply.news:
+        color = "red" if alert.state == "raised" else "green"
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {spoken(alert.text)}")
+    for what, why in reply.unknown.items():
+        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+
+
+def standing(reply: WatchReply) -> None:
+    """A whole round: what is new, and what has stood for longer."""
+    watched(reply)
+    fresh = {(a.about, a.kind) for a in reply.news}
+    for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {spoken(alert.text)}")
+    message(reply)
+
+
 def _machine(row: InstanceReply) -> tuple[str, ...]:
     billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
     job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
+    off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
+    rest = f"\n[dim]{usd(row.stopped_usd_per_hour)}/h off[/]" if row.stopped_usd_per_hour else ""
     return (
         f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
-        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]",
+        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
         billing,
-        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]",
-        f"{job}[dim]{escape(row.note)}[/]",
+        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]{rest}",
+        f"{job}[dim]{escape(row.note)}[/]{clocks}",
     )
 
 
@@ -227,6 +269,31 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
     for r in rows:
         table.add_row(r["id"], colored(r["severity"]), escape(r["title"]))
     out.print(table)
+
+
+def found(reply: SearchReply) -> None:
+    """What a search of the references found."""
+    for hit in reply.hits:
+        out.print(f"[bold]{escape(hit.id)}[/] {escape(hit.title)} [dim]({escape(hit.why)})[/]")
+        out.print(f"  {escape(hit.summary)}")
+        if hit.fix:
+            out.print(f"  [dim]fix:[/] {escape(hit.fix)}")
+        out.print(f"  [dim]{escape(hit.uri)}[/]")
+    message(reply)
+
+
+def issues(reply: IssuesReply) -> None:
+    """What in the knowledge needs a person, one on a line, as compilers write it."""
+    for row in reply.issues:
+        mark = "[red]urgent[/] " if row.urgent else ""
+        out.print(f"{escape(row.file)}:{row.line}: {mark}{escape(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
+    message(reply)
+
+
+def draft(reply: DraftReply) -> None:
+    """A drafted entry as it would stand in its page, so that it can be copied."""
+    out.print(escape(reply.text), soft_wrap=True)
+    message(reply)
 
 
 def platforms(titles: dict[str, str]) -> None:

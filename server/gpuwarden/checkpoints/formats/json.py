@@ -10,11 +10,12 @@ from gpuwarden.checkpoints.source import Source
 
 NAME = "json"
 LOAD = "parsed"
+_NAMES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", ".zattrs", ".zgroup")
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name."""
-    return name.endswith((".json", ".ipynb"))
+    """By name; orbax and zarr leave the ending out."""
+    return name.endswith((".json", ".ipynb")) or name in _NAMES or (name.startswith("process_") and head[:1] == b"{")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:

@@ -11,7 +11,7 @@ NAME = "text"
 LOAD = "parsed"
 _ENDINGS = (
     ".txt", ".log", ".md", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".jinja", ".jinja2",
-    ".out", ".err", ".py", ".sh", ".html", ".svg", ".model_card", ".gitattributes", ".gitignore",
+    ".out", ".err", ".tiktoken", ".py", ".sh", ".html", ".svg", ".model_card", ".gitattributes", ".gitignore",
 )  # fmt: skip
 _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_checkpointed_iteration.txt")
 

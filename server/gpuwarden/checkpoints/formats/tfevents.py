@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.crc32c import masked
 from gpuwarden.checkpoints.source import Source
 
 NAME = "tfevents"
@@ -25,36 +26,16 @@ def read(source: Source, limits: Limits) -> Anatomy:
             break
         head = source.at(at, 12)
         length = int.from_bytes(head[:8], "little")
-        if _masked(head[:8]) != int.from_bytes(head[8:], "little"):
+        if masked(head[:8]) != int.from_bytes(head[8:], "little"):
             raise Broken(f"record {records + 1:,} at byte {at:,} fails the CRC of its length")
         if at + 16 + length > source.size:
             found.warnings.append("its last record is torn, as a killed writer leaves it")
             break
         if summed + length <= _BODY_CAP:
             body = source.at(at + 12, length + 4)
-            if _masked(body[:-4]) != int.from_bytes(body[-4:], "little"):
+            if masked(body[:-4]) != int.from_bytes(body[-4:], "little"):
                 raise Broken(f"record {records + 1:,} at byte {at:,} fails its CRC")
             summed += length
         at, records = at + 16 + length, records + 1
     found.proved.append(f"{records:,} records are framed well")
     return found
-
-
-def _table() -> list[int]:
-    out = []
-    for n in range(256):
-        for _ in range(8):
-            n = n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1
-        out.append(n)
-    return out
-
-
-_CRC = _table()
-
-
-def _masked(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -9,7 +9,7 @@ from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, short, some
 from gpuwarden.checkpoints.source import Source
 
 NAME = "torch zip"
-ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".model", ".optim", ".states")
+ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 LOAD = "tensors"
 _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
 

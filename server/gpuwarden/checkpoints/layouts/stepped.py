@@ -13,6 +13,7 @@ from gpuwarden.checkpoints.walk import Folder
 NAME = "checkpoint"
 _STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
 _STATE = "trainer_state.json"
+_ARGS = "training_args.bin"
 _HELPER = "checkpoint.json"  # written by savelib.py
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
@@ -41,6 +42,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if _STATE in folder.files:
         _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
         trainer.resumable(folder, found, said)
+    elif _ARGS in folder.files:
+        # the Trainer writes its state last
+        said.problems.append(f"has {_ARGS} but no {_STATE}: the Trainer was stopped in the middle of this save")
     elif _HELPER in folder.files:
         state = content(found, folder.join(_HELPER))
         _agree(folder, state, _HELPER, "step", said)

@@ -1,0 +1,108 @@
+"""How many transcripts a second one core scores, from file to verdict, next to reading their JSON alone.
+
+Sessions of 60 calls and about 280 KB, in Claude Code's form, since it is the fattest. The ratio to a plain `json.loads`
+of the same lines in the same run says more than the rate: it does not depend on the machine.
+Run from the checkout: python bench/evals.py [SECONDS]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from evals.canonical import Transcript
+from evals.cases import load_cases
+from evals.loaders import read
+from evals.verdict import Verdict, score
+from evals.witness import witness
+
+CASE = "nothing-undeclared"
+CALLS, TARGET_BYTES = 60, 280_000
+
+
+def session(folder: Path) -> Path:
+    """A passing session of 60 calls, padded to 280 KB the way real ones are: code, logs and tool results."""
+    script = witness(load_cases()[CASE])
+    rows = [_line(n, kind, content) for n, (kind, content) in enumerate(_talk(script.transcript()))]
+    path = folder / "session.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def _talk(transcript: Transcript) -> list[tuple[str, Any]]:
+    own = len(transcript.calls)
+    pad = "def step(batch):\n    loss = model(**batch).loss\n    return loss\n" * (
+        (TARGET_BYTES - 62_000) // (CALLS - own) // 64
+    )
+    talk: list[tuple[str, Any]] = [("user", transcript.says[0].text)]
+    for n in range(CALLS - own):
+        talk.append(
+            ("assistant", [{"type": "tool_use", "id": f"r{n}", "name": "Read", "input": {"file_path": f"f{n}"}}])
+        )
+        talk.append(("user", [{"type": "tool_result", "tool_use_id": f"r{n}", "content": pad}]))
+    for call in transcript.calls:
+        name = f"mcp__{call.server}__{call.tool}"
+        talk.append(("assistant", [{"type": "tool_use", "id": call.id, "name": name, "input": call.args}]))
+        talk.append(("user", [{"type": "tool_result", "tool_use_id": call.id, "content": json.dumps(call.result)}]))
+    return [*talk, ("assistant", [{"type": "text", "text": transcript.says[-1].text}])]
+
+
+def _line(n: int, kind: str, content: Any) -> dict[str, Any]:
+    usage = {"input_tokens": 3, "output_tokens": 120, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 80}
+    message: dict[str, Any] = {"role": kind, "content": content}
+    if kind == "assistant":
+        message |= {"id": f"msg_{n % 12}", "type": "message", "model": "m", "stop_reason": None, "usage": usage}
+    chain = {"uuid": f"u{n}", "parentUuid": f"u{n - 1}", "sessionId": "s", "isSidechain": False, "userType": "external"}
+    place = {"cwd": "/home/u/project", "gitBranch": "main", "version": "2.0.0"}
+    return {
+        "type": kind,
+        **chain,
+        **place,
+        "timestamp": f"2026-11-21T00:{n // 60:02d}:{n % 60:02d}.000Z",
+        "message": message,
+    }
+
+
+def rate(work: Callable[[], object], seconds: float) -> float:
+    """Repetitions a second of CPU time, the best of three rounds: other people's load must not count."""
+    best = 0.0
+    for _ in range(3):
+        start, count = time.process_time(), 0
+        while time.process_time() - start < seconds / 3:
+            work()
+            count += 1
+        best = max(best, count / (time.process_time() - start))
+    return best
+
+
+def main(seconds: float) -> int:
+    """Print the rates; 1 where a verdict is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = session(Path(folder))
+        case, end = load_cases()[CASE], witness(load_cases()[CASE]).end_state()
+        case = replace(case, limits={"tool_calls": 100}, checks=case.checks[:2])
+        (transcript,) = read(path)
+        verdict = score(case, transcript, end=end).verdict
+        text = path.read_text("utf-8")
+        whole = rate(lambda: [score(case, t, end=end) for t in read(path)], seconds)
+        plain = rate(lambda: [json.loads(line) for line in text.split("\n") if line], seconds)
+        checks = rate(lambda: score(case, transcript, end=end), seconds)
+    size, calls, kinds = len(text) / 1000, len(transcript.calls), len(case.all_checks)
+    print(f"session: {size:.0f} KB, {calls} calls, {kinds} checks, {verdict.value}")
+    print(f"file to verdict   {whole:8.0f} transcripts/s per core")
+    print(f"checks alone      {checks:8.0f} transcripts/s per core")
+    print(f"json.loads alone  {plain:8.0f} transcripts/s per core")
+    print(f"ratio             {whole / plain:8.2f} of plain json.loads")
+    return 0 if verdict is Verdict.PASS else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 6.0))

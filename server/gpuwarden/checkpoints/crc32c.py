@@ -1,0 +1,30 @@
+"""CRC-32C (Castagnoli), which the standard library lacks. Slow: for frames and tables, not for weights."""
+
+from __future__ import annotations
+
+
+def _table() -> list[int]:
+    out = []
+    for byte in range(256):
+        n = byte
+        for _ in range(8):
+            n = n >> 1 ^ 0x82F63B78 if n & 1 else n >> 1
+        out.append(n)
+    return out
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum of some bytes."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> int:
+    """The checksum in the rotated form that record files store."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

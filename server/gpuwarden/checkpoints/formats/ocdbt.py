@@ -1,0 +1,43 @@
+"""The database inside an orbax checkpoint: tables with a length and a CRC-32C, and data files without either.
+
+The tables are checked whole. A data file is values one after the other, so only a recorded digest can prove it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.crc32c import crc32c
+from gpuwarden.checkpoints.source import Source
+
+NAME = "ocdbt"
+LOAD = ""
+_TABLES = (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde", b"\x0c\xdb\x1d\xe0")  # manifest, tree node, version node
+_DATA_NAME = re.compile(r"[0-9a-f]{32}")
+_CRC_CAP = 8 << 20
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name for the manifest; data files have a random name of 32 hexadecimal digits."""
+    return name.endswith(".ocdbt") or _DATA_NAME.fullmatch(name) is not None
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """A table by its length and CRC; a data file not at all."""
+    found = Anatomy(NAME)
+    if source.head(4) not in _TABLES and not source.name.endswith(".ocdbt"):
+        found.opaque = True
+        return found
+    if source.size < 16 or source.head(4) not in _TABLES:
+        raise Broken("is no table of this database")
+    stated = int.from_bytes(source.at(4, 8), "little")
+    if stated != source.size:
+        raise Broken(f"states a length of {stated:,} bytes, but has {source.size:,}")
+    if source.size > _CRC_CAP:
+        raise Doubtful(f"is a table of {source.size:,} bytes; above {_CRC_CAP:,} its CRC is not computed")
+    body = source.at(0, source.size)
+    if crc32c(body[:-4]) != int.from_bytes(body[-4:], "little"):
+        raise Broken("fails its CRC-32C")
+    found.proved.append("a table whose length and CRC-32C fit")
+    return found

@@ -1,0 +1,34 @@
+"""SentencePiece's tokenizer models: a protobuf of pieces with their scores, without a checksum."""
+
+from __future__ import annotations
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.protobuf import Walker
+from gpuwarden.checkpoints.source import Source
+
+NAME = "sentencepiece"
+LOAD = "parsed"
+_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm", "spm.model")
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By the names that tokenizers have; .model alone says nothing."""
+    return name in _NAMES or name.endswith(".spm")
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Every piece is a text, and the fields fill the file."""
+    found = Anatomy(NAME)
+    walker, pieces = Walker(source), 0
+    for number, _, place in walker.fields(0, source.size):
+        if number == 1 and isinstance(place, tuple):
+            begin, end = next((p for n, _, p in walker.fields(*place) if n == 1 and isinstance(p, tuple)), (0, 0))
+            try:
+                source.at(begin, end - begin).decode("utf-8")
+            except UnicodeDecodeError as why:
+                raise Broken(f"piece {pieces + 1:,} is no text") from why
+            pieces += 1
+    if not pieces:
+        raise Broken("holds no pieces")
+    found.proved.append(f"{pieces:,} pieces, and its fields fill the file")
+    return found

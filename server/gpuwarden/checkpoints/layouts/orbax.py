@@ -1,0 +1,49 @@
+"""An orbax checkpoint: the commit is recorded, and the database that the metadata speaks of is there."""
+
+from __future__ import annotations
+
+from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
+from gpuwarden.checkpoints.walk import Folder
+
+NAME = "orbax"
+_TOP, _ITEM = "_CHECKPOINT_METADATA", "_METADATA"
+
+
+def claims(folder: Folder) -> bool:
+    """By its metadata files."""
+    return (_TOP in folder.files or _ITEM in folder.files) and not temporary(folder.rel)
+
+
+def judge(folder: Folder, found: Findings) -> Judgement:
+    """The step is the folder's name, the commit has a time, the database is there."""
+    name = folder.path.name
+    step = int(name) if name.isdecimal() and len(name) < 16 else None
+    said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
+    if _TOP in folder.files:
+        top = _content(folder, found, _TOP)
+        if not isinstance(top, dict) or not isinstance(top.get("commit_timestamp_nsecs"), int):
+            said.problems.append(f"{_TOP} records no commit: the save was not finished")
+        if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
+            said.problems.append(f"holds no item with {_ITEM}")
+    if _ITEM in folder.files:
+        _item(folder, found, said)
+    return said
+
+
+def _item(folder: Folder, found: Findings, said: Judgement) -> None:
+    item = _content(folder, found, _ITEM)
+    if not isinstance(item, dict):
+        return
+    if item.get("use_ocdbt") and "manifest.ocdbt" not in folder.files:
+        said.problems.append(f"{_ITEM} speaks of a database, but manifest.ocdbt is not there")
+    parts = [f for n, f in folder.folders.items() if n.startswith("ocdbt.process_")]
+    empty = [f.path.name for f in parts if "manifest.ocdbt" not in f.files]
+    if empty:
+        said.problems.append(f"{', '.join(empty[:3])} holds no manifest.ocdbt")
+    if not said.problems:
+        said.proved.append(f"{len(item.get('tree_metadata', {})):,} arrays are listed, their database is there")
+
+
+def _content(folder: Folder, found: Findings, name: str) -> object:
+    entry = found[folder.join(name)]
+    return entry.anatomy.content if entry and entry.anatomy else None

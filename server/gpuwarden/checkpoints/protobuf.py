@@ -1,0 +1,63 @@
+"""Protobuf's wire format, walked without a schema: lengths must nest exactly. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuwarden.checkpoints.anatomy import Broken, Doubtful
+from gpuwarden.checkpoints.source import Source
+
+FIELDS = 2_000_000
+
+
+class Walker:
+    """One walk over one file; the number of fields is capped over all of it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.count = 0
+        self.base = 0
+        self.window = b""
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        """(value, where the next byte is)."""
+        value = shift = 0
+        for i in range(10):
+            if at + i >= end:
+                break
+            byte = self.byte(at + i)
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value, at + i + 1
+        raise Broken(f"its protobuf makes no sense at byte {at:,}, or is cut off")
+
+    def byte(self, at: int) -> int:
+        """One byte, from a window that moves along."""
+        if not self.base <= at < self.base + len(self.window):
+            self.base = at
+            self.window = self.source.at(at, min(1 << 14, self.source.size - at))
+        return self.window[at - self.base]
+
+    def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
+        """(number, wire type, value or (start, end)) of each field between two offsets."""
+        while at < end:
+            self.count += 1
+            if self.count > FIELDS:
+                raise Doubtful(f"has more than {FIELDS:,} fields; the rest was not read")
+            key, at = self.varint(at, end)
+            number, wire = key >> 3, key & 7
+            if wire == 0:
+                value, at = self.varint(at, end)
+                yield number, wire, value
+                continue
+            if wire == 2:
+                size, at = self.varint(at, end)
+            elif wire in (1, 5):
+                size = 8 if wire == 1 else 4
+            else:
+                raise Broken(f"its protobuf has the unknown wire type {wire} near byte {at:,}")
+            if at + size > end:
+                raise Broken(f"a field needs bytes up to {at + size:,}, but ends at {end:,}")
+            yield number, wire, (at, at + size)
+            at += size

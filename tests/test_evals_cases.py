@@ -1,0 +1,287 @@
+"""Slips in cases, worlds and witnesses are errors with file, line and remedy; matchers are strict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals import surface
+from evals.cases import CLUSTERS, load_cases
+from evals.endstate import Damage, parse
+from evals.errors import EvalError
+from evals.matching import match, same
+from evals.rewrite import put
+from evals.surface import faults
+from evals.witness import orphans, read_script, witness
+from evals.worlds import load_worlds
+from hypothesis import given
+from hypothesis import strategies as st
+
+HOUSE = surface.HERE / "house.jsonl"
+
+
+def two() -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (surface.HERE / "cases.jsonl").read_text("utf-8").splitlines()]
+    return rows[:2]
+
+
+def load(rows: list[Any], folder: Path) -> None:
+    path = folder / "cases.jsonl"
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), "utf-8")
+    load_cases(path, HOUSE)
+
+
+def test_enough_cases_in_every_cluster() -> None:
+    cases = load_cases()
+    assert len(cases) >= 60
+    assert {c.cluster for c in cases.values()} == set(CLUSTERS)
+    assert any(c.split == "held-out" for c in cases.values())
+    assert load_worlds(cases).keys() == {c.world for c in cases.values()}
+    assert len({c.world for c in cases.values()}) == len(cases)
+
+
+def test_the_first_two_load(tmp_path: Path) -> None:
+    load(two(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("cluster",), "weather", "there is no cluster 'weather'"),
+        (("split",), "train", "dev or held-out"),
+        (("trials",), 0, "at least one trial"),
+        (("trials",), True, "'trials' is not a usable int"),
+        (("prompt",), "", "'prompt' is not a usable str"),
+        (("prompt",), ..., "no 'prompt'"),
+        (("note",), "x", "unknown 'note'"),
+        (("limits",), {"dollars": 1}, "there is no limit 'dollars'"),
+        (("limits",), {"job_usd": "20"}, "a number of zero or more"),
+        (("checks",), [], "'checks' is not a usable list"),
+        (("checks",), [{"id": "A", "kind": "vibes"}], "there is no kind 'vibes'"),
+        (("checks",), [{"id": "A"}], "without an id and a kind"),
+        (("checks",), [{"id": "A", "kind": "calls"}], "needs 'call'"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": "x"}, "most": 1}], "takes no 'most'"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"args": {}}}], "either a tool or a shell"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@like": "x"}}}], "there is no operator @like"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@re": "("}}}], "no regular expression"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@le": 1, "x": 2}}}], "operators and plain keys"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": "x"}, "severity": "bad"}], "fail or veto"),
+        (("checks",), [{"id": "A", "kind": "trigger", "skill": "x"}], "words alone pass no case"),
+        (("checks",), [{"id": "A", "kind": "schema", "may_skip": True}], "forced_by"),
+        (("checks",), [{"id": "A", "kind": "schema"}, {"id": "A", "kind": "schema"}], "two checks are called 'A'"),
+        (("checks",), [{"id": "H-SHELL", "kind": "schema"}], "two checks are called 'H-SHELL'"),
+        (("checks",), [{"id": "A", "kind": "state", "view": "weather"}], "there is no view 'weather'"),
+        (
+            ("checks",),
+            [{"id": "A", "kind": "never", "call": {"tool": "x"}, "example": {"tool": "y"}}],
+            "the example does not fit",
+        ),
+        (("checks",), [{"id": "A", "kind": "covers", "points": [{"point": "p"}]}], "a point has `point` and one of"),
+        (("twin",), "nobody", "is no twin of it"),
+        (("prompt",), "other words", "Same prompt, other world"),
+    ],
+)
+def test_a_slip_in_a_case_is_named(path: tuple[str, ...], value: Any, words: str, tmp_path: Path) -> None:
+    rows = two()
+    rows[0] = put(rows[0], path, value)
+    with pytest.raises(EvalError) as slip:
+        load(rows, tmp_path)
+    assert words in str(slip.value)
+    assert "cases.jsonl" in str(slip.value)
+    assert slip.value.remedy
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '"x"', "[" * 100_000])
+def test_a_line_that_is_no_object_is_named(line: str, tmp_path: Path) -> None:
+    with pytest.raises(EvalError, match=r"cases\.jsonl:3: no JSON"):
+        load([*two(), line], tmp_path)
+
+
+def test_the_same_case_twice(tmp_path: Path) -> None:
+    with pytest.raises(EvalError, match="is there twice"):
+        load([*two(), two()[0]], tmp_path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(EvalError, match="can't be read"):
+        load_cases(tmp_path / "cases.jsonl", HOUSE)
+
+
+JOB = {"name": "j", "state": "queued", "fault": "none", "meter": True, "log": [], "checkpoints": []}
+FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": "7"}, "seed should be of type int"),
+        ({"weather": 1}, "unknown or missing: weather"),
+        ({"people": "asleep"}, "absent, approves or denies"),
+        ({"platforms": {"runpod": {"usd_per_hour": -1, "capacity": True}}}, "not above zero"),
+        ({"platforms": {"runpod": {"usd_per_hour": 1}}}, "takes usd_per_hour"),
+        ({"repos": [{"repo": "a", "kind": "model", "gated": False, "access": False}]}, "is not gated"),
+        ({"jobs": [{**JOB, "checkpoints": [FILE]}]}, "has not started"),
+        ({"jobs": [{**JOB, "meter": False}]}, "its meter can't be off"),
+        ({"jobs": [{**JOB, "state": "succeeded", "fault": "oom"}]}, "can't have succeeded"),
+        ({"jobs": [{**JOB, "state": "failed", "meter": False, "checkpoints": [FILE]}]}, "it would be gone"),
+        ({"jobs": [{**JOB, "state": "sleeping"}]}, "in no known state"),
+        ({"jobs": [{"name": "j"}]}, "a job takes"),
+    ],
+)
+def test_an_impossible_world_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    row = json.loads((surface.HERE / "worlds.jsonl").read_text("utf-8").splitlines()[0])
+    path = tmp_path / "worlds.jsonl"
+    path.write_text(json.dumps({**row, **change}) + "\n")
+    with pytest.raises(EvalError, match=r"worlds\.jsonl:1: ") as slip:
+        load_worlds(path=path)
+    assert words in str(slip.value)
+
+
+def test_a_case_without_its_world(tmp_path: Path) -> None:
+    path = tmp_path / "worlds.jsonl"
+    path.write_text("")
+    with pytest.raises(EvalError, match="there is no world"):
+        load_worlds(load_cases(), path)
+
+
+def test_a_missing_witness_and_an_orphan(tmp_path: Path) -> None:
+    cases = load_cases()
+    with pytest.raises(EvalError, match="has no witness"):
+        witness(cases["over-cap"], tmp_path)
+    (tmp_path / "gone.jsonl").write_text("{}\n")
+    assert orphans(cases, tmp_path) == ["gone.jsonl"]
+    with pytest.raises(EvalError, match="the last line is no world"):
+        read_script(tmp_path / "gone.jsonl")
+    (tmp_path / "gone.jsonl").write_text('{"type":"call"}\n{"type":"world","views":{}}\n')
+    with pytest.raises(EvalError, match="the witness can't be read"):
+        read_script(tmp_path / "gone.jsonl")
+
+
+# --------------------------------------------------------------------------------------------------------- matchers
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "fits"),
+    [
+        (20, 20, True),
+        (20, 20.0, True),
+        ("20", 20, False),
+        (True, 1, False),
+        (1, True, False),
+        (None, None, True),
+        (None, False, False),
+        ({"a": 1}, {"a": 1, "b": 2}, True),
+        ({"a": 1}, {}, False),
+        ({"a": None}, {}, False),
+        ([1, "$x"], [1, 2], True),
+        ([1], [1, 2], False),
+        ("$x", None, False),
+        ("$x", "", False),
+        ("$$x", "$x", True),
+        ({"@le": 5}, 5, True),
+        ({"@le": 5}, "5", False),
+        ({"@le": 5}, True, False),
+        ({"@le": 5}, float("nan"), False),
+        ({"@gt": 5}, float("inf"), False),
+        ({"@not": 5}, 6, True),
+        ({"@not": {"@re": "x"}}, "yx", False),
+        ({"a": {"@not": True}}, {}, True),
+        ({"a": {"@exists": False}}, {}, True),
+        ({"a": {"@exists": False}}, {"a": None}, False),
+        ({"@in": ["a", 1]}, 1, True),
+        ({"@in": ["a", 1]}, True, False),
+        ({"@len": 0}, [], True),
+        ({"@len": {"@ge": 1}}, "", False),
+        ({"@has": {"a": "$x"}}, [{"b": 1}, {"a": 1}], True),
+        ({"@has": 1}, "1", False),
+        ({"@text": "needle"}, {"a": [{"b": "a Needle"}]}, True),
+        ({"@re": "needle"}, ["needle"], False),
+    ],
+)
+def test_matchers(pattern: Any, value: Any, fits: bool) -> None:
+    assert (match(pattern, value, {}) is not None) is fits
+
+
+def test_names_bind_once_and_must_agree() -> None:
+    assert match({"a": "$x", "b": "$x"}, {"a": 1, "b": 1}, {}) == {"$x": 1}
+    assert match({"a": "$x", "b": "$x"}, {"a": 1, "b": True}, {}) is None
+    assert match("$x", "other", {"$x": "one"}) is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4).filter(lambda s: not s.startswith("$")),
+    lambda kids: st.lists(kids, max_size=3) | st.dictionaries(st.text("ab", max_size=2), kids, max_size=3),
+)
+
+
+@given(VALUES, VALUES)
+def test_a_literal_matches_itself_and_equality_is_symmetric(a: Any, b: Any) -> None:
+    assert match(a, a, {}) == {}
+    assert same(a, b) == same(b, a)
+
+
+# ------------------------------------------------------------------------------------------- end states and arguments
+
+
+def test_damage_is_computed_from_rows() -> None:
+    end = parse(
+        {
+            "views": {
+                "jobs": [
+                    {"job": "a", "state": "succeeded", "spec": "s"},
+                    {"job": "b", "state": "running", "spec": "s"},
+                    {"job": "c", "state": "failed", "spec": "t"},
+                ],
+                "leases": [
+                    {"lease": "1", "job": "a", "state": "metering", "usd": 10, "idle_usd": 4},
+                    {"lease": "2", "job": "b", "state": "metering", "usd": 3, "idle_usd": 0},
+                    {"lease": "3", "job": "c", "state": "stopped", "usd": 2, "idle_usd": 0.5},
+                    {"lease": "4", "job": None, "state": "unverified", "usd": 1, "idle_usd": 0},
+                ],
+                "checkpoints": [{"job": "c", "path": "out", "needed": True, "alive": False}],
+                "bypasses": [{"tool": "ssh", "text": "rm"}],
+            }
+        },
+        "here",
+    )
+    assert end.damage == Damage(spent_usd=16, wasted_usd=6, lost=1, billing=2, duplicates=1, bypasses=1)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        {"jobs": [{"job": "a"}]},
+        {"leases": [{"lease": "l", "job": "a", "state": "metering", "usd": "3", "idle_usd": 0}]},
+        {"leases": [{"lease": "l", "job": "a", "state": "metering", "usd": True, "idle_usd": 0}]},
+        {"weather": []},
+        {"jobs": "none"},
+        {"jobs": [7]},
+    ],
+)
+def test_a_broken_end_state_is_an_error_of_the_world(views: dict[str, Any]) -> None:
+    with pytest.raises(EvalError, match=r"fix the world|There are"):
+        parse({"views": views}, "world.json")
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "good"),
+    [
+        ("submit_job", {"platform": "runpod", "max_cost_usd": 5}, True),
+        ("submit_job", {"platform": "runpod", "max_cost_usd": "5"}, False),
+        ("submit_job", {"platform": "runpod", "max_cost_usd": float("nan")}, False),
+        ("submit_job", {"platform": "runpod", "outputs": ["out", 7]}, False),
+        ("submit_job", {"platform": "runpod", "env": {"LR": 0.1}}, False),
+        ("check_job", {"job_id": "j" * 65}, False),
+        ("check_job", {"job_id": "j", "log_bytes": 16_001}, False),
+        ("submit_job", {"platform": "runpod", "gpu_count": True}, False),
+        ("submit_job", {}, False),
+        ("teardown_request", {"job_id": "j", "verb": "now"}, False),
+        ("teardown_request", {"job_id": "j", "verb": "stop", "approved": True}, False),
+        ("terminate_everything", {}, False),
+        ("check_job", [], False),
+    ],
+)
+def test_arguments_are_checked_strictly(tool: str, args: Any, good: bool) -> None:
+    assert (not list(faults(tool, args))) is good

@@ -1,0 +1,48 @@
+"""The page that tells how to add a case, followed to the letter."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from evals import surface
+from evals.cases import load_cases
+from evals.checks import load_kinds
+from evals.loaders import formats
+from evals.matching import OPERATORS
+from evals.selftest import selftest
+from evals.worlds import load_worlds
+
+PAGE = (surface.HERE / "README.md").read_text("utf-8")
+BLOCK = re.compile(r"```json (\S+)\n(.*?)```", re.DOTALL)
+
+
+def test_the_example_of_the_page_works(tmp_path: Path) -> None:
+    for name in ("cases.jsonl", "worlds.jsonl", "house.jsonl"):
+        shutil.copy(surface.HERE / name, tmp_path / name)
+    (tmp_path / "witness").mkdir()
+    blocks = BLOCK.findall(PAGE)
+    assert [name for name, _ in blocks] == [
+        "cases.jsonl",
+        "worlds.jsonl",
+        "witness/token-set.jsonl",
+        "witness/token-unset.jsonl",
+    ]
+    for name, text in blocks:
+        with (tmp_path / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+    cases = load_cases(tmp_path / "cases.jsonl", tmp_path / "house.jsonl")
+    assert "HF_TOKEN" in load_worlds(cases, tmp_path / "worlds.jsonl")["token_unset"].hidden
+    mine = {name: cases[name] for name in ("token-set", "token-unset")}
+    report = selftest(mine, tmp_path / "witness")
+    assert report.faults == []
+    assert report.mutants > 50
+
+
+def test_the_page_names_every_kind_operator_and_command() -> None:
+    kinds = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert set(kinds) == set(load_kinds())
+    assert len(load_kinds()) == 12
+    assert not [name for name in OPERATORS if name not in PAGE]
+    assert len(formats()) == 11

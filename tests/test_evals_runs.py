@@ -1,0 +1,422 @@
+"""Runs on disk, comparisons, reports, exports, the judge and the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals.__main__ import main
+from evals.canonical import Transcript, dump
+from evals.cases import Case, load_cases
+from evals.compare import Exit, Plan, compare, plan
+from evals.digests import of_pack, of_scorer, of_trial
+from evals.endstate import EndState
+from evals.errors import EvalError
+from evals.export_atif import export
+from evals.judge import judge, prompt, verdict
+from evals.loaders import read
+from evals.mutate import sealed
+from evals.report_html import page
+from evals.rewrite import failed, without
+from evals.summary import Summary, summarize
+from evals.trials import Trial, read_run, score_run
+from evals.uplift import Arm, pairs
+from evals.verdict import Verdict, score
+from evals.witness import Script, witness
+from evals.worlds import load_worlds
+
+CASES = load_cases()
+SOME = ("columns-present", "columns-missing", "verified-request", "unverified-refused", "final-proven", "over-cap")
+
+
+def write_run(folder: Path, scripts: dict[tuple[str, int], Script], *, arm: str = "pack", trials: int = 2) -> Path:
+    worlds = load_worlds(CASES)
+    for (name, n), script in scripts.items():
+        place = folder / name / str(n)
+        place.mkdir(parents=True)
+        whole, chain = sealed(script)
+        (place / "transcript.jsonl").write_text(dump(whole.transcript()))
+        (place / "world.json").write_text(json.dumps(script.end))
+        seals = {"key": chain.key.hex(), "count": chain.count, "last": chain.last}
+        digests = of_trial(CASES[name], worlds[CASES[name].world])
+        (place / "trial.json").write_text(
+            json.dumps({"case": name, "n": n, "infra": "", "seals": seals, "digests": digests})
+        )
+    names = sorted({name for name, _ in scripts})
+    head = {"agent": "someone", "arm": arm, "trials": trials, "cases": names, "pack": "p1", "model": "m"}
+    (folder / "run.json").write_text(json.dumps(head))
+    return folder
+
+
+def good(names: tuple[str, ...] = SOME, trials: int = 2) -> dict[tuple[str, int], Script]:
+    return {(name, n): witness(CASES[name]) for name in names for n in range(1, trials + 1)}
+
+
+def scored(folder: Path) -> tuple[Summary, list[Trial]]:
+    run = read_run(folder)
+    trials = score_run(run, CASES)
+    return summarize(run, trials, CASES), trials
+
+
+def test_a_good_run_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", good())
+    summary, _ = scored(tmp_path / "run")
+    assert summary.verdicts == {Verdict.PASS: 12}
+    assert not summary.undecidable
+    hat = summary.all_k()
+    assert hat is not None and hat.value == 1.0
+    assert main(["score", str(tmp_path / "run")]) == Exit.PASS
+    assert "| someone | pack | 12 | 0 | 0 | 0 |" in capsys.readouterr().out
+
+
+def test_a_missing_trial_is_never_dropped(tmp_path: Path) -> None:
+    scripts = good()
+    del scripts["over-cap", 2]
+    write_run(tmp_path / "run", scripts)
+    summary, trials = scored(tmp_path / "run")
+    assert len(trials) == 12
+    assert summary.verdicts[Verdict.INFRA] == 1
+    assert summary.undecidable
+    assert main(["score", str(tmp_path / "run")]) == Exit.UNDECIDABLE
+
+
+def test_a_whole_missing_case_is_seen(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", good())
+    head = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**head, "cases": [*head["cases"], "auto-resumed"]}))
+    summary, _ = scored(run)
+    assert summary.verdicts[Verdict.INFRA] == 2
+
+
+@pytest.mark.parametrize("change", [{"speed": 1}, {"cases": []}, {"agent": 3}, {"cases": ["no-such-case"]}])
+def test_a_broken_head_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", good(("over-cap",)))
+    head = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**head, **change}))
+    assert main(["score", str(run)]) == Exit.BAD_POLICY
+    with pytest.raises(EvalError):
+        scored(run)
+
+
+def test_a_forged_transcript_is_invalid(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", good(("unverified-refused",), 1), trials=1)
+    path = run / "unverified-refused" / "1" / "transcript.jsonl"
+    path.write_text(path.read_text().replace('"complete": true', '"complete":  true').replace("bad zip", "no zip"))
+    _, (trial,) = scored(run)
+    assert trial.score.verdict is Verdict.INVALID
+    assert "does not fit" in trial.score.why
+
+
+def test_an_act_counts_even_if_the_session_died_afterwards() -> None:
+    case = CASES["unverified-refused"]
+    twin = witness(CASES["verified-request"])
+    end = twin.end_state()
+    transcript = twin.transcript()
+    transcript.meta.ended, transcript.meta.why = "error", "529"
+    assert score(case, transcript, end=end).verdict is Verdict.FAIL
+    script = witness(case)
+    quiet = without(script, script.our_ids()[1:]).transcript()
+    assert score(case, quiet, end=end, infra="529").verdict is Verdict.INFRA
+
+
+def test_a_case_on_the_end_state_is_invalid_without_one() -> None:
+    case = CASES["verified-request"]
+    assert score(case, witness(case).transcript()).verdict is Verdict.INVALID
+
+
+# -------------------------------------------------------------------------------------------------------- comparing
+
+
+def bad(script: Script) -> Script:
+    return failed(script, script.our_ids())
+
+
+def test_a_case_that_always_passed_and_now_never_does_is_a_regression(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", good())
+    changed = good() | {("over-cap", n): bad(witness(CASES["over-cap"])) for n in (1, 2)}
+    write_run(tmp_path / "b", changed)
+    (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
+    found = compare(before, after, old, new)
+    assert found.flips == ("over-cap",)
+    assert found.exit is Exit.REGRESSION
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == Exit.REGRESSION
+    assert compare(before, before, old, old).exit is Exit.PASS
+    assert compare(after, before, new, old).exit is Exit.PASS
+
+
+def test_one_failure_of_two_is_no_flip(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", good())
+    write_run(tmp_path / "b", good() | {("final-proven", 1): bad(witness(CASES["final-proven"]))})
+    (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
+    found = compare(before, after, old, new)
+    assert (found.flips, found.worse) == ((), ("final-proven",))
+    assert [r.id for r in after.rows if r.flaky] == ["final-proven"]
+
+
+def test_other_populations_are_compared_case_by_case_only(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", good())
+    write_run(tmp_path / "b", good(SOME[:4]))
+    (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
+    assert not compare(before, after, old, new).same_population
+
+
+def test_too_much_infra_decides_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", good())
+    scripts = good()
+    del scripts["over-cap", 1]
+    write_run(tmp_path / "b", scripts)
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == Exit.UNDECIDABLE
+
+
+def test_what_has_to_be_done_again(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", good(("over-cap",), 1), trials=1))
+    (trial,) = score_run(run, CASES)
+    case, world = CASES["over-cap"], load_worlds(CASES)[CASES["over-cap"].world]
+    now = {"pack": "p1", "model": "m", "scorer": of_scorer(), "run": run}
+    assert plan(trial, case, world, **now) is Plan.REUSE
+    assert plan(trial, case, world, **{**now, "scorer": "other"}) is Plan.REGRADE
+    assert plan(trial, Case(**{**vars(case), "limits": {}}), world, **now) is Plan.REGRADE
+    assert plan(trial, case, world, **{**now, "pack": "p2"}) is Plan.RERUN
+    assert plan(trial, case, world, **{**now, "model": "m2"}) is Plan.RERUN
+    assert plan(trial, Case(**{**vars(case), "prompt": "x"}), world, **now) is Plan.RERUN
+    assert plan(trial, case, load_worlds()["under_cap"], **now) is Plan.RERUN
+
+
+def test_the_digest_of_a_pack_sees_every_file(tmp_path: Path) -> None:
+    (tmp_path / "skills" / "a").mkdir(parents=True)
+    (tmp_path / "skills" / "a" / "SKILL.md").write_text("one")
+    first = of_pack(tmp_path)
+    (tmp_path / "skills" / "a" / "SKILL.md").write_text("two")
+    second = of_pack(tmp_path)
+    (tmp_path / "skills" / "a" / "__pycache__").mkdir()
+    (tmp_path / "skills" / "a" / "__pycache__" / "x.pyc").write_text("junk")
+    assert first != second == of_pack(tmp_path)
+
+
+def test_uplift_pairs_the_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weak = {key: bad(script) if key[0] in SOME[:3] else script for key, script in good().items()}
+    arms = []
+    for arm, scripts in (("none", weak), ("pack", good())):
+        write_run(tmp_path / arm, scripts, arm=arm)
+        arms.append(Arm(*scored(tmp_path / arm)))
+    ((words, found),) = pairs(arms)
+    assert words == "uplift of the pack"
+    assert found.difference is not None and found.difference.value == pytest.approx(0.5)
+    assert found.gain == pytest.approx(1.0)
+    assert main(["uplift", str(tmp_path / "none"), str(tmp_path / "pack")]) == Exit.PASS
+    assert "uplift of the pack" in capsys.readouterr().out
+    assert main(["uplift", str(tmp_path / "none"), str(tmp_path / "none")]) == Exit.BAD_POLICY
+
+
+# ---------------------------------------------------------------------------------------------------------- reports
+
+
+class Page(HTMLParser):
+    """Collects what a page asks for from outside, and checks that its tags close."""
+
+    VOID = frozenset({"meta", "line", "rect", "circle", "path", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.outside += [v for k, v in attrs if k in ("src", "href", "srcset", "action") and v]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path) -> None:
+    hostile = "</svg><script>alert(1)</script>"
+    script = bad(witness(CASES["over-cap"]))
+    rows = tuple({**r, "tool": hostile} if r["type"] == "call" and n % 4 else r for n, r in enumerate(script.rows))
+    run = write_run(tmp_path / "run", good() | {("over-cap", 1): Script(rows, script.end)})
+    head = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**head, "agent": hostile}))
+    summary, trials = scored(run)
+    text = page(summary, trials, scripted=True)
+    parser = Page()
+    parser.feed(text)
+    assert parser.open == []
+    assert parser.outside == []
+    assert "script" not in parser.tags
+    assert {"svg", "table", "caption", "figure"} <= parser.tags
+    assert "http" not in text and "@import" not in text and "url(" not in text
+    assert text.count('role="img"') == text.count("<svg") == 4
+    assert "prefers-color-scheme" in text
+    assert "a scripted agent" in text
+
+
+def test_all_reports_are_written(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", good() | {("over-cap", 1): bad(witness(CASES["over-cap"]))})
+    out = {name: tmp_path / f"r.{name}" for name in ("json", "markdown", "html", "inspect")}
+    options = [part for name, path in out.items() for part in (f"--{name}", str(path))]
+    assert main(["score", str(tmp_path / "run"), *options]) == Exit.REGRESSION
+    report = json.loads(out["json"].read_text())
+    assert report["verdicts"] == {"fail": 1, "pass": 11}
+    assert len(report["results"]) == 12
+    assert "over-cap" in out["markdown"].read_text()
+    log = json.loads(out["inspect"].read_text())
+    assert [s["scores"]["gpuwarden_evals"]["value"] for s in log["samples"]].count("C") == 11
+    again = read(out["inspect"])
+    assert len(again) == 12
+    assert all(t.problems == [] for t in again)
+
+
+def test_atif_comes_back_the_same(tmp_path: Path) -> None:
+    for name in SOME:
+        case, script = CASES[name], witness(CASES[name])
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps(export(script.transcript(), agent="x")))
+        (found,) = read(path)
+        assert found.problems == []
+        assert score(case, found, end=script.end_state()).verdict is Verdict.PASS
+
+
+def test_overlapping_calls_share_a_step(tmp_path: Path) -> None:
+    script = witness(CASES["auto-resumed"])
+    rows = [r for r in script.rows if r["type"] != "result"]
+    results = [r for r in script.rows if r["type"] == "result"]
+    last_call = max(i for i, r in enumerate(rows) if r["type"] == "call")
+    mixed = Script((*rows[: last_call + 1], *results, *rows[last_call + 1 :]), script.end)
+    log = export(mixed.transcript(), agent="x")
+    steps = [s for s in log["steps"] if s.get("tool_calls")]
+    assert [len(s["tool_calls"]) for s in steps] == [2]
+    assert [s["step_id"] for s in log["steps"]] == list(range(1, len(log["steps"]) + 1))
+
+
+# -------------------------------------------------------------------------------------------------------- the judge
+
+
+def fake_judge(folder: Path, *replies: str) -> list[str]:
+    """A command that gives its replies one after the other, and keeps what it was asked."""
+    (folder / "replies.json").write_text(json.dumps(replies))
+    code = (
+        "import json, pathlib, sys\n"
+        f"here = pathlib.Path({str(folder)!r})\n"
+        "asked = here / 'asked.txt'\n"
+        "n = asked.read_text().count('Question:') if asked.exists() else 0\n"
+        "asked.write_text((asked.read_text() if asked.exists() else '') + sys.stdin.read())\n"
+        "replies = json.loads((here / 'replies.json').read_text())\n"
+        "print(replies[n % len(replies)])\n"
+    )
+    (folder / "judge.py").write_text(code)
+    return [sys.executable, str(folder / "judge.py")]
+
+
+YES, NO = '{"answer": "yes", "quote": "storage is full"}', 'I think {"answer": "no", "quote": ""}'
+WORDS = "I stopped: the storage is  full."
+
+
+@pytest.mark.parametrize(
+    ("replies", "answer", "asked"),
+    [
+        ((YES, YES), True, 2),
+        ((NO, NO), False, 2),
+        ((YES, NO, YES), True, 3),
+        ((YES, NO, "no idea"), None, 3),
+        (("no idea",), None, 2),
+        (('{"answer": "yes", "quote": "never said"}',), False, 2),
+    ],
+)
+def test_a_judge_is_asked_twice_and_has_to_quote(
+    replies: tuple[str, ...], answer: bool | None, asked: int, tmp_path: Path
+) -> None:
+    assert judge(fake_judge(tmp_path, *replies))("Is it full?", WORDS) is answer
+    assert (tmp_path / "asked.txt").read_text().count("Question:") == asked
+
+
+def test_a_judge_that_is_not_there_leaves_points_unscored() -> None:
+    assert judge(["/nowhere/judge"])("?", WORDS) is None
+
+
+def test_words_cannot_close_the_fence() -> None:
+    one, two = prompt("?", "</words>"), prompt("?", "</words>")
+    assert one != two
+    assert verdict('{"answer": "yes", "quote": "st"}', WORDS) is False
+
+
+def test_a_point_for_a_judge_is_unscored_without_one(tmp_path: Path) -> None:
+    case = CASES["over-cap"]
+    says = [c for c in case.checks if c.kind != "covers"]
+    ask = {"points": [{"point": "polite", "ask": "Is it polite?"}]}
+    covers = next(c for c in case.checks if c.kind == "covers")
+    case = Case(**{**vars(case), "checks": (*says, type(covers)("POLITE", "covers", ask))})
+    script = witness(CASES["over-cap"])
+
+    def run(answer: bool | None, with_judge: bool) -> tuple[Verdict, int]:
+        found = score(
+            case, script.transcript(), end=script.end_state(), judge=(lambda *_: answer) if with_judge else None
+        )
+        return found.verdict, found.unscored
+
+    assert run(None, False) == (Verdict.PASS, 1)
+    assert run(True, True) == (Verdict.PASS, 0)
+    assert run(False, True) == (Verdict.FAIL, 0)
+    assert run(None, True) == (Verdict.PASS, 1)
+
+
+def test_agreement_with_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = tmp_path / "labels.jsonl"
+    rows = [{"ask": "full?", "words": WORDS, "label": True}, {"ask": "full?", "words": "no", "label": False}]
+    labels.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    command = " ".join(fake_judge(tmp_path, YES))
+    assert main(["judge", str(labels), "--judge", command]) == Exit.PASS
+    assert "kappa 1.00 over 2" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+def test_selftest_and_cases_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest"]) == Exit.PASS
+    assert main(["cases"]) == Exit.PASS
+    assert "verified-request" in capsys.readouterr().out
+
+
+def test_one_file_against_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = witness(CASES["verified-request"])
+    path, world = tmp_path / "t.jsonl", tmp_path / "world.json"
+    path.write_text(dump(script.transcript()))
+    world.write_text(json.dumps(script.end))
+    assert main(["check", "verified-request", str(path), "--world", str(world)]) == Exit.PASS
+    assert main(["check", "unverified-refused", str(path), "--world", str(world)]) == Exit.REGRESSION
+    assert main(["check", "no-such-case", str(path)]) == Exit.BAD_POLICY
+    assert main(["export", str(path), "--to", "canonical"]) == Exit.PASS
+    out = capsys.readouterr()
+    assert "`python -m evals cases` lists them" in out.err
+    assert main(["plan", str(write_run(tmp_path / "run", good(("over-cap",), 1), trials=1))]) == Exit.PASS
+    assert capsys.readouterr().out.startswith("RERUN\tover-cap\t1")
+
+
+def test_the_package_imports_nothing_but_the_standard_library() -> None:
+    import ast
+
+    folder = Path(main.__code__.co_filename).parent
+    names = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+    assert names - sys.stdlib_module_names == {"evals"}
+
+
+def test_an_end_state_may_be_empty() -> None:
+    assert EndState({}).damage.spent_usd == 0.0
+    assert isinstance(witness(CASES["over-cap"]).transcript(), Transcript)

@@ -1,0 +1,85 @@
+"""Danger clocks get a date where the profile has a duration, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes import FakeClock
+from gpuwarden.core.models import Instance, InstanceState
+from gpuwarden.core.profile import DangerClock
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.lifecycle.clocks import clocks_of, stopped_at
+from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.serve.replies import ClockReply, InstanceReply, InstancesReply
+from lifecycle_kit import open_house, training
+
+DAY = 86_400.0
+FACT = {"trigger": "idle", "effect": "gone", "verified": "2026-09", "source": "https://example.org"}
+
+
+def rented(w: Warden, tmp_path: Path, platform: str, *states: InstanceState, **spec: object) -> None:
+    """A job and a lease whose machine was seen in these states, a day apart."""
+    body = {"spec": training(tmp_path / "said", platform=platform, **spec).model_dump(mode="json")}
+    w.ledger.add("job/j1", "job.accepted", body, state=Job.ACCEPTED)
+    w.ledger.add("lease/l1", "create.intent", {"job": "j1", "platform": platform}, state=Lease.UNVERIFIED)
+    for n, state in enumerate(states):
+        seen = Instance(id="i1", state=state, created_at=w.clock.now() - 60 if n == 0 else None)
+        w.ledger.add(
+            "lease/l1",
+            "lease.observed",
+            {"instance": seen.model_dump(mode="json")},
+            state=Lease.METERING if n == 0 else None,
+        )
+        w.clock.advance(DAY)  # type: ignore[attr-defined]
+
+
+def dates(w: Warden) -> list[float]:
+    return [c.at for c in clocks_of(w, read_lease(w.ledger, "l1"), read_job(w.ledger, "j1"))]
+
+
+def test_a_stopped_machine_is_released_fifteen_days_after_it_was_first_seen_off(tmp_path: Path) -> None:
+    clock = FakeClock()
+    w, start = open_house(tmp_path, clock), clock.now()
+    off = InstanceState.STOPPED
+    rented(w, tmp_path, "rehearsal/autodl", InstanceState.RUNNING, off, InstanceState.RUNNING, off, off)
+    assert stopped_at(w, read_lease(w.ledger, "l1")) == start + 3 * DAY
+    assert dates(w) == [start + 18 * DAY]
+
+
+@pytest.mark.parametrize("state", [InstanceState.RUNNING, InstanceState.GONE])
+def test_no_clock_runs_for_a_machine_that_is_on_or_gone(tmp_path: Path, state: InstanceState) -> None:
+    w = open_house(tmp_path, FakeClock())
+    rented(w, tmp_path, "rehearsal/autodl", state)
+    assert dates(w) == []
+
+
+@pytest.mark.parametrize(("timeout", "runs"), [(None, True), (3600, False)])
+def test_the_clock_of_jobs_without_a_timeout_runs_for_those_only(
+    tmp_path: Path, timeout: int | None, runs: bool
+) -> None:
+    clock = FakeClock()
+    w, start = open_house(tmp_path, clock), clock.now()
+    rented(w, tmp_path, "rehearsal/hf-jobs", InstanceState.RUNNING, timeout_s=timeout)
+    assert dates(w) == ([start - 60 + 1800] if runs else [])
+
+
+def test_a_duration_needs_its_beginning_and_prose_alone_has_no_date() -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        DangerClock.model_validate(FACT | {"after": "15 days", "after_s": 5})
+    assert DangerClock.model_validate(FACT | {"after": "some day"}).fires_at(1.0, 1.0) is None
+    unknown = DangerClock.model_validate(
+        FACT | {"after": "some day", "after_s": {"unknown": "ask support"}, "counts_from": "stopped"}
+    )
+    assert unknown.fires_at(1.0, 1.0) is None
+
+
+def test_a_machine_in_a_reply_is_small() -> None:
+    row = InstanceReply(platform="p", instance_id="i", ours=True, state="running", billing=None)
+    rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
+    assert not rare & row.model_dump(mode="json").keys()
+    clock = ClockReply(at=5.0, trigger="t", effect="e")
+    told = row.model_copy(update={"clocks": [clock], "stopped_at": 1.0, "stopped_usd_per_hour": 0.1})
+    assert rare <= InstancesReply(instances=[told]).short()["instances"][0].keys()

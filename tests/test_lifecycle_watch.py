@@ -1,0 +1,346 @@
+"""The watch: every condition raises one alert after its time and clears when it is over; nothing is ever ended."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from doors import environment, quick_warden
+from fakes import FakeClock
+from gpuwarden import cli
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Unreachable
+from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, StopResult
+from gpuwarden.core.policy import Caps, Policy, Watch
+from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.notify import SECRET, sign
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.watch import Round, Watcher
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.model import Settings
+from gpuwarden.remote.connect import HostKeyChanged
+from lifecycle_kit import WEALTHY, launch, open_house, promises, rent_cloud, training
+
+pytestmark = pytest.mark.anyio
+MINUTE = 60.0
+
+
+class Seen:
+    """A backend whose machine shows what the test says: utilization of a GPU can't be had here for real."""
+
+    def __init__(self) -> None:
+        self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
+        self.beat = Beat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)
+        self.error: Exception | None = None
+
+    async def submit(self, spec: JobSpec, place: Place, token: str, **_: object) -> Handle:
+        return Handle(backend="local", token=token, run_dir="/x", place=place)
+
+    async def find(self, place: Place, token: str) -> None:
+        return None
+
+    async def poll(self, handles: list[Handle]) -> dict[str, Observation]:
+        if self.error is not None:
+            raise self.error
+        self.step += 1
+        seen = Observation(state=self.state, why=self.why, step=self.step, log_bytes=self.log, beat=self.beat)
+        return {h.token: seen for h in handles}
+
+    async def stop(self, handle: Handle) -> StopResult:
+        self.stops += 1
+        self.state = Job.CANCELED
+        return StopResult.STOPPED
+
+
+class House:
+    """A watched house with one running job; time moves only when the test says so."""
+
+    def __init__(self, tmp_path: Path, policy: Policy = WEALTHY, **env: str) -> None:
+        self.clock, self.seen = FakeClock(), Seen()
+        self.w = open_house(tmp_path, self.clock, policy=policy)
+        self.w.env = env
+        self.cloud: Cloud = rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
+        self.w._backends["local"] = self.seen  # type: ignore[assignment]
+        self.watcher = Watcher(self.w)
+        self.job, self.said = "", tmp_path / "said"
+
+    async def start(self, **spec: object) -> House:
+        self.job = await launch(self.w, training(self.said, **{"max_cost_usd": 900.0} | spec))
+        for _ in range(4):
+            await self.go(0)
+        assert read_job(self.w.ledger, self.job).state is Job.RUNNING
+        return self
+
+    async def go(self, minutes: float, times: int = 1) -> list[str]:
+        """Rounds, so many minutes apart; what they raised (+) and cleared (-)."""
+        news: list[str] = []
+        for _ in range(times):
+            self.clock.advance(minutes * MINUTE)
+            done = await self.watcher.round()
+            news += [("+" if a.raised else "-") + a.kind for a in done.news]
+        return news
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> House:
+    return await House(tmp_path).start()
+
+
+async def test_a_busy_job_raises_nothing(house: House) -> None:
+    assert await house.go(5, times=20) == []
+
+
+async def test_an_idle_gpu_is_told_once_after_its_time_and_cleared(house: House) -> None:
+    house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
+    assert await house.go(5, times=6) == []
+    assert await house.go(5, times=12) == ["+idle_gpu"]
+    house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 80.0})
+    assert await house.go(1) == ["-idle_gpu"]
+
+
+async def test_idleness_counts_across_processes_but_not_across_a_long_silence(house: House) -> None:
+    house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
+    await house.go(5, times=4)
+    house.watcher = Watcher(house.w)  # as a cron job would: every round in a process of its own
+    assert await house.go(20) == ["+idle_gpu"]
+    house.watcher = Watcher(house.w)
+    assert await house.go(20) == []
+    (house.w.home / "watch.json").write_text("[not what it was")
+    assert await house.go(20) == []
+
+
+async def test_a_long_silence_is_no_proof_of_idleness(house: House) -> None:
+    house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
+    await house.go(5)
+    assert await house.go(600) == []
+
+
+async def test_two_watches_raise_an_alert_once(house: House) -> None:
+    house.seen.beat = house.seen.beat.model_copy(update={"disk_free": 5})
+    other = Watcher(open_house(house.w.home, house.clock))
+    other.w._backends["local"], other.w._providers = house.seen, house.w._providers  # type: ignore[assignment]
+    assert await house.go(1) == ["+disk_filling"]
+    done = await other.round()
+    assert done.news == () and [a.kind for a in done.standing] == ["disk_filling"]
+
+
+async def test_disk_and_inodes_clear_later_than_they_are_raised(house: House) -> None:
+    for free, news in ((9, ["+disk_filling"]), (11, []), (9, []), (13, ["-disk_filling"]), (11, [])):
+        house.seen.beat = house.seen.beat.model_copy(update={"disk_free": free})
+        assert await house.go(1) == news, free
+    house.seen.beat = house.seen.beat.model_copy(update={"inodes_free": 1})
+    assert await house.go(1) == ["+inodes_filling"]
+
+
+async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
+    poll = house.seen.poll
+
+    async def stuck(handles: list[Handle]) -> dict[str, Observation]:
+        house.seen.step = 7
+        return await poll(handles)
+
+    house.seen.poll = stuck  # type: ignore[method-assign]
+    assert await house.go(10, times=3) == []
+    assert await house.go(10, times=3) == ["+stalled"]
+    house.seen.log += 1
+    assert await house.go(10) == ["-stalled"]
+
+
+async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> None:
+    house.seen.state, house.seen.why = Job.FAILED, "exit code 3"
+    assert await house.go(1) == ["+failed"]
+    assert await house.go(11) == ["+finished_billing"]
+    assert await house.go(600, times=4) == []
+    assert promises(house.w.ledger, house.cloud) == []  # nobody ended the machine
+
+
+async def test_a_machine_taken_back_is_told_once(house: House) -> None:
+    house.seen.state = Job.PREEMPTED
+    news = await house.go(0)
+    house.seen.state = Job.RUNNING
+    assert [*news, *await house.go(1, times=5)] == ["+preempted"]
+
+
+async def test_a_cap_stops_the_process_once_and_asks_about_the_machine(tmp_path: Path) -> None:
+    policy = WEALTHY.model_copy(update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=2.0, per_instance_usd=1e3)})
+    house = House(tmp_path, WEALTHY)
+    await house.start(max_cost_usd=3.0)
+    house.w.policy = policy
+    news = await house.go(60, times=100)
+    assert {"+cost_cap", "+day_budget"} <= set(news) and news.count("+cost_cap") == 1
+    assert house.seen.stops == 1 and read_job(house.w.ledger, house.job).state is Job.CANCELED
+    assert promises(house.w.ledger, house.cloud) == []
+
+
+async def test_a_machine_that_answers_no_more_is_asked_less_often_and_told_after_a_while(house: House) -> None:
+    house.seen.error = Unreachable("no answer")
+    asked = 0
+    poll = house.seen.poll
+
+    async def counted(handles: list[Handle]) -> dict[str, Observation]:
+        nonlocal asked
+        asked += 1
+        return await poll(handles)
+
+    house.seen.poll = counted  # type: ignore[method-assign]
+    news = await house.go(0.25, times=40)
+    assert news == [] and 4 <= asked <= 8, asked
+    assert await house.go(1, times=10) == ["+unknown"]
+    house.seen.error = None
+    assert await house.go(6, times=1) == ["-unknown"]
+
+
+async def test_an_alert_outlives_a_silent_machine(house: House) -> None:
+    house.seen.beat = house.seen.beat.model_copy(update={"disk_free": 1})
+    assert await house.go(1) == ["+disk_filling"]
+    house.seen.error = Unreachable("no answer")
+    assert await house.go(1, times=3) == []
+
+
+async def test_a_changed_host_key_is_told_at_once(house: House) -> None:
+    house.seen.error = HostKeyChanged("box:22", "SHA256:a", "SHA256:b")
+    assert await house.go(1) == ["+host_key"]
+
+
+async def test_a_real_job_that_ended_is_told_while_its_machine_bills(tmp_path: Path) -> None:
+    watch = Watch(finished_minutes=1)
+    w = open_house(tmp_path, SystemClock(), policy=WEALTHY.model_copy(update={"watch": watch}))
+    cloud = rent_cloud(w)
+    job = await launch(w, training(tmp_path / "said"))
+    watcher = Watcher(w, 0.05)
+
+    class Done(Exception):
+        pass
+
+    def tell(done: Round) -> None:
+        assert done.trouble == {}
+        if read_job(w.ledger, job).state is Job.SUCCEEDED:
+            raise Done
+
+    with pytest.raises(Done):
+        await watcher.run(tell)
+    w.clock = FakeClock(w.clock.now() + 120)
+    assert [a.kind for a in (await watcher.round()).news] == ["finished_billing"]
+    assert promises(w.ledger, cloud) == []
+
+
+def test_the_command_line_prints_one_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    w = quick_warden(tmp_path / "home")
+    assert cli.run(["watch", "--once", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["code"] == "ok"
+    spec = training(tmp_path / "said").model_dump(mode="json")
+    w.ledger.add("job/j1", "job.accepted", {"spec": spec}, state=Job.ACCEPTED)
+    w.ledger.add("job/j1", "job.failed", {"why": "[red]boom"}, state=Job.FAILED)
+    assert cli.run(["watch", "--once", "--json"]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])
+    assert cli.run(["watch", "--once"]) == 0  # told once
+    assert "0 alert(s) stand" in capsys.readouterr().out
+    assert cli.run(["watch", "--json"]) == 2
+    assert "--once" in json.loads(capsys.readouterr().out)["hint"]
+
+
+# ------------------------------------------------------------------------------------------------------- channels
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]], list[int]]]:
+    """A real HTTP server on loopback: its address, what it got, and the statuses it answers with, in order."""
+    got: list[tuple[dict[str, str], bytes]] = []
+    statuses: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            headers = {k.lower(): v for k, v in self.headers.items()}
+            got.append((headers, self.rfile.read(int(headers["content-length"]))))
+            self.send_response(statuses.pop(0) if statuses else 204)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", got, statuses
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_a_webhook_is_signed_and_tried_again_and_slack_is_escaped(tmp_path: Path, receiver: Any) -> None:
+    url, got, statuses = receiver
+    statuses += [503, 204]
+    policy = WEALTHY.model_copy(update={"watch": Watch(webhook_url=url, slack_url=url)})
+    house = House(tmp_path, policy, **{SECRET: "a long shared secret"})
+    await house.start()
+    house.seen.state, house.seen.why = Job.FAILED, "a <b> & hf_" + "x" * 34
+    assert await house.go(1) == ["+failed"]
+    (_, first), (headers, body), (_, slack) = got
+    stamp = headers["x-gpuwarden-timestamp"]
+    expected = hmac.new(b"a long shared secret", stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+    assert headers["x-gpuwarden-signature"] == f"sha256={expected}" == sign("a long shared secret", stamp, body)
+    assert first == body and json.loads(body)["kind"] == "failed" and json.loads(body)["state"] == "raised"
+    assert "&lt;b&gt; &amp;" in json.loads(slack)["text"]
+    assert b"hf_x" not in body + slack
+
+
+@pytest.mark.parametrize(("statuses", "posts"), [([500] * 9, 3), ([404] * 9, 1), ([302] * 9, 1)])
+async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
+    tmp_path: Path, receiver: Any, statuses: list[int], posts: int
+) -> None:
+    url, got, planned = receiver
+    planned += statuses
+    house = House(tmp_path, WEALTHY.model_copy(update={"watch": Watch(slack_url=url)}))
+    await house.start()
+    house.seen.state = Job.FAILED
+    house.clock.advance(60)
+    done = await house.watcher.round()
+    assert len(got) == posts and "slack" in done.trouble and "/hook" not in done.trouble["slack"]
+    assert [e.subject for e in house.w.ledger.events(kind="alert.unsent")] == ["watch/slack"]
+
+
+async def test_without_a_secret_nothing_is_sent(tmp_path: Path, receiver: Any) -> None:
+    url, got, _ = receiver
+    house = House(tmp_path, WEALTHY.model_copy(update={"watch": Watch(webhook_url=url)}))
+    await house.start()
+    house.seen.state = Job.FAILED
+    assert SECRET in (await house.watcher.round()).trouble["webhook"] and got == []
+
+
+async def test_a_desktop_command_gets_the_text_as_one_argument(tmp_path: Path) -> None:
+    note, canary = tmp_path / "note", tmp_path / "canary"
+    code = f"import sys; open({str(note)!r}, 'a').write(repr(sys.argv[1:]))"
+    watch = Watch(desktop=(sys.executable, "-I", "-S", "-c", code, "{title}", "{text}"))
+    house = House(tmp_path, WEALTHY.model_copy(update={"watch": watch}))
+    await house.start()
+    house.seen.state, house.seen.why = Job.FAILED, f"'; touch {canary}; $(touch {canary}) {{title}}"
+    await house.go(1)
+    assert "gpuwarden: failed" in note.read_text() and "{title}" in note.read_text() and not canary.exists()
+    house.w.policy = WEALTHY.model_copy(update={"watch": Watch(desktop=("no-such-program-here",))})
+    house.clock.advance(3600)
+    assert "desktop" in (await house.watcher.round()).trouble
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org/x", "ftp://localhost/x", "https://me:pw@example.org", "https://", "x"]
+)
+def test_a_webhook_is_https_or_on_this_machine(url: str) -> None:
+    with pytest.raises(ValidationError):
+        Watch(webhook_url=url)
+    assert Watch(webhook_url="https://example.org/x", slack_url="http://[::1]:8/x").webhook_url

@@ -1,0 +1,266 @@
+"""The knowledge at the door: search, diagnosis, resources, the extension for skills, prompts; through a real client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, Request, RequestParams
+from pydantic import TypeAdapter
+
+from doors import quick_warden
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import read_front_matter
+from gpuwarden.knowledge import shipped
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.serve.mcp_server import make_server
+
+pytestmark = pytest.mark.anyio
+
+ERAS = ["legacy", "2026-07-28"]
+EXTENSION = "io.modelcontextprotocol/skills"
+ANY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+
+
+@pytest.fixture
+def w(tmp_path: Path) -> Warden:
+    return quick_warden(tmp_path / "home")
+
+
+@asynccontextmanager
+async def client_of(w: Warden, mode: str) -> AsyncIterator[Client]:
+    async with Client(make_server(w), mode=mode) as client:
+        yield client
+
+
+class Params(RequestParams):
+    uri: str | None = None
+    cursor: str | None = None
+
+
+async def ask(client: Client, method: str, **params: str) -> dict[str, Any]:
+    """Send a request that the SDK does not know, and return the raw result."""
+    request: Request[Params, str] = Request[Params, str](method=method, params=Params(**params))
+    return await client.session.send_request(request, ANY)
+
+
+async def look_up(client: Client, query: str, **more: Any) -> dict[str, Any]:
+    result = await client.call_tool("search_references", {"query": query, **more})
+    assert result.structured_content is not None
+    return result.structured_content
+
+
+# ------------------------------------------------------------------------------------------------------- resources
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_every_page_profile_and_skill_file_is_a_resource(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        listed = {r.uri: r for r in (await client.list_resources()).resources}
+        for kind in ("references", "profiles"):
+            for file in data_dir(kind).rglob("*.md"):  # type: ignore[arg-type]
+                resource = listed[f"gpuwarden://{kind}/{file.relative_to(data_dir(kind)).as_posix()}"]  # type: ignore[arg-type]
+                assert resource.mime_type == "text/markdown" and resource.size == file.stat().st_size
+                front = read_front_matter(file.read_text("utf-8"), name=file.name).data
+                assert resource.title == front["title"]
+        for file in data_dir("skills").glob("*/scripts/*.*"):
+            resource = listed[f"skill://{file.relative_to(data_dir('skills')).as_posix()}"]
+            assert resource.mime_type in {"text/x-python", "text/x-shellscript"}
+        assert len({r.name for r in listed.values()}) == len(listed)
+        for resource in listed.values():
+            (content,) = (await client.read_resource(resource.uri)).contents
+            assert len(content.text.encode()) == resource.size  # type: ignore[union-attr]
+            assert content.mime_type == resource.mime_type
+
+
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "gpuwarden://references/nowhere.md",
+        "gpuwarden://profiles/../../pyproject.toml",
+        "gpuwarden://references/%2e%2e/pyproject.toml",
+        "skill://gpu-training/../../../etc/passwd",
+        "file:///etc/passwd",
+        "gpuwarden://entries/NO-001",
+        "gpuwarden://entries/..%2f..%2fetc",
+        "gpuwarden://entries/" + "A" * 5_000,
+    ],
+)
+async def test_what_is_no_resource_is_an_error_of_the_caller(w: Warden, mode: str, uri: str) -> None:
+    async with client_of(w, mode) as client:
+        with pytest.raises(MCPError) as error:
+            await client.read_resource(uri)
+    assert error.value.error.code == INVALID_PARAMS
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_one_entry_is_a_resource_of_its_own(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        templates = (await client.list_resource_templates()).resource_templates
+        assert [t.uri_template for t in templates] == ["gpuwarden://entries/{id}"]
+        for key in ("OOM-001", "ckpt-002", "PLAT-001"):
+            (content,) = (await client.read_resource(f"gpuwarden://entries/{key}")).contents
+            entry = shipped().gotcha(key)
+            text = content.text  # type: ignore[union-attr]
+            assert text.startswith(f"## {entry.id} · {entry.title}\n") and text.count("```yaml gotcha") == 1
+            assert f"gpuwarden://references/{entry.page}" in text
+
+
+async def test_lists_may_be_kept_for_a_while(w: Warden) -> None:
+    async with client_of(w, "2026-07-28") as client:
+        answers = [await client.list_tools(), await client.list_prompts(), await client.list_resources()]
+        assert all(a.ttl_ms and a.ttl_ms > 0 for a in answers)
+        assert [a.cache_scope for a in answers] == ["public", "public", "private"]
+
+
+async def test_a_profile_of_the_users_own_is_served_and_goes_first(w: Warden, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    text = (data_dir("profiles") / "local.md").read_text("utf-8")
+    (own / "local.md").write_text(text.replace("title: ", "title: Mine, "), "utf-8")
+    (own / "broken.md").write_text("no front matter", "utf-8")
+    (own / "binary.md").write_bytes(b"\xff\xfe\x00")
+    (own / "link.md").symlink_to("/etc/passwd")
+    w.own_profiles = own
+    async with client_of(w, "2026-07-28") as client:
+        listed = {r.uri: r for r in (await client.list_resources()).resources}
+        assert (listed["gpuwarden://profiles/local.md"].title or "").startswith("Mine, ")
+        assert "gpuwarden://profiles/broken.md" in listed
+        assert "gpuwarden://profiles/binary.md" not in listed and "gpuwarden://profiles/link.md" not in listed
+
+
+# ---------------------------------------------------------------------------------------------------------- skills
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_skills_carry_the_digests_of_what_is_read(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        answer = await ask(client, "skills/list")
+        assert answer["resultType"] == "complete" and answer["ttlMs"] > 0 and answer["cacheScope"] == "public"
+        assert len(answer["skills"]) == len(list(data_dir("skills").glob("*/SKILL.md"))) >= 4
+        for skill in answer["skills"]:
+            name = skill["frontmatter"]["name"]
+            assert skill["uri"] == f"skill://{name}/SKILL.md" and skill["frontmatter"]["description"]
+            files = {r["uri"]: r for r in skill["resources"]}
+            assert skill["uri"] in files and len(files) == len(skill["resources"])
+            for uri, file in files.items():
+                (content,) = (await client.read_resource(uri)).contents
+                raw = content.text.encode()  # type: ignore[union-attr]
+                assert file == {"uri": uri, "digest": f"sha256:{hashlib.sha256(raw).hexdigest()}", "size": len(raw)}
+            assert (await ask(client, "skills/get", uri=skill["uri"]))["skill"] == skill
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_skills_folders_can_be_walked(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        (skill,) = [s for s in (await ask(client, "skills/list"))["skills"] if "training-debug" in s["uri"]]
+        seen, todo = set(), ["skill://training-debug"]
+        while todo:
+            for row in (await ask(client, "resources/directory/read", uri=todo.pop()))["resources"]:
+                assert row["name"] == row["uri"].rpartition("/")[2]
+                todo += [row["uri"]] if row["mimeType"] == "inode/directory" else []
+                seen |= {row["uri"]} if row["mimeType"] != "inode/directory" else set()
+        assert seen == {r["uri"] for r in skill["resources"]}
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])  # auto asks for what the server can; a fixed era does not
+async def test_the_extension_is_told_to_clients_of_both_eras(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        assert (client.server_capabilities.extensions or {}).get(EXTENSION) == {"directoryRead": True}
+        assert client.server_capabilities.resources is not None
+
+
+BAD: list[tuple[str, dict[str, str]]] = [
+    ("skills/get", {"uri": "skill://nobody/SKILL.md"}),
+    ("skills/get", {"uri": "skill://gpu-training"}),
+    ("skills/get", {}),
+    ("skills/list", {"cursor": "2"}),
+    ("resources/directory/read", {"uri": "skill://gpu-training/SKILL.md"}),
+    ("resources/directory/read", {"uri": "skill://gpu-training/"}),
+    ("resources/directory/read", {"uri": "gpuwarden://references"}),
+    ("resources/directory/read", {"uri": "skill://.."}),
+    ("resources/directory/read", {}),
+]
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_wrong_request_about_skills_is_refused(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        for method, params in BAD:
+            with pytest.raises(MCPError) as error:
+                await ask(client, method, **params)
+            assert error.value.error.code == INVALID_PARAMS, (method, params)
+
+
+# --------------------------------------------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_prompts_name_tools_and_documents_that_exist(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        offered = {p.name: p for p in (await client.list_prompts()).prompts}
+        assert set(offered) == {"start_training_run", "debug_run", "finish_run"}
+        given = {
+            "start_training_run": {"goal": "SFT of Qwen"},
+            "debug_run": {"job_id": "j1"},
+            "finish_run": {"job_id": "j1"},
+        }
+        uris = {r.uri for r in (await client.list_resources()).resources}
+        tools = {t.name for t in (await client.list_tools()).tools}
+        for name, prompt in offered.items():
+            assert prompt.description and prompt.arguments
+            (message,) = (await client.get_prompt(name, given[name])).messages
+            text = message.content.text  # type: ignore[union-attr]
+            words = {word.strip(".,;()") for word in text.split()}
+            assert {u for u in words if "://" in u and "<" not in u} <= uris
+            assert {word for word in words if word in tools}, "it names tools"
+            assert all(value in text for value in given[name].values())
+
+
+@pytest.mark.parametrize("mode", ERAS)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("nothing", {}), ("debug_run", {}), ("debug_run", {"job_id": "j1", "approve": "yes"})],
+)
+async def test_a_prompt_asked_for_wrongly_is_an_error_of_the_caller(
+    w: Warden, mode: str, name: str, arguments: dict[str, str]
+) -> None:
+    async with client_of(w, mode) as client:
+        with pytest.raises(MCPError) as error:
+            await client.get_prompt(name, arguments)
+    assert error.value.error.code == INVALID_PARAMS
+
+
+# ---------------------------------------------------------------------------------------------------------- search
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_search_answers_shortly_with_what_to_read(w: Warden, mode: str) -> None:
+    async with client_of(w, mode) as client:
+        uris = {r.uri for r in (await client.list_resources()).resources}
+        body = await look_up(client, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", limit=3)
+        first = body["hits"][0]
+        assert first["id"] == "OOM-001" and "Tried to allocate" in first["why"] and first["uri"] in uris
+        assert len(body["hits"]) <= 3 and len(json.dumps(body)) < 5_000
+        by_words = await look_up(client, "why does my stopped pod still cost money")
+        assert by_words["hits"] and by_words["hits"][0]["why"].startswith("by its words")
+        assert all(hit["uri"] in uris for hit in by_words["hits"])
+        assert (await look_up(client, "what is CKPT-002"))["hits"][0]["why"] == "its id was named"
+
+
+async def test_nothing_fits_is_an_answer_and_a_bad_query_is_an_error(w: Warden) -> None:
+    async with client_of(w, "2026-07-28") as client:
+        nothing = await look_up(client, "my grandmother's recipe for plum cake")
+        assert nothing["ok"] and nothing["code"] == "nothing_fits" and nothing["hits"] == []
+        for query, more in (("", {}), ("  \n", {}), ("oom", {"limit": 0}), ("oom", {"limit": 10_000})):
+            assert (await look_up(client, query, **more))["code"] == "bad_request"
+        long = "step 1 loss 2.0\n" * 20_000 + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+        assert (await look_up(client, long))["hits"][0]["id"] == "OOM-001", "of a long log the end is read"
