@@ -375,3 +375,16 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     assert seen.job.state is Job.SUCCEEDED, house.story()
     kinds = [e.kind for e in house.w.ledger.events(f"lease/{job}-i1")]
     assert kinds.count("host.trusted") == kinds.count("host.checked") == 1
+
+
+async def test_the_cost_cap_is_met_where_the_platform_tells_no_cost(house: House) -> None:
+    """RunPod tells prices while a Pod runs, and its cost afterwards."""
+    job = await house.launch(house.spec("wait", max_cost_usd=10.0))
+    await house.running(job)
+    await house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
+    house.clock.ahead += 3600
+    assert (await check(house.w, job)).job.state is Job.RUNNING
+    house.clock.ahead += 3 * 3600
+    seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
+    assert seen.job.state is Job.CANCELED and "max_cost_usd" in seen.job.why
+    assert house.billing() == [house.machine()]

@@ -52,12 +52,19 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
 
 
 def spent(w: Warden, lease_id: str) -> float | None:
-    """What a lease has cost: the provider's word, else its price times the time since it was asked for."""
+    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill."""
     lease = lease_now(w, lease_id)
     price = lease.instance.price_usd_per_hour if lease.instance else None
     if lease.cost is not None or price is None:
         return lease.cost
-    return price * max(0.0, w.clock.now() - lease.opened_at) / 3600
+    seen = [e for e in w.ledger.events(lease.subject) if e.body.get("instance")]
+    total = 0.0
+    for event, until in zip(seen, [*(e.at for e in seen[1:]), w.clock.now()], strict=True):
+        then = Instance.model_validate(event.body["instance"])
+        off = then.meter is False
+        rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
+        total += rate * max(0.0, until - event.at) / 3600
+    return total
 
 
 def believed(w: Warden, lease_id: str) -> str | None:
