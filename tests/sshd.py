@@ -72,6 +72,7 @@ class Sshd:
 
     folder: Path
     more: str = ""
+    path: str = PATH
     port: int = field(default_factory=free_port)
     host: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = None
@@ -101,7 +102,7 @@ class Sshd:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         (self.folder / "sshd_config").write_text(
-            CONFIG.format(port=self.port, folder=self.folder, more=self.more, path=PATH)
+            CONFIG.format(port=self.port, folder=self.folder, more=self.more, path=self.path)
         )
         argv = [find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
         with (self.folder / "sshd.log").open("ab") as log:

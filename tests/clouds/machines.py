@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clouds.base import Emulator
+from clouds.gpu import put_gpu
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Unknown
 from gpuwarden.providers._rented import Rented
-from sshd import Sshd
+from sshd import PATH, Sshd
 
 T = TypeVar("T")
 
@@ -56,7 +57,8 @@ class Machines:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("clientkey", "clientkey.pub"):
             shutil.copy(self.client.folder / name, folder / name)
-        return Sshd(folder).start()
+        put_gpu(folder / "bin")
+        return Sshd(folder, path=f"{folder}/bin:{PATH}").start()
 
     def place(self, place: Place) -> Place:
         """A provider's place as it is on this machine."""

@@ -26,6 +26,7 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.registry import load, names
 from gpuwarden.core.rules import Finding
+from gpuwarden.remote.connect import HostKey
 from gpuwarden.remote.receive import Source
 
 
@@ -95,6 +96,15 @@ class Bundler(Protocol):
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """A tar stream whose members are named by their number in `artifacts`; unreadable ones are left out."""
+        ...
+
+
+@runtime_checkable
+class Keyed(Backend, Protocol):
+    """A backend whose machines prove who they are by a host key."""
+
+    async def host_key(self, place: Place) -> HostKey:
+        """Connect, and give the key that the machine shows. Raises `HostKeyChanged` for another than the place's."""
         ...
 
 

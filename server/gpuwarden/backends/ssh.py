@@ -21,7 +21,7 @@ import anyio
 
 from gpuwarden.backends._runner import RunnerBackend, parse
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, Unreachable, WardenError
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
@@ -91,16 +91,20 @@ class SshBackend(RunnerBackend):
         """First contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a minute."""
         try:
             with anyio.fail_after(CHECK_S):
-                key = await (await self._at(place)).ssh.open()
+                key = await self.host_key(place)
                 return [_key_finding(place, key), *await self._probe(place)]
         except TimeoutError:
             return [_host(Severity.ERROR, f"the machine did not answer within {CHECK_S:.0f} s", RENT_ANOTHER)]
         except HostKeyChanged as changed:
             return [_host(Severity.ERROR, changed.message, changed.hint)]
-        except AuthFailed as refused:
+        except (AuthFailed, NotSupported) as refused:
             return [_host(Severity.ERROR, refused.message, refused.hint)]
         except WardenError as error:
             return [_host(Severity.UNKNOWN, error.message, error.hint)]
+
+    async def host_key(self, place: Place) -> HostKey:
+        """Connect, and give the key that the machine shows."""
+        return await (await self._at(place)).ssh.open()
 
     async def _probe(self, place: Place) -> list[Finding]:
         hello = await self._hello(place)
@@ -140,7 +144,7 @@ class SshBackend(RunnerBackend):
 
     async def handle_of(self, place: Place, token: str) -> Handle:
         """The handle of a token, with the host key pinned."""
-        key = await (await self._at(place)).ssh.open()
+        key = await self.host_key(place)
         hello = await self._hello(place)
         run_dir = f"{_run_root(place, hello)}/{launch.run_name(token)}"
         return Handle(

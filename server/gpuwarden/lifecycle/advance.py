@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Unreachable, WardenError
+from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Refused, Unreachable, WardenError
 from gpuwarden.core.fence import scrubbed, secret_values
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.meter import lease_now, look
+from gpuwarden.lifecycle.contact import NoContact, greet, pinned
+from gpuwarden.lifecycle.meter import look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.launch import DIED
@@ -174,24 +175,47 @@ async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer
         if read_lease(w.ledger, lease.id).state is not Lease.STOPPED:
             return False
         return move(w, job, Job.FAILED, "the instance was gone before the job could start")
-    if instance.state is InstanceState.RUNNING and instance.place is not None:
-        return move(w, job, Job.SUBMITTING, place=instance.place.model_dump(mode="json"))
+    if instance.state is InstanceState.RUNNING:
+        return await _meet(w, job, lease, instance)
     limit = w.profile(lease.platform).limits.boot_timeout_s
-    late = w.clock.now() - lease.opened_at > limit
-    if instance.state is InstanceState.FAILED or (instance.state is InstanceState.BOOTING and late):
-        return await _abandon(w, job, lease, instance, limit)
+    if instance.state is InstanceState.FAILED:
+        return await _abandon(w, job, lease, instance, "it failed to boot")
+    if instance.state is InstanceState.BOOTING and w.clock.now() - lease.opened_at > limit:
+        return await _abandon(w, job, lease, instance, f"it did not boot within {limit} s")
     if instance.state is InstanceState.INTERRUPTED:
         await _restart(w, lease, instance)
     return False
 
 
-async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instance, limit: int) -> bool:
+async def _meet(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instance) -> bool:
+    """First contact with a machine that runs. One that lets nobody in is waited for as long as for a boot."""
+    try:
+        if instance.place is None:
+            raise NoContact("the provider has not told its address yet")
+        place = await greet(w, lease, instance.place)
+    except NoContact as silence:
+        waiting = w.ledger.last(lease.subject, "host.waiting")
+        limit = w.profile(lease.platform).limits.boot_timeout_s
+        if waiting is None:
+            w.ledger.add(lease.subject, "host.waiting", {"why": str(silence)})
+        elif w.clock.now() - waiting.at > limit:
+            why = f"it ran for {limit} s and could not be reached ({silence})"
+            return await _abandon(w, job, lease, instance, why)
+        return False
+    except Refused as unfit:
+        why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
+        found = [f.model_dump(mode="json") for f in unfit.findings]
+        return move(w, job, Job.FAILED, why, code=unfit.code, findings=found)
+    return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+
+
+async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instance, why: str) -> bool:
     """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
-    why = "it failed to boot" if instance.state is InstanceState.FAILED else f"it did not boot within {limit} s"
     if w.ledger.last(lease.subject, "abandon.intent") is None:
         w.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
     await _give_back(w, read_lease(w.ledger, lease.id), Known(instance))
-    cost = "unknown" if instance.cost_usd is None else f"{instance.cost_usd:.4f} USD"
+    paid = spent(w, lease.id)
+    cost = "unknown" if paid is None else f"{paid:.4f} USD"
     return move(w, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {cost}")
 
 
@@ -297,6 +321,8 @@ async def _running(w: Warden, job: JobRecord) -> bool:
         return await _end(w, job)
     observed = await observe(w, job)
     state, why = judge(job, observed, machine)
+    if state is Job.UNKNOWN and job.id in w.blind:
+        why = w.blind[job.id].message
     if state is job.state:
         return False
     if state is Job.FAILED and _gone(machine) and not _lease_ended(w, job):
@@ -356,7 +382,7 @@ def _lease_ended(w: Warden, job: JobRecord) -> bool:
 def _over_cap(w: Warden, job: JobRecord) -> bool:
     if job.lease is None or job.spec.max_cost_usd is None:
         return False
-    cost = lease_now(w, job.lease).cost
+    cost = spent(w, job.lease)
     return cost is not None and cost >= job.spec.max_cost_usd
 
 
@@ -396,7 +422,7 @@ async def _preempted(w: Warden, job: JobRecord) -> bool:
             await _restart(w, read_lease(w.ledger, job.lease), answer.value)
         if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
             return False
-        place = answer.value.place
+        place = pinned(w, job.lease, answer.value.place)
     assert place is not None
     return move(w, job, Job.SUBMITTING, "relaunch", attempt=job.attempt + 1, place=place.model_dump(mode="json"))
 

@@ -51,6 +51,22 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
     return replace(lease, instance=w.seen.get(lease_id, lease.instance))
 
 
+def spent(w: Warden, lease_id: str) -> float | None:
+    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill."""
+    lease = lease_now(w, lease_id)
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    if lease.cost is not None or price is None:
+        return lease.cost
+    seen = [e for e in w.ledger.events(lease.subject) if e.body.get("instance")]
+    total = 0.0
+    for event, until in zip(seen, [*(e.at for e in seen[1:]), w.clock.now()], strict=True):
+        then = Instance.model_validate(event.body["instance"])
+        off = then.meter is False
+        rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
+        total += rate * max(0.0, until - event.at) / 3600
+    return total
+
+
 def believed(w: Warden, lease_id: str) -> str | None:
     """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
     subject = f"lease/{lease_id}"
@@ -74,8 +90,13 @@ def _alive(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
     elif lease.state is Lease.STOPPED:
         why = "the instance was seen running after it had been seen stopped or gone"
         _record(w, lease, "lease.came_back", {"why": why}, instance, Lease.METERING)
-    elif lease.instance is None or lease.instance.state is not instance.state:
+    elif lease.instance is None or _moved(lease.instance, instance):
         _record(w, lease, "lease.observed", {}, instance)
+
+
+def _moved(before: Instance, now: Instance) -> bool:
+    """Whether state or address changed: a machine may come back at another port between two looks."""
+    return before.state is not now.state or (now.place is not None and before.place != now.place)
 
 
 def _confirm(w: Warden, lease: LeaseRecord, saw: str, instance: Instance | None) -> None:

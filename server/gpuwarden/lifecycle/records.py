@@ -46,6 +46,8 @@ class LeaseRecord:
     opened_at: float
     instance_id: str | None
     instance: Instance | None
+    fingerprint: str | None = None
+    """Of the host key that the machine showed at first contact."""
 
     @property
     def subject(self) -> str:
@@ -94,6 +96,8 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         by_kind.get("job.provisioning"),
     )
     place = _last_place(events)
+    lease = str(rented.body["lease"]) if rented else None
+    handle = Handle.model_validate(submitted.body["handle"]) if submitted else None
     return JobRecord(
         id=job_id,
         state=Job(moved.state or ""),
@@ -104,9 +108,9 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         why=str(moved.body.get("why", "")),
         attempt=int(intent.body["attempt"]) if intent else 0,
         generation=int(rented.body["generation"]) if rented else 0,
-        lease=str(rented.body["lease"]) if rented else None,
+        lease=lease,
         place=place,
-        handle=Handle.model_validate(submitted.body["handle"]) if submitted else None,
+        handle=_readdressed(ledger, handle, lease) if handle and lease else handle,
         cancel_requested="cancel.requested" in by_kind,
     )
 
@@ -114,6 +118,18 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 def _last_place(events: list[Event]) -> Place | None:
     placed = [e for e in events if "place" in e.body]
     return Place.model_validate(placed[-1].body["place"]) if placed else None
+
+
+def _readdressed(ledger: Ledger, handle: Handle, lease: str) -> Handle:
+    """The handle at the address that its machine was last seen at; the host key stays that of first contact."""
+    if handle.place.host is None:
+        return handle
+    seen = [e for e in ledger.events(f"lease/{lease}") if (e.body.get("instance") or {}).get("place")]
+    if not seen:
+        return handle
+    now = Place.model_validate(seen[-1].body["instance"]["place"])
+    address = {"host": now.host, "port": now.port, "user": now.user}
+    return handle.model_copy(update={"place": handle.place.model_copy(update=address)})
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
@@ -134,6 +150,7 @@ def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
         opened_at=moves[0].at,
         instance_id=instance.id if instance else None,
         instance=instance,
+        fingerprint=next((e.body["fingerprint"] for e in events if e.kind == "host.trusted"), None),
     )
 
 

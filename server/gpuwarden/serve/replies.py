@@ -58,13 +58,17 @@ class FindingReply(BaseModel):
 
 
 class MeterReply(BaseModel):
-    """An instance's meter. `billing` null means that nobody knows, which counts as yes."""
+    """An instance's meter. `billing` null means that nobody knows, which counts as yes.
+
+    `host_key` is the fingerprint that the machine showed at first contact, and has to show ever after.
+    """
 
     state: str
     billing: bool | None
     instance_id: str | None = None
     price_usd_per_hour: float | None = None
     cost_usd: float | None = None
+    host_key: str | None = None
 
 
 class SubmitReply(Reply):
@@ -318,6 +322,7 @@ def _meter(lease: LeaseRecord) -> MeterReply:
         instance_id=lease.instance_id,
         price_usd_per_hour=seen.price_usd_per_hour if seen else None,
         cost_usd=lease.cost,
+        host_key=lease.fingerprint,
     )
 
 

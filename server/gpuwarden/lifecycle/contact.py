@@ -1,0 +1,82 @@
+"""First contact with a rented machine behind SSH: whose key it shows, then whether it is fit for a job.
+
+The key is written into the lease's story before anything is sent, and is the only one accepted from then on. The
+machine is looked over once. One that is not fit fails the job and stays rented: its end is a person's decision.
+"""
+
+from __future__ import annotations
+
+from gpuwarden.backends.base import Backend, Keyed
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.models import Place
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.lifecycle.records import LeaseRecord
+from gpuwarden.lifecycle.warden import Warden
+
+
+class NoContact(Exception):
+    """The machine can't be talked to yet. The message says why."""
+
+
+class Unfit(Refused):
+    """The machine was looked over, and no job should run there."""
+
+
+async def greet(w: Warden, lease: LeaseRecord, place: Place) -> Place:
+    """The place with its host key pinned, once the machine was found fit. Does again only what was not finished.
+
+    Raises NoContact while nobody lets us in, Unfit with the findings.
+    """
+    backend = w.backend(w.profile(lease.platform).backend)
+    if not isinstance(backend, Keyed):
+        return place
+    place = pinned(w, lease.id, place)
+    if place.host_key is None:
+        place = place.model_copy(update={"host_key": await _trust(w, lease, backend, place)})
+    errors = [f for f in await _look_over(w, lease, backend, place) if f.severity is Severity.ERROR]
+    if errors:
+        raise Unfit(
+            "; ".join(f.message for f in errors),
+            " ".join(dict.fromkeys(f.fix for f in errors if f.fix)),
+            tuple(errors),
+        )
+    return place
+
+
+def pinned(w: Warden, lease_id: str, place: Place) -> Place:
+    """A place as the provider tells it, with the host key that the machine showed at first contact."""
+    trusted = w.ledger.last(f"lease/{lease_id}", "host.trusted")
+    return place.model_copy(update={"host_key": trusted.body["host_key"]}) if trusted else place
+
+
+async def _trust(w: Warden, lease: LeaseRecord, backend: Keyed, place: Place) -> str:
+    try:
+        key = await backend.host_key(place)
+    except Refused:
+        raise
+    except WardenError as silence:
+        raise NoContact(silence.message) from silence
+    how = "trusted on first use" if key.first_contact else "listed in known_hosts"
+    body = {
+        "host_key": key.line,
+        "fingerprint": key.fingerprint,
+        "host": place.host,
+        "port": place.port,
+        "why": f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
+    }
+    w.ledger.add(lease.subject, "host.trusted", body)
+    return key.line
+
+
+async def _look_over(w: Warden, lease: LeaseRecord, backend: Backend, place: Place) -> list[Finding]:
+    """The findings on this machine: those in the ledger, else those of a look now."""
+    checked = w.ledger.last(lease.subject, "host.checked")
+    if checked is not None:
+        return [Finding.model_validate(f) for f in checked.body["findings"]]
+    findings = await backend.check(place)
+    lost = next((f for f in findings if f.rule == "PF-HOST-001" and f.severity is Severity.UNKNOWN), None)
+    if lost is not None:
+        raise NoContact(lost.message)
+    body = {"findings": [f.model_dump(mode="json") for f in findings]}
+    w.ledger.add(lease.subject, "host.checked", body)
+    return findings

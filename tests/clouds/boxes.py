@@ -1,0 +1,182 @@
+"""Machines behind the emulators: an OpenSSH server each, with the rehearsal cloud's storage as its whole disk.
+
+A machine is a mount and a process namespace of this one: its root is the instance's folder of the cloud, with this
+machine's programs mounted in. It goes on and off as the cloud says, at a new port each time, with the same host key.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clouds.base import Emulator
+from clouds.gpu import put_gpu
+from gpuwarden.core.models import InstanceState
+from gpuwarden.rehearsal.model import MARKER
+from sshd import find_sshd, free_port, keygen
+
+POWER_ON = """set -e
+fs=$1; own=$2; begin=$3; shift 3
+mount --bind "$fs" "$fs"
+cd "$fs"
+mkdir -p proc tmp root run/sshd home/ubuntu home/paperspace
+for dir in usr bin sbin lib lib64 etc dev sys; do
+  [ -e "/$dir" ] || continue
+  mkdir -p "$dir"
+  mount --rbind "/$dir" "$fs/$dir"
+done
+mount --bind "$own" run/sshd
+mount --bind "$own/passwd" etc/passwd
+for tier in "$@"; do mount --bind "$fs$tier" "$fs$tier"; done
+mount -t proc proc proc
+HOME=/root chroot "$fs" /bin/sh -c "$begin"
+exec chroot "$fs" "$SSHD" -D -e -f /run/sshd/sshd_config
+"""
+CONFIG = """ListenAddress 127.0.0.1
+Port {port}
+HostKey /run/sshd/hostkey
+AuthorizedKeysFile /run/sshd/authorized_keys .ssh/authorized_keys
+PidFile none
+UsePAM no
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PrintMotd no
+UseDNS no
+MaxStartups 100:30:200
+LogLevel ERROR
+Subsystem sftp internal-sftp
+SetEnv PATH=/run/sshd/bin:/usr/local/bin:/usr/bin:/bin {marker}={ident}
+"""
+PASSWD = "root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+PASSWD += "".join(f"{name}:x:0:0::/home/{name}:/bin/sh\n" for name in ("ubuntu", "paperspace"))
+
+
+def possible() -> bool:
+    """Whether machines can be made here: mount and process namespaces, which Linux grants to root."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"],
+        capture_output=True,
+        timeout=9,
+    )
+    return tried.returncode == 0
+
+
+@dataclass
+class _Machine:
+    process: subprocess.Popen[bytes]
+    port: int
+    since: float
+
+
+class Machines:
+    """The machines of one account. `config` is an ssh_config that opens them with the user's key."""
+
+    def __init__(self, account: Emulator, folder: Path) -> None:
+        self.account = account
+        self.folder = folder
+        self.on: dict[str, _Machine] = {}
+        self.broken = 0
+        """Uncorrected memory errors that the GPU of the next machine reports."""
+        self.silent = False
+        """Machines run and nobody listens there."""
+        self.image_keys: list[str] = []
+        """Public keys that the image brings along."""
+        folder.mkdir(parents=True)
+        keygen(folder / "clientkey")
+        self.key = " ".join((folder / "clientkey.pub").read_text().split()[:2])
+        self.config = folder / "ssh_config"
+        self._configure(1)
+        account.address = self.address
+
+    def address(self, ident: str) -> tuple[str, int]:
+        """Where a machine listens; it is on or off afterwards as the cloud says."""
+        self.follow(ident)
+        return "127.0.0.1", self.on[ident].port if ident in self.on else 1
+
+    def follow(self, ident: str) -> None:
+        """Make a machine what the cloud says it is."""
+        seen = self.account.see(ident)
+        running = seen is not None and seen.state is InstanceState.RUNNING
+        since = self.account.cloud.store.state().records[ident].since
+        if ident in self.on and (not running or self.on[ident].since != since):
+            self._power_off(ident)
+        if running and not self.silent and ident not in self.on:
+            self._power_on(ident, since)
+
+    def close(self) -> None:
+        """Take all of them down."""
+        for ident in list(self.on):
+            self._power_off(ident)
+
+    def renew_key(self, ident: str) -> None:
+        """Let another host answer at the machine's address from its next start on."""
+        for file in (self.folder / ident).glob("hostkey*"):
+            file.unlink()
+
+    def disk(self, ident: str) -> Path:
+        """A machine's whole disk, seen from outside."""
+        return self.account.cloud.root / "instances" / ident / "fs"
+
+    def _configure(self, port: int) -> None:
+        """The user's own configuration. Its port counts only where the platform tells none."""
+        self.config.write_text(
+            f"Host *\n  Port {port}\n  IdentityFile {self.folder}/clientkey\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {self.folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
+        )
+
+    def _power_on(self, ident: str, since: float) -> None:
+        own, port = self.folder / ident, free_port()
+        own.mkdir(exist_ok=True)
+        if not (own / "hostkey").exists():
+            keygen(own / "hostkey")
+        put_gpu(own / "bin", self.broken)
+        (own / "passwd").write_text(PASSWD)
+        (own / "authorized_keys").write_text("\n".join(self._account_keys()) + "\n")
+        (own / "sshd_config").write_text(CONFIG.format(port=port, marker=MARKER, ident=ident))
+        tiers = [t.path for t in self.account.profile.tiers(requested=False) if t.path != "/"]
+        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"]
+        argv += [POWER_ON, "sh", str(self.disk(ident)), str(own), self._begin(ident), *tiers]
+        with (own / "log").open("ab") as log:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "SSHD": find_sshd()}
+            )
+        self.on[ident] = _Machine(process, port, since)
+        self._configure(port)
+        end = time.monotonic() + 10
+        while time.monotonic() < end and process.poll() is None:
+            try:
+                return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except OSError:
+                time.sleep(0.01)
+        raise AssertionError((own / "log").read_text())
+
+    def _power_off(self, ident: str) -> None:
+        """As pulling the plug: the first process dies, and the kernel ends all others with it."""
+        machine = self.on.pop(ident)
+        machine.process.send_signal(signal.SIGKILL)
+        machine.process.wait(10)
+
+    def _account_keys(self) -> list[str]:
+        """The public keys that the account lets into every machine."""
+        named = (vars(self.account).get(name, []) for name in ("ssh_keys", "account_keys", "keys"))
+        fields = ("public_key", "publicKey", "key")
+        listed = [k if isinstance(k, str) else next(k[f] for f in fields if f in k) for keys in named for k in keys]
+        return [*self.image_keys, *listed]
+
+    def _begin(self, ident: str) -> str:
+        """What the order has the machine do at its start, with the key that images let in themselves."""
+        order = self.account.own[ident].get("order", {})
+        key = (order.get("env") or {}).get("PUBLIC_KEY")
+        image = f"mkdir -p ~/.ssh; echo '{key}' >> ~/.ssh/authorized_keys" if key else "true"
+        return f"{image}; {order.get('onstart') or order.get('start_command') or 'true'}"
