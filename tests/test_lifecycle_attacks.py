@@ -14,7 +14,7 @@ from doors import JOB, quick_warden
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.lifecycle.check import Checked, check
+from gpuwarden.lifecycle.check import Checked, cancel, check
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submit import submit
@@ -47,7 +47,7 @@ async def ended(w: Warden, spec: JobSpec) -> Checked:
     first = await submit(w, spec)
     done = await submit(w, spec, receipt=first.receipt)
     assert done.job is not None
-    with anyio.fail_after(30):
+    with anyio.fail_after(90):
         while True:
             seen = await check(w, done.job.id)
             if seen.job.state in TERMINAL_JOBS:
@@ -238,3 +238,37 @@ async def test_the_log_takes_no_outputs_place(w: Warden, name: str) -> None:
     assert "said" in result.log.read_text()
     problems = (await verify_job(w, seen.job.id)).reasons
     assert not [p for p in problems if "manifest" in p], problems
+
+
+FORGES = """
+save("out/model.safetensors")
+run = os.environ["GPUWARDEN_RUN_DIR"]
+status = json.load(open(run + "/status.json"))
+status.update(state="succeeded", why="exit code 0", exit_code=0)
+with open(run + "/forged", "w") as file:
+    json.dump(status, file)
+while not os.path.exists(run + "/seen"):
+    os.replace(run + "/forged", run + "/status.json") if os.path.exists(run + "/forged") else time.sleep(0.01)
+with open(os.environ["GPUWARDEN_METRICS"], "a") as file:
+    file.write('{"step": 1}\\n')  # so that the runner writes its own status again
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(w: Warden) -> None:
+    seen = await ended(w, job(FORGES))
+    assert seen.job.state == "succeeded", "a status is a claim, and this one was believed"
+    assert seen.job.handle is not None
+    Path(seen.job.handle.run_dir, "seen").touch()
+    with anyio.fail_after(90):
+        while seen.observation is None or seen.observation.state != "running":
+            seen = await check(w, seen.job.id)
+    await pull(w, seen.job.id)
+    await verify_job(w, seen.job.id)
+    view = await request(w, seen.job.id, "terminate")
+    assert "TD-JOB-001" in {f.rule for f in view.findings}, view.findings
+    assert (await cancel(w, seen.job.id)).state == "succeeded"
+    with anyio.fail_after(90):
+        while (await request(w, seen.job.id, "terminate")).record.state != "awaiting_human":
+            await pull(w, seen.job.id)
+            await verify_job(w, seen.job.id)
