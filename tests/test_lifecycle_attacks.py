@@ -10,9 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from doors import JOB, quick_warden
+from doors import JOB, PLATFORM, quick_warden
+from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import JobSpec
+from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.check import Checked, cancel, check
 from gpuwarden.lifecycle.pull import pull
@@ -21,8 +23,10 @@ from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import request
 from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.serve import approval, replies
 from gpuwarden.serve.approval import Terminal
+from lifecycle_kit import launch, open_house, rent_cloud
 
 pytestmark = pytest.mark.anyio
 
@@ -272,3 +276,40 @@ async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(w: Warde
         while (await request(w, seen.job.id, "terminate")).record.state != "awaiting_human":
             await pull(w, seen.job.id)
             await verify_job(w, seen.job.id)
+
+
+class TestSpending:
+    """A cap is about what may be billed, whatever the job's own numbers say."""
+
+    async def test_a_low_max_cost_hides_no_long_timeout(self, w: Warden) -> None:
+        checked = await submit(w, job(timeout_s=60 * 86_400, max_cost_usd=0.01))
+        assert "per_job_usd" in checked.ask
+
+    async def test_a_low_max_cost_hides_no_unknown_price(self, w: Warden) -> None:
+        w.provider(PLATFORM).cloud.configure(  # type: ignore[attr-defined]
+            faults=Faults(faults=(Fault(kind="lost_reply", call="quote", count=9),))
+        )
+        checked = await submit(w, job(max_cost_usd=0.01))
+        assert checked.ask == "its price is unknown"
+        with pytest.raises(Refused):
+            await submit(w, job(max_cost_usd=0.01), receipt=checked.receipt)
+
+    async def test_every_interruption_may_cost_the_time_limit_again(self, w: Warden) -> None:
+        once = await submit(w, job(timeout_s=7_200, max_restarts=20))
+        again = await submit(w, job(timeout_s=7_200, max_restarts=20, interruptible=True))
+        assert (once.worst_cost_usd, once.ask) == (2.0, "")
+        assert (again.worst_cost_usd, "per_job_usd" in again.ask) == (21.0, True)
+
+    @pytest.mark.parametrize("hours", [20, 100])
+    async def test_a_machine_that_idles_counts_for_the_day(self, tmp_path: Path, hours: int) -> None:
+        clock = FakeClock()
+        w = open_house(
+            tmp_path, clock, policy=Policy(rehearsal_caps=Caps(per_job_usd=9, per_day_usd=9, per_instance_usd=9))
+        )
+        rent_cloud(w, settings=Settings(boot_s=0, stop_s=0))
+        spec = JobSpec(platform=PLATFORM, command=("true",), outputs=("out",), timeout_s=60)
+        assert (await submit(w, spec)).ask == ""
+        await launch(w, spec)
+        clock.advance(hours * 3600)
+        other = open_house(tmp_path, clock, policy=w.policy)  # another process, which has heard no bill yet
+        assert "per_day_usd" in (await submit(other, spec.model_copy(update={"name": "next"}))).ask
