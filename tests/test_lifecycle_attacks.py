@@ -10,11 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from doors import JOB, PLATFORM, quick_warden
+from doors import JOB, PLATFORM, at_terminal, policy_file, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import JobSpec
-from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.policy import Caps, Policy, hash_pin
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.check import Checked, cancel, check
 from gpuwarden.lifecycle.pull import pull
@@ -313,3 +313,35 @@ class TestSpending:
         clock.advance(hours * 3600)
         other = open_house(tmp_path, clock, policy=w.policy)  # another process, which has heard no bill yet
         assert "per_day_usd" in (await submit(other, spec.model_copy(update={"name": "next"}))).ask
+
+
+class Slow(Terminal):
+    """A terminal where a PIN is typed while others are being tried elsewhere."""
+
+    def __init__(self, w: Warden, pin: str) -> None:
+        super().__init__(io.StringIO("yes\n"), io.StringIO())
+        self.w, self.pin = w, pin
+
+    def secret(self, prompt: str) -> str:
+        for _ in range(approval.PIN_TRIES):
+            self.w.ledger.add("approval/pin", "pin.wrong", {"by": "another terminal"})
+        return self.pin
+
+
+async def test_many_terminals_at_once_try_no_more_pins_than_one(w: Warden) -> None:
+    pinned = w.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})
+    w.policy = w.policy.model_copy(update={"approval": pinned, "rehearsal_caps": Caps()})
+    receipt = (await submit(w, job())).receipt
+    assert receipt is not None
+    with pytest.raises(Refused, match="5 wrong PINs"):
+        await approval.ask(w, receipt, Slow(w, "2468"))
+
+
+async def test_the_old_pin_can_not_be_tried_out_either(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    policy_file(home).write_text(f'[approval]\npin_hash = "{hash_pin("2468")}"\n')
+    for n in range(approval.PIN_TRIES):
+        code, shown = at_terminal(home, "approve", "--set-pin", says=[("Old PIN: ", f"000{n}")])
+        assert (code, "not the PIN" in shown) == (1, True), shown
+    code, shown = at_terminal(home, "approve", "--set-pin", says=[("Old PIN: ", "2468"), ("New PIN: ", "1111")])
+    assert (code, "5 wrong PINs" in shown) == (1, True), shown
