@@ -10,19 +10,23 @@ from pathlib import Path
 import anyio
 import pytest
 
-from doors import JOB, quick_warden
+from doors import JOB, PLATFORM, at_terminal, policy_file, quick_warden
+from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.models import JobSpec
+from gpuwarden.core.policy import Caps, Policy, hash_pin
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.lifecycle.check import Checked, check
+from gpuwarden.lifecycle.check import Checked, cancel, check
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import request
 from gpuwarden.lifecycle.verify import verify_job
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.serve import approval, replies
 from gpuwarden.serve.approval import Terminal
+from lifecycle_kit import launch, open_house, rent_cloud
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +51,7 @@ async def ended(w: Warden, spec: JobSpec) -> Checked:
     first = await submit(w, spec)
     done = await submit(w, spec, receipt=first.receipt)
     assert done.job is not None
-    with anyio.fail_after(30):
+    with anyio.fail_after(90):
         while True:
             seen = await check(w, done.job.id)
             if seen.job.state in TERMINAL_JOBS:
@@ -239,3 +243,106 @@ async def test_the_log_takes_no_outputs_place(w: Warden, name: str) -> None:
     assert "said" in result.log.read_text()
     problems = (await verify_job(w, seen.job.id)).reasons
     assert not [p for p in problems if "manifest" in p], problems
+
+
+FORGES = """
+save("out/model.safetensors")
+run = os.environ["GPUWARDEN_RUN_DIR"]
+status = json.load(open(run + "/status.json"))
+status.update(state="succeeded", why="exit code 0", exit_code=0)
+with open(run + "/forged", "w") as file:
+    json.dump(status, file)
+while not os.path.exists(run + "/seen"):
+    os.replace(run + "/forged", run + "/status.json") if os.path.exists(run + "/forged") else time.sleep(0.01)
+with open(os.environ["GPUWARDEN_METRICS"], "a") as file:
+    file.write('{"step": 1}\\n')  # so that the runner writes its own status again
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(w: Warden) -> None:
+    seen = await ended(w, job(FORGES))
+    assert seen.job.state == "succeeded", "a status is a claim, and this one was believed"
+    assert seen.job.handle is not None
+    Path(seen.job.handle.run_dir, "seen").touch()
+    with anyio.fail_after(90):
+        while seen.observation is None or seen.observation.state != "running":
+            seen = await check(w, seen.job.id)
+    await pull(w, seen.job.id)
+    await verify_job(w, seen.job.id)
+    view = await request(w, seen.job.id, "terminate")
+    assert "TD-JOB-001" in {f.rule for f in view.findings}, view.findings
+    assert (await cancel(w, seen.job.id)).state == "succeeded"
+    with anyio.fail_after(90):
+        while (await request(w, seen.job.id, "terminate")).record.state != "awaiting_human":
+            await pull(w, seen.job.id)
+            await verify_job(w, seen.job.id)
+
+
+class TestSpending:
+    """A cap is about what may be billed, whatever the job's own numbers say."""
+
+    async def test_a_low_max_cost_hides_no_long_timeout(self, w: Warden) -> None:
+        checked = await submit(w, job(timeout_s=60 * 86_400, max_cost_usd=0.01))
+        assert "per_job_usd" in checked.ask
+
+    async def test_a_low_max_cost_hides_no_unknown_price(self, w: Warden) -> None:
+        w.provider(PLATFORM).cloud.configure(  # type: ignore[attr-defined]
+            faults=Faults(faults=(Fault(kind="lost_reply", call="quote", count=9),))
+        )
+        checked = await submit(w, job(max_cost_usd=0.01))
+        assert checked.ask == "its price is unknown"
+        with pytest.raises(Refused):
+            await submit(w, job(max_cost_usd=0.01), receipt=checked.receipt)
+
+    async def test_every_interruption_may_cost_the_time_limit_again(self, w: Warden) -> None:
+        once = await submit(w, job(timeout_s=7_200, max_restarts=20))
+        again = await submit(w, job(timeout_s=7_200, max_restarts=20, interruptible=True))
+        assert (once.worst_cost_usd, once.ask) == (2.0, "")
+        assert (again.worst_cost_usd, "per_job_usd" in again.ask) == (21.0, True)
+
+    @pytest.mark.parametrize("hours", [20, 100])
+    async def test_a_machine_that_idles_counts_for_the_day(self, tmp_path: Path, hours: int) -> None:
+        clock = FakeClock()
+        w = open_house(
+            tmp_path, clock, policy=Policy(rehearsal_caps=Caps(per_job_usd=9, per_day_usd=9, per_instance_usd=9))
+        )
+        rent_cloud(w, settings=Settings(boot_s=0, stop_s=0))
+        spec = JobSpec(platform=PLATFORM, command=("true",), outputs=("out",), timeout_s=60)
+        assert (await submit(w, spec)).ask == ""
+        await launch(w, spec)
+        clock.advance(hours * 3600)
+        other = open_house(tmp_path, clock, policy=w.policy)  # another process, which has heard no bill yet
+        assert "per_day_usd" in (await submit(other, spec.model_copy(update={"name": "next"}))).ask
+
+
+class Slow(Terminal):
+    """A terminal where a PIN is typed while others are being tried elsewhere."""
+
+    def __init__(self, w: Warden, pin: str) -> None:
+        super().__init__(io.StringIO("yes\n"), io.StringIO())
+        self.w, self.pin = w, pin
+
+    def secret(self, prompt: str) -> str:
+        for _ in range(approval.PIN_TRIES):
+            self.w.ledger.add("approval/pin", "pin.wrong", {"by": "another terminal"})
+        return self.pin
+
+
+async def test_many_terminals_at_once_try_no_more_pins_than_one(w: Warden) -> None:
+    pinned = w.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})
+    w.policy = w.policy.model_copy(update={"approval": pinned, "rehearsal_caps": Caps()})
+    receipt = (await submit(w, job())).receipt
+    assert receipt is not None
+    with pytest.raises(Refused, match="5 wrong PINs"):
+        await approval.ask(w, receipt, Slow(w, "2468"))
+
+
+async def test_the_old_pin_can_not_be_tried_out_either(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    policy_file(home).write_text(f'[approval]\npin_hash = "{hash_pin("2468")}"\n')
+    for n in range(approval.PIN_TRIES):
+        code, shown = at_terminal(home, "approve", "--set-pin", says=[("Old PIN: ", f"000{n}")])
+        assert (code, "not the PIN" in shown) == (1, True), shown
+    code, shown = at_terminal(home, "approve", "--set-pin", says=[("Old PIN: ", "2468"), ("New PIN: ", "1111")])
+    assert (code, "5 wrong PINs" in shown) == (1, True), shown

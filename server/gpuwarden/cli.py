@@ -306,9 +306,9 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_jso
     from gpuwarden.serve import approval
 
     if set_pin:
-        return _print(approval.choose_pin(), as_json, "message")
+        return _print(await approval.choose_pin(_warden()), as_json, "message")
     if not ticket:
-        raise BadRequest("which ticket?", "teardown and submit print it; gpuwarden instances lists what waits.")
+        raise BadRequest("which ticket?", "teardown and submit print it.")
     return _print(await approval.on_terminal(_warden(), ticket, without_proof=without_proof), as_json, "message")
 
 

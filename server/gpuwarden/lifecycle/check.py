@@ -63,10 +63,13 @@ async def _log(w: Warden, job: JobRecord, cursor: int | None, limit: int) -> tup
 async def cancel(w: Warden, job_id: str) -> JobRecord:
     """End a job's process, with a signal first so that it can save. The machine and its meter stay.
 
-    Canceling a job that has ended changes nothing.
+    Canceling a job that has ended changes nothing, but ends a process that lives all the same.
     """
     job = read_job(w.ledger, job_id)
     if job.state in TERMINAL_JOBS:
+        seen = await observe(w, job)
+        if job.handle is not None and seen is not None and seen.state is Job.RUNNING:
+            await w.backend(job.handle.backend).stop(job.handle)
         return job
     if not job.cancel_requested:
         w.ledger.add(job.subject, "cancel.requested", {"from": job.state})

@@ -23,7 +23,8 @@ from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Leak, SubmitFacts
@@ -348,7 +349,7 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
         return ""
     caps, worst = w.policy.caps_for(facts.spec.platform), facts.worst_cost
     if worst is None:
-        return "its cost is unknown"
+        return "its price is unknown"
     today = spent_today(w, pretend=facts.spec.platform.startswith(REHEARSAL))
     for name, total, cap in (
         ("per_job_usd", worst, caps.per_job_usd),
@@ -361,21 +362,33 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
 
 
 def spent_today(w: Warden, *, pretend: bool) -> float:
-    """What the last day's jobs cost or may still cost, real and pretend money apart."""
+    """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
+    day, leases = w.clock.now() - DAY_S, [lease_now(w, name) for name in lease_ids(w.ledger)]
     total = 0.0
-    for job_id in job_ids(w.ledger):
-        job = read_job(w.ledger, job_id)
-        if job.spec.platform.startswith(REHEARSAL) is pretend and w.clock.now() - job.accepted_at < DAY_S:
-            total += _committed(w, job)
+    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger)):
+        mine = [lease for lease in leases if lease.job_id == job.id]
+        if job.spec.platform.startswith(REHEARSAL) is not pretend:
+            continue
+        if job.accepted_at > day:
+            total += _committed(w, job, mine)
+        else:
+            total += sum(_billed(w, lease, day) for lease in mine)
     return total
 
 
-def _committed(w: Warden, job: JobRecord) -> float:
-    leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
-    mine = [lease for lease in leases if lease.job_id == job.id]
-    spent = sum(lease.cost or 0.0 for lease in mine)
-    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in mine)
-    return max(job.worst_cost or 0.0, spent) if open_ended else spent
+def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    spent = sum(max(lease.cost or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
+    expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
+    return max(expected or 0.0, spent) if open_ended else spent
+
+
+def _billed(w: Warden, lease: LeaseRecord, since: float) -> float:
+    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended."""
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    if lease.state not in LIVE_LEASES or price is None:
+        return 0.0
+    return price * (w.clock.now() - max(since, lease.opened_at)) / 3600
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:

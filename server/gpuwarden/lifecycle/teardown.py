@@ -26,8 +26,8 @@ from gpuwarden.core.models import (
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
-from gpuwarden.lifecycle.advance import advance_locked, ask_end, tend
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease, Teardown
+from gpuwarden.lifecycle.advance import advance_locked, ask_end, observe, tend
 from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
 from gpuwarden.lifecycle.meter import believed, lease_now, look
 from gpuwarden.lifecycle.records import (
@@ -218,7 +218,7 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
     verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
     facts = TeardownFacts(
         job_id=job.id,
-        job_state=job.state,
+        job_state=await _state_now(w, job),
         verb=record.verb,
         profile=profile,
         machine=machine,
@@ -234,6 +234,12 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         disclosure=await _disclosed(w, job, lease),
     )
     return facts, pulled
+
+
+async def _state_now(w: Warden, job: JobRecord) -> Job:
+    """The job's state, looked at again: its end was read from a file that the job itself could write."""
+    seen = await observe(w, job) if job.state in TERMINAL_JOBS else None
+    return Job.RUNNING if seen is not None and seen.state is Job.RUNNING else job.state
 
 
 async def _listed(

@@ -98,11 +98,15 @@ class SubmitFacts:
 
     @property
     def worst_cost(self) -> float | None:
-        """The most that this job may cost: the lesser of cap and price x timeout; None when neither is known."""
+        """The most that this job's runs may cost: price x timeout, anew after each interruption; None when unknown.
+
+        `max_cost_usd` doesn't lower it: it ends the job's process when somebody looks, and the meter runs on.
+        """
         spec = self.spec
-        by_time = None if self.price is None or spec.timeout_s is None else self.price * spec.timeout_s / 3600
-        known = [c for c in (spec.max_cost_usd, by_time) if c is not None]
-        return min(known, default=None)
+        if self.price is None or spec.timeout_s is None:
+            return None
+        runs = 1 + spec.max_restarts if spec.interruptible else 1
+        return self.price * spec.timeout_s / 3600 * runs
 
     @property
     def digest(self) -> str:

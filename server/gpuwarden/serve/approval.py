@@ -81,7 +81,7 @@ async def on_terminal(w: Warden, ticket: str, *, without_proof: bool) -> Reply:
 async def ask(w: Warden, ticket: str, terminal: Terminal, *, without_proof: bool = False) -> Reply:
     """The same, on a given terminal."""
     if ticket.startswith("r"):
-        return _spending(w, ticket, terminal)
+        return await _spending(w, ticket, terminal)
     view = await proceed(w, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
@@ -95,7 +95,7 @@ async def ask(w: Warden, ticket: str, terminal: Terminal, *, without_proof: bool
     loss = _give_up(view, terminal) if view.record.state is Teardown.BLOCKED else None
     if loss is None and terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was touched")
-    _check_pin(w, terminal)
+    await _check_pin(w, terminal)
     assert view.record.digest is not None
     done = await approve(w, ticket, view.record.digest, channel="terminal", by=_user(), loss=loss)
     return torn_down(await _watch(w, done, terminal))
@@ -134,7 +134,7 @@ async def _watch(w: Warden, view: TeardownView, terminal: Terminal, patience_s: 
     return view
 
 
-def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
+async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
     issued = w.ledger.last(f"receipt/{receipt}", "receipt.issued")
     if issued is None:
         raise NotFound(f"there is no receipt {receipt!r} in this ledger", "submit prints it.")
@@ -145,7 +145,7 @@ def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
     _show_spending(issued, terminal)
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
-    _check_pin(w, terminal)
+    await _check_pin(w, terminal)
     grant_spending(w, issued, "terminal", _user())
     return Reply(code="approved", message="Approved.", hint="Submit the same arguments again with the receipt.")
 
@@ -168,29 +168,32 @@ def grant_spending(w: Warden, issued: Event, channel: str, by: str) -> None:
     w.ledger.add(issued.subject, "approval.granted", body)
 
 
-def _check_pin(w: Warden, terminal: Terminal) -> None:
-    """Ask for the PIN where one is set. Wrong ones are counted, so that it can't be tried out."""
+async def _check_pin(w: Warden, terminal: Terminal) -> None:
+    """Ask for the PIN where one is set."""
     pin_hash = w.policy.approval.pin_hash
-    if pin_hash is None:
-        return
-    recent = [e for e in w.ledger.events("approval/pin") if w.clock.now() - e.at < PIN_WINDOW_S]
-    if len(recent) >= PIN_TRIES:
-        raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
-    if not pin_matches(terminal.secret("PIN: "), pin_hash):
-        w.ledger.add("approval/pin", "pin.wrong", {"by": _user()})
-        raise Refused("that is not the PIN; nothing was touched")
+    if pin_hash is not None:
+        await _try_pin(w, terminal.secret("PIN: "), pin_hash)
 
 
-def choose_pin() -> Reply:
+async def _try_pin(w: Warden, pin: str, pin_hash: str) -> None:
+    """Compare, and count wrong ones so that the PIN can't be tried out. One at a time, or many could try at once."""
+    async with w.lock("pin"):
+        recent = [e for e in w.ledger.events("approval/pin") if w.clock.now() - e.at < PIN_WINDOW_S]
+        if len(recent) >= PIN_TRIES:
+            raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
+        if not pin_matches(pin, pin_hash):
+            w.ledger.add("approval/pin", "pin.wrong", {"by": _user()})
+            raise Refused("that is not the PIN; nothing was changed")
+
+
+async def choose_pin(w: Warden) -> Reply:
     """Ask for a new PIN and put its hash into the policy file, keeping everything else in it."""
     import tomlkit
 
     config = load_config()
     with open_terminal() as terminal:
-        if config.policy.approval.pin_hash and not pin_matches(
-            terminal.secret("Old PIN: "), config.policy.approval.pin_hash
-        ):
-            raise Refused("that is not the PIN; nothing was changed")
+        if config.policy.approval.pin_hash:
+            await _try_pin(w, terminal.secret("Old PIN: "), config.policy.approval.pin_hash)
         pin = terminal.secret("New PIN: ")
         if len(pin) < 4 or pin != terminal.secret("Again: "):
             raise BadRequest("the two differ, or the PIN has fewer than 4 characters", "Try again.")

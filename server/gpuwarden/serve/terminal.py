@@ -189,7 +189,7 @@ def torn_down(reply: TeardownReply) -> None:
     if reply.deletes:
         out.print(f"  deletes there: {escape(', '.join(reply.deletes))}")
     if reply.copy_at:
-        out.print(f"  verified copy: {escape(reply.copy_at)}")
+        out.print(f"  last pulled to: {escape(reply.copy_at)}")
     out.print("  " + _meter(reply.meter))
     message(reply)
 
