@@ -230,3 +230,14 @@ def test_a_checkpoint_of_everything_but_weights(run: Path) -> None:
     (run / "checkpoint-20/model.safetensors").unlink()
     (run / "checkpoint-20/optimizer.pt").write_bytes(b"PK")
     assert "checkpoint-20: holds no weights" in lines(verify(run, Level.STRUCTURE))
+
+
+def test_a_checkpoint_that_the_machine_has_rotated_away_does_not_count(run: Path) -> None:
+    roster = taken(run)
+    kept = roster.model_copy(update={"files": tuple(f for f in roster.files if "checkpoint-10" not in f.path)})
+    (run / "checkpoint-10/trainer_state.json").unlink()
+    os.truncate(run / "checkpoint-10/model.safetensors", 100)
+    (run / "checkpoint-5").mkdir()
+    report = verify(run, Level.LOAD, manifest=kept)
+    assert report.verdict is Verdict.PROVEN, lines(report)
+    assert [c.path for c in report.checkpoints] == ["checkpoint-20"]
