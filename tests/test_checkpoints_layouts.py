@@ -236,6 +236,8 @@ def test_a_mask_may_hold_infinity_and_weights_may_not(tmp_path: Path) -> None:
     report = verify(tmp_path / "a.safetensors")
     assert report.verdict is Verdict.PROVEN
     assert "mask holds 2,016 infinite of 4,096 values" in " ".join(report.files[0].warnings)
+    save_file({"w": np.full((64, 64), np.inf, "f4")}, tmp_path / "b.safetensors")
+    assert "not finite: w (4,096 infinite" in seen(verify(tmp_path / "b.safetensors"))
     weight[0, 0] = np.inf
     save_file({"mask": mask, "w": weight}, tmp_path / "a.safetensors")
     assert "not finite: w (1 infinite of 4,096 values)" in seen(verify(tmp_path / "a.safetensors"))

@@ -149,8 +149,8 @@ def test_we_read_what_torch_reads(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ kills during a save
 
 
-def in_child(work: Callable[[], object], moment: float) -> None:
-    """Fork, work, die after `moment` seconds: libraries are imported once, so the death falls into the saves."""
+def in_child(work: Callable[[], object], root: Path, moment: float) -> None:
+    """Fork, work, die `moment` seconds after the first sign of a checkpoint: the death falls into the saves."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -159,6 +159,9 @@ def in_child(work: Callable[[], object], moment: float) -> None:
             work()
         finally:
             os._exit(1)
+    deadline = time.monotonic() + 60
+    while not any(root.glob("*checkpoint-*")) and time.monotonic() < deadline:
+        time.sleep(0.002)
     time.sleep(moment)  # the moment of death is the point of the test
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -223,7 +226,7 @@ def test_a_hundred_kills(tmp_path: Path, kind: str) -> None:
             for step in range(1, 10_000):
                 save(root / f"checkpoint-{step}", step)
 
-        in_child(work, dice.uniform(0.005, 0.15))
+        in_child(work, root, dice.uniform(0.0, 0.15))
         good, bad = judged(root, loads)
         whole, torn = whole + good, torn + bad
         shutil.rmtree(root)
@@ -244,7 +247,7 @@ def test_kills_of_a_trainer(tmp_path: Path) -> None:
     for trial in range(100):
         root = tmp_path / str(trial)
         made = trainer(root, steps=1000, every=1, save_total_limit=3)  # built here, so that the child starts at once
-        in_child(made.train, dice.uniform(0.2, 0.8))
+        in_child(made.train, root, dice.uniform(0.0, 0.4))
         if root.exists():
             whole += judged(root, resumed)[0]
             shutil.rmtree(root)

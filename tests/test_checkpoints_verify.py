@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -206,8 +207,37 @@ def test_a_manifest_that_cannot_be_read_is_a_problem(run: Path, text: str) -> No
     assert verify(run / "train.log", Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_a_save_that_the_trainer_did_not_finish(run: Path) -> None:
-    (run / "checkpoint-20/trainer_state.json").rename(run / "checkpoint-20/training_args.bin")
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_save_that_the_trainer_did_not_finish(run: Path, beside: bool) -> None:
+    (run / "checkpoint-20/trainer_state.json").rename(run / "checkpoint-20/config.json")
+    if not beside:
+        shutil.rmtree(run / "checkpoint-10")
     report = verify(run, Level.STRUCTURE)
     assert "in the middle of this save" in lines(report)
-    assert report.newest == "checkpoint-10"
+    assert report.verdict is (Verdict.REFUTED if beside else Verdict.UNKNOWN)
+    assert report.newest == ("checkpoint-10" if beside else "")
+
+
+def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path) -> None:
+    for step in (10, 20):
+        (run / f"checkpoint-{step}/trainer_state.json").rename(run / f"checkpoint-{step}/config.json")
+    assert verify(run, Level.STRUCTURE).verdict is Verdict.PROVEN
+    assert verify(run / "checkpoint-10", Level.STRUCTURE).verdict is Verdict.PROVEN
+    assert "no optimizer state" in lines(verify(run, Level.RESUME))
+
+
+def test_a_checkpoint_of_everything_but_weights(run: Path) -> None:
+    (run / "checkpoint-20/model.safetensors").unlink()
+    (run / "checkpoint-20/optimizer.pt").write_bytes(b"PK")
+    assert "checkpoint-20: holds no weights" in lines(verify(run, Level.STRUCTURE))
+
+
+def test_a_checkpoint_that_the_machine_has_rotated_away_does_not_count(run: Path) -> None:
+    roster = taken(run)
+    kept = roster.model_copy(update={"files": tuple(f for f in roster.files if "checkpoint-10" not in f.path)})
+    (run / "checkpoint-10/trainer_state.json").unlink()
+    os.truncate(run / "checkpoint-10/model.safetensors", 100)
+    (run / "checkpoint-5").mkdir()
+    report = verify(run, Level.LOAD, manifest=kept)
+    assert report.verdict is Verdict.PROVEN, lines(report)
+    assert [c.path for c in report.checkpoints] == ["checkpoint-20"]

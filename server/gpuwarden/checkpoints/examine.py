@@ -48,14 +48,14 @@ def _folder(path: Path, ask: Ask) -> Findings:
     found = Findings(tree.root, {}, tree, [], list(tree.doubts))
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
-    names = [n for n in tree.files if ask.only is None or n in ask.only]
+    else:
+        found.beyond = tree.restrict(ask.only)
+    names = list(tree.files)
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
         found.entries.update((e.path, e) for e in pool.map(lambda n: look(found.place(n), n, ask), names))
     for folder in tree.folders:
         for name, why in folder.odd.items():
-            rel = folder.join(name)
-            if ask.only is None or rel in ask.only:
-                found.entries[rel] = Entry(rel, doubts=[why])
+            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
     judge(found)
     return found
 
@@ -215,6 +215,7 @@ def _digests(entry: Entry, expected: Expected | None, seen: scan.Seen) -> None:
 
 def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> None:
     bad: list[str] = []
+    before = len(entry.warnings)
     for tensor in seen.strange[:200]:
         odd = scan.oddity(source, tensor, anatomy.big_endian)
         if odd is None:
@@ -228,7 +229,8 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> 
     elif len(seen.strange) > 200:
         entry.doubts.append(f"{len(seen.strange):,} tensors may hold NaN or infinity; 200 were looked at")
     else:
-        entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite")
+        apart = ", masks and counters apart" if len(entry.warnings) > before else ""
+        entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")
     entry.warnings += suspect.suspicions(source, anatomy, seen.zero)
 
 

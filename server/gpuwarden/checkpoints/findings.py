@@ -81,6 +81,8 @@ class Findings:
     tree: Tree | None
     judgements: list[Judgement]
     doubts: list[str] = field(default_factory=list)
+    # Files that were there but not asked for.
+    beyond: list[str] = field(default_factory=list)
 
     def __getitem__(self, path: str) -> Entry | None:
         return self.entries.get(path)

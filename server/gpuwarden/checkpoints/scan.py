@@ -228,7 +228,8 @@ class Oddity:
     @property
     def masklike(self) -> bool:
         """Whether it looks like an attention mask or a lone counter, where infinity is meant."""
-        return not self.nan and self.inf > 0 and self.low >= self.high
+        constant = self.low == self.high if self.finite else self.inf == 1
+        return not self.nan and self.inf > 0 and constant
 
     def __str__(self) -> str:
         said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]

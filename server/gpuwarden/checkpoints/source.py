@@ -56,7 +56,7 @@ class Source:
         return self.at(0, min(length, self.size))
 
     def changed(self) -> bool:
-        """Whether somebody wrote to the file since it was opened, or put another in its place."""
+        """Whether somebody wrote to the file since it was opened."""
         now = os.fstat(self.fd)
         first = self._first
         return (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns)

@@ -15,6 +15,7 @@ With a manifest, its roster is what is verified: all of its files, with equal di
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden.checkpoints import manifest as manifests
@@ -47,7 +48,8 @@ def verify(
     `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
     that was written beside the checkpoint at save time is used. `against` is an earlier checkpoint that this one
     should have moved on from, the base of an adapter, or the source of a GGUF file. `progress` is called with
-    numbers of bytes read. Bad content never raises; raises NotFound and BadRequest for a path that is none.
+    numbers of bytes read, from several threads. Bad content never raises; a path that is none raises NotFound or
+    BadRequest.
     """
     path = _usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress)
@@ -94,15 +96,11 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
     extra = _Extra()
     if manifest is not None:
         roster = manifests.expected((f.model_dump() for f in manifest.files), under)
-        found = examine(path, _restricted(ask, roster))
+        found = examine(path, replace(ask, expected=roster, only=frozenset(roster)))
         _against_roster(found, roster, extra, level)
         _missing(manifest, under, extra)
         return found, extra
     return examine(path, ask), extra
-
-
-def _restricted(ask: Ask, roster: dict[str, Expected]) -> Ask:
-    return Ask(ask.content, ask.threads, ask.limits, roster, frozenset(roster), ask.progress)
 
 
 def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra, level: Level) -> None:
@@ -113,10 +111,9 @@ def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra,
         for entry in found.entries.values():
             if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
                 entry.doubts.append("the manifest holds no digest of it, so the copy can't be shown to be equal")
-    if found.tree is not None:
-        others = [n for n in found.tree.files if n not in roster and not _ours(n)]
-        if others:
-            extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
+    others = [name for name in found.beyond if not _ours(name)]
+    if others:
+        extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
     if not roster:
         extra.doubts.append("the manifest lists no file here")
 
@@ -189,8 +186,10 @@ def _file(entry: Entry) -> FileEvidence:
 def _checkpoint(judgement: Judgement, found: Findings) -> CheckpointEvidence:
     """A checkpoint is as good as the worst of its folder's judgements and files."""
     same = [j for j in found.judgements if j.path == judgement.path]
-    problems = [p for j in same for p in j.problems]
-    doubts = [d for j in same for d in j.doubts]
+    below = [j for j in found.judgements if not judgement.path or j.path.startswith(judgement.path + "/")]
+    below = same + [j for j in below if j not in same]
+    problems = [_at(j, p) if j.path != judgement.path else p for j in below for p in j.problems]
+    doubts = [_at(j, d) if j.path != judgement.path else d for j in below for d in j.doubts]
     worst = [Verdict(e.verdict) for e in found.within(judgement.path)]
     worst += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
     return CheckpointEvidence(

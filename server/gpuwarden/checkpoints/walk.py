@@ -46,6 +46,23 @@ class Tree:
         """Relative path -> size, sorted by path."""
         return dict(sorted((f.join(n), size) for f in self.folders for n, size in f.files.items()))
 
+    def restrict(self, only: frozenset[str]) -> list[str]:
+        """Keep the listed files and the folders that hold some of them. Returns the files that are left out."""
+        out = [n for n in self.files if n not in only]
+        for folder in self.folders:
+            folder.files = {n: size for n, size in folder.files.items() if folder.join(n) in only}
+            folder.odd = {n: why for n, why in folder.odd.items() if folder.join(n) in only}
+        needed = {parent for n in only for parent in _parents(n)}
+        self.folders = [f for f in self.folders if f.rel in needed or not f.rel]
+        for folder in self.folders:
+            folder.folders = {n: f for n, f in folder.folders.items() if f.rel in needed}
+        return out
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
+
 
 def walk(root: Path, limits: Limits) -> Tree:
     """List the tree below `root`. Links that stay inside are noted as aliases; others are doubts."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints import trainer
@@ -14,6 +16,8 @@ NAME = "checkpoint"
 _STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
 _STATE = "trainer_state.json"
 _ARGS = "training_args.bin"
+_MODEL_CONFIGS = {"config.json", "adapter_config.json"}
+_BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
 _HELPER = "checkpoint.json"  # written by savelib.py
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
@@ -37,23 +41,50 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not inside:
         said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
         return said
-    if not any(e.path.endswith(WEIGHTS) and not e.temporary for e in inside):
+    if not any(_is_weights(e) for e in inside):
         said.problems.append("holds no weights")
     if _STATE in folder.files:
         _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
         trainer.resumable(folder, found, said)
-    elif _ARGS in folder.files:
-        # the Trainer writes its state last
-        said.problems.append(f"has {_ARGS} but no {_STATE}: the Trainer was stopped in the middle of this save")
     elif _HELPER in folder.files:
-        state = content(found, folder.join(_HELPER))
-        _agree(folder, state, _HELPER, "step", said)
-        parts = state.get("parts") if isinstance(state, dict) else None
-        if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
-            said.resume.append(f"{_HELPER} names no optimizer among its parts")
-    elif not any("optim" in e.path.lower() or _has_optimizer(e) for e in inside):
-        said.resume.append("no optimizer state was found in it")
+        _helper(folder, found, said)
+    else:
+        _stateless(folder, inside, said)
     return said
+
+
+def _is_weights(entry: Entry) -> bool:
+    name = entry.path.rsplit("/", 1)[-1]
+    return name.endswith(WEIGHTS) and not entry.temporary and not name.startswith(_BESIDE)
+
+
+def _helper(folder: Folder, found: Findings, said: Judgement) -> None:
+    state = content(found, folder.join(_HELPER))
+    _agree(folder, state, _HELPER, "step", said)
+    parts = state.get("parts") if isinstance(state, dict) else None
+    if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
+        said.resume.append(f"{_HELPER} names no optimizer among its parts")
+
+
+def _stateless(folder: Folder, inside: list[Entry], said: Judgement) -> None:
+    """No state says how far this is. The Trainer writes its state last, so this may be a save that it did not end."""
+    stopped = f"has no {_STATE}: the Trainer was stopped in the middle of this save"
+    siblings = _siblings(folder)
+    if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
+        said.problems.append(stopped)
+    elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
+        said.doubts.append(f"{stopped}, or another program saved it; nothing beside it tells")
+    if not any("optim" in e.path.lower() or _has_optimizer(e) for e in inside):
+        said.resume.append("no optimizer state was found in it")
+
+
+def _siblings(folder: Folder) -> list[Path]:
+    """Other checkpoints of the same run, whether or not the look began above them."""
+    try:
+        beside = list(islice(folder.path.parent.iterdir(), 10_000))
+    except OSError:
+        return []
+    return [p for p in beside if p.name != folder.path.name and step_of(p.name) is not None and p.is_dir()]
 
 
 def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> None:
