@@ -176,6 +176,8 @@ def numpy_kernel(numpy: Any, data: Any, dtype: str, big_endian: bool = False) ->
     kind = DTYPES[dtype]
     size = kind.bits // 8
     bits = numpy.frombuffer(data, f"{'>' if big_endian else '<'}u{size}")
+    if not bits.flags.aligned:
+        bits = bits.copy()  # a copy is far cheaper than arithmetic on unaligned elements
     top = int(bits.max())
     if kind.nan is not None:
         return bool((bits == kind.nan).any()), top > 0
