@@ -99,8 +99,9 @@ def test_a_healthy_gpu(tmp_path: Path) -> None:
     (gpu,) = facts["gpus"]["list"]
     assert (gpu["name"], gpu["compute_cap"], gpu["throttle"], gpu["remap_failure"]) == (CARD["name"], "9.0", 1.0, 0.0)
     assert facts["gpus"]["cuda"] == "12.4"
+    # Whether a torch is installed here, and for what, is not this machine's GPU.
     rules = said(facts)
-    assert {r: s for r, s in rules.items() if r.startswith(("PF-GPU", "PF-CUDA"))} == {"PF-GPU-001": Severity.INFO}
+    assert {r: s for r, s in rules.items() if r.startswith("PF-GPU")} == {"PF-GPU-001": Severity.INFO}
 
 
 @pytest.mark.parametrize(
