@@ -172,12 +172,12 @@ def test_what_a_machine_says_of_itself() -> None:
         "home=/root",
         "path=/bin:/usr/bin",
         "first_path=/opt/conda/bin:/bin",
-        "tool=uv /root/.local/bin/uv",
+        "tool=uv /home/me/.local/bin/uv",
     ]
     hello = read_hello([*lines, "python=3.6 0 /usr/bin/python3", "python=3.11 1 /opt/conda/bin/python", "python=x"])
     assert hello.path == "/bin:/usr/bin:/opt/conda/bin"
     assert hello.runner_python == hello.job_python == "/opt/conda/bin/python"
-    assert hello.tools == {"uv": "/root/.local/bin/uv"}
+    assert hello.tools == {"uv": "/home/me/.local/bin/uv"}
     both = read_hello([*lines, "python=3.12 0 /usr/bin/python3", "python=3.10 1 /venv/bin/python"])
     assert (both.runner_python, both.job_python) == ("/usr/bin/python3", "/venv/bin/python")
     for pythons in ([], ["python=3.6 1 /usr/bin/python3"]):
