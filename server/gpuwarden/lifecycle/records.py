@@ -12,7 +12,10 @@ from gpuwarden.ledger.store import Event, Ledger
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered."""
+    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered.
+
+    `price` is what an hour was to cost when the job was checked, in US dollars; None where nobody told.
+    """
 
     id: str
     state: Job
@@ -20,6 +23,7 @@ class JobRecord:
     accepted_at: float
     spec: JobSpec
     worst_cost: float | None
+    price: float | None
     why: str
     attempt: int
     generation: int
@@ -105,6 +109,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         accepted_at=accepted.at,
         spec=JobSpec.model_validate(accepted.body["spec"]),
         worst_cost=accepted.body.get("worst_cost"),
+        price=accepted.body.get("price"),
         why=str(moved.body.get("why", "")),
         attempt=int(intent.body["attempt"]) if intent else 0,
         generation=int(rented.body["generation"]) if rented else 0,
