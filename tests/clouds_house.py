@@ -55,7 +55,8 @@ TRAIN = """
 # ///
 import json, os, struct, sys, time
 attempt = int(os.environ["GPUWARDEN_ATTEMPT"])
-os.makedirs("out", exist_ok=True)
+out = os.environ.get("OUT", "out")
+os.makedirs(out, exist_ok=True)
 os.makedirs("state", exist_ok=True)
 with open("state/seen.%d.json" % attempt, "w") as file:
     json.dump({"env": dict(os.environ), "argv": sys.argv, "folder": os.getcwd()}, file)
@@ -63,9 +64,9 @@ with open("state/seen.%d.json" % attempt, "w") as file:
 def save(step):
     head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
     head += b" " * (-len(head) % 8)
-    with open("out/model.tmp", "wb") as file:
+    with open(out + "/model.tmp", "wb") as file:
         file.write(struct.pack("<Q", len(head)) + head + struct.pack("<256f", *(step + n for n in range(256))))
-    os.rename("out/model.tmp", "out/model.safetensors")
+    os.rename(out + "/model.tmp", out + "/model.safetensors")
     with open("state/step.tmp", "w") as file:
         file.write(str(step))
     os.rename("state/step.tmp", "state/step")
@@ -225,6 +226,13 @@ class House:
         """The machine that was rented last."""
         return list(self.account.own)[-1]
 
+    def breaks(self, *faults: CloudFault) -> None:
+        """Give the machines that are rented from now on these faults too."""
+        cloud = self.account.cloud
+        config = cloud.store.config()
+        assert config is not None
+        cloud.configure(faults=config.faults.model_copy(update={"faults": (*config.faults.faults, *faults)}))
+
     def take(self) -> None:
         """Take the machine away in the middle of the run, as its platform does."""
         cloud, ident = self.account.cloud, self.machine()
@@ -266,12 +274,12 @@ async def bring_home(house: House, job: str) -> PullResult:
     return pulled
 
 
-async def take_down(house: House, job: str) -> None:
+async def take_down(house: House, job: str, loss: str | None = None) -> None:
     """Ask, approve as a person does, and look until the machine is seen gone."""
     view = await request(house.w, job, "terminate")
-    assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
+    assert view.record.state is (Teardown.BLOCKED if loss else Teardown.AWAITING_HUMAN), view.findings
     assert view.record.digest
-    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test")
+    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test", loss=loss)
     for _ in range(12):
         if view.record.state is Teardown.VERIFIED_STOPPED:
             break
