@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clouds.base import Fault
-from clouds_house import House, bring_home, every_platform, house, take_down, web  # noqa: F401
+from clouds_house import House, bring_home, each_platform, every_platform, house, take_down, web  # noqa: F401
 from gpuwarden.core.errors import Refused
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.lifecycle.check import check
@@ -33,7 +33,7 @@ async def finished(house: House, **spec: object) -> str:
 # --------------------------------------------------------------------------------------------------------- the boot
 
 
-@every_platform
+@each_platform
 @pytest.mark.parametrize("fault", [CloudFault(kind="slow_boot", seconds=10**6), CloudFault(kind="failed_boot")])
 async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: House, fault: CloudFault) -> None:
     house.breaks(fault)
@@ -50,7 +50,7 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: Hou
 # ------------------------------------------------------------------------------------------------------- the create
 
 
-@every_platform
+@each_platform
 async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_and_then_made_anew(house: House) -> None:
     house.account.faults = [Fault("other", house.platform.creates, body=NOT_DONE)]
     job = await house.launch(house.spec())
@@ -60,7 +60,7 @@ async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_a
     assert read_lease(house.w.ledger, f"{job}-i1").state is Lease.NONE
 
 
-@every_platform
+@each_platform
 async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform hands out a machine of somebody else's; ours is found by its token."""
     provider = house.w.provider(house.platform.name)
@@ -89,7 +89,7 @@ async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(house: Ho
     assert ('"autoShutdownTimeout": 3' in order) == (house.platform.name == "paperspace")
 
 
-@every_platform
+@each_platform
 @pytest.mark.parametrize("price", [0.0, -1.0])
 async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House, price: float) -> None:
     house.account.prices = dict.fromkeys(house.account.prices, price)
@@ -104,7 +104,7 @@ async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House
 # ---------------------------------------------------------------------------------------------------------- the end
 
 
-@every_platform
+@each_platform
 async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_often(house: House) -> None:
     job = await finished(house)
     await bring_home(house, job)
@@ -125,7 +125,7 @@ async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_of
     assert view.record.state is Teardown.VERIFIED_STOPPED and house.billing() == [], house.story()
 
 
-@every_platform
+@each_platform
 async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: House) -> None:
     job = await finished(house)
     await bring_home(house, job)
@@ -137,7 +137,7 @@ async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: 
     assert any(answer != "taken" for answer in sent) and sent[-1] == "taken"
 
 
-@every_platform
+@each_platform
 async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(house: House) -> None:
     job = await finished(house)
     await bring_home(house, job)
