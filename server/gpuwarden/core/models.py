@@ -203,7 +203,8 @@ class Instance(Frozen):
     """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
 
     `cost_usd` is what it has cost so far by the provider's own books, None where it does not say.
-    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not.
+    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
+    platform will stop or end it by itself, in seconds since the epoch, where it told.
     """
 
     id: str
@@ -215,6 +216,7 @@ class Instance(Frozen):
     stopped_usd_per_hour: float | None = None
     cost_usd: float | None = None
     created_at: float | None = None
+    ends_at: float | None = None
     why: str = ""
 
 

@@ -24,6 +24,9 @@ MAX_STEPS: Final = 8
 MAX_GENERATIONS: Final = 5
 FETCH_S: Final = 3600
 """How long a machine is wanted after its job's time is over, so that a person can fetch what is there."""
+CANCEL_GRACE_S: Final = 10.0
+SAVE_GRACE_S: Final = 120.0
+"""What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 MAYBE_DONE = (Unreachable, BadReply)
 """After these nobody knows whether the call was carried out."""
 
@@ -408,7 +411,8 @@ async def _end(w: Warden, job: JobRecord) -> bool:
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and not observed.why.startswith(DIED):
         return move(w, job, observed.state, observed.why)
     try:
-        result = await w.backend(job.handle.backend).stop(job.handle)
+        grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
+        result = await w.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
     except WardenError:
         return False
     if result == "pending":

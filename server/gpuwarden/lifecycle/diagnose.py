@@ -44,9 +44,15 @@ def unwell(state: Job, seen: Observation | None) -> bool:
     return any(_stands(alert, seen) for alert in seen.alerts) or (seen.stale and state not in TERMINAL_JOBS)
 
 
+def stalls(alert: str, seen: Observation) -> bool:
+    """Whether an alert of the runner's says that the job stalls, and it has not gone on since."""
+    stalled = _STALLED.fullmatch(alert)
+    return stalled is not None and seen.state is Job.RUNNING and stalled[1] == str(seen.step)
+
+
 def _stands(alert: str, seen: Observation) -> bool:
-    if stalled := _STALLED.fullmatch(alert):
-        return seen.state is Job.RUNNING and stalled[1] == str(seen.step)
+    if stalls(alert, seen):
+        return True
     odd = _NOT_FINITE.match(alert)
     return odd is not None and odd[1] not in seen.metrics
 

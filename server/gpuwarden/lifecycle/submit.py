@@ -23,7 +23,7 @@ from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance, wanted
-from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.providers.base import account_keys
@@ -398,10 +398,10 @@ def spent_today(w: Warden, *, pretend: bool) -> float:
 
 
 def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    spent = sum(max(lease.cost or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
+    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
     open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
-    return max(expected or 0.0, spent) if open_ended else spent
+    return max(expected or 0.0, cost) if open_ended else cost
 
 
 def _billed(w: Warden, lease: LeaseRecord, since: float) -> float:
