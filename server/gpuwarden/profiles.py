@@ -21,6 +21,11 @@ from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
+BY_HAND = (
+    "gpuwarden has no provider for this platform: it can't rent here, tell a price, see the meter, stop or release. "
+    "Rent and release in the console, and use the machine as any SSH machine; `rehearsal/` before the name practises "
+    "the platform's rules with pretend money."
+)
 _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
 
 
@@ -98,7 +103,8 @@ def _named(profile: Profile, id: str, file: Path) -> Profile:  # noqa: A002
 
 def _summary(p: Profile) -> list[str]:
     rows = [("kind", p.kind), ("backend", p.backend), ("provider", p.provider or "none")]
-    return _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+    table = _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+    return [*table, "", BY_HAND] if p.by_hand else table
 
 
 def _storage(p: Profile) -> list[str]:

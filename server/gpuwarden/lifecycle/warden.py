@@ -67,6 +67,11 @@ class Warden:
         """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
         if platform not in self._providers:
             profile = self.profile(platform)
+            if profile.by_hand:
+                raise NotSupported(
+                    f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
+                    "Rent and release by hand in its console, and use the machine as any SSH machine.",
+                )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
             state = self.home / "providers" / profile.provider
