@@ -39,12 +39,18 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
 
     Raises NotFound, or BadRequest with file and line.
     """
+    file = profile_file(id, own)
+    return _named(load_text(_read(file), str(file)), id, file)
+
+
+def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
+    """The file that the profile `id` is read from. Raises NotFound."""
     if not _ID.fullmatch(id):
         raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
         if file.is_symlink() or file.exists():  # also one that can't be read: that is said, not passed over
-            return _named(load_text(_read(file), str(file)), id, file)
+            return file
     raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
 
 

@@ -32,8 +32,11 @@ from gpuwarden.serve.replies import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpuwarden.remote.receive import Progress
     from gpuwarden.serve.hooks import HooksReply
+    from gpuwarden.serve.notebook import NotesReply
     from gpuwarden.serve.references import SearchReply
     from gpuwarden.serve.upkeep import DraftReply, IssuesReply
 
@@ -312,15 +315,34 @@ def platforms(titles: dict[str, str]) -> None:
     out.print(table)
 
 
-def profile(name: str) -> None:
-    """A profile's page."""
+def profile(file: Path, told: dict[str, str]) -> None:
+    """A profile's page, and what the user noted of the platform."""
     from rich.markdown import Markdown
 
-    from gpuwarden.data import data_dir
     from gpuwarden.frontmatter import read_front_matter
 
-    file = data_dir("profiles") / f"{name.removeprefix('rehearsal/')}.md"
-    out.print(Markdown(read_front_matter(file.read_text("utf-8"), name=file.name).body))
+    body = read_front_matter(file.read_text("utf-8"), name=file.name).body
+    noted = "".join(f"- {key}: {value}\n" for key, value in told.items())
+    out.print(Markdown(body + (f"\n## Your notes\n{noted}" if noted else "")))
+
+
+def notes(reply: NotesReply) -> None:
+    """The notes as lines, each under the key that sets it."""
+    for key, value in _flat(reply.notes):
+        out.print(f"[bold]{escape(key)}[/] {escape(str(value))}", soft_wrap=True)
+    out.print(f"[dim]{escape(reply.path)}[/]", soft_wrap=True)
+    message(reply)
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield key, item
+    else:
+        yield key, value
 
 
 def doctor(reply: Any) -> None:
