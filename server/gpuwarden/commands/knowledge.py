@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from gpuwarden.commands.base import JSON, answer, cli, open_house
+from gpuwarden.commands.base import JSON, answer, cli, open_house, runs_async
+from gpuwarden.core.errors import BadRequest
 
 
 @cli.group()
@@ -27,30 +28,47 @@ def knowledge_check(months: int, as_json: bool) -> int:
 
 
 @knowledge.command()
-@click.option("--page", required=True, help="Page it belongs to, such as training/oom-memory.md.")
-@click.option("--title", required=True)
-@click.option("--symptom", required=True, help="What one sees.")
-@click.option("--cause", required=True, help="What was found to be behind it.")
-@click.option("--fix", required=True, help="What ended it.")
-@click.option("--scope", multiple=True, required=True, help="Such as torch; may be given again.")
-@click.option("--source", multiple=True, required=True, help="https address; may be given again.")
+@click.option("--job", "job_id", help="A job that failed; its log and its later success are the evidence.")
+@click.option("--succeeded", help="The job that then worked; without it, the first later one of that name or script.")
+@click.option("--page", help="Page it belongs to, such as training/oom-memory.md; with --job it may be left out.")
+@click.option("--title", default="")
+@click.option("--symptom", default="", help="What one sees.")
+@click.option("--cause", default="", help="What was found to be behind it.")
+@click.option("--fix", default="", help="What ended it.")
+@click.option("--scope", multiple=True, help="Such as torch; may be given again.")
+@click.option("--source", multiple=True, help="https address; may be given again.")
 @click.option("--line", "lines", multiple=True, help="A log line that showed it; may be given again.")
 @click.option("--root-caused", is_flag=True, help="The cause is established, not guessed.")
 @click.option("--reproduced", is_flag=True, help="It was made to happen again.")
 @click.option("--mechanistic", is_flag=True, help="Or a mechanism explains it.")
 @click.option("--general", is_flag=True, help="Others would meet it too.")
 @JSON
-def propose(page: str, title: str, lines: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Draft an entry from what a run taught, against the bar of self-improvement. Shows it; changes no file."""
+@runs_async
+async def propose(job_id: str | None, succeeded: str | None, page: str | None, as_json: bool, **given: Any) -> int:
+    """Draft an entry from what a run taught, against the bar of self-improvement. Shows it; changes no file.
+
+    With --job the evidence is collected; without it, say everything and give --line.
+    """
     from datetime import UTC, datetime
 
     from gpuwarden.knowledge.proposal import Bar
     from gpuwarden.serve import upkeep
 
     bar = Bar(**{name: given.pop(name) for name in ("root_caused", "reproduced", "mechanistic", "general")})
+    title, lines = given.pop("title"), given.pop("lines")
     fields = {**given, "scope": list(given["scope"]), "source": list(given["source"])}
     fields["verified"] = f"{datetime.now(UTC):%Y-%m}"
-    return answer(upkeep.propose(page, title, fields, lines, bar), as_json, "draft")
+    if job_id is None:
+        unsaid = [f"--{name}" for name, value in {"page": page, "title": title, **fields}.items() if not value]
+        if unsaid or succeeded:
+            raise BadRequest(f"without --job, say {', '.join(unsaid) or 'no --succeeded'}", "Or name a failed job.")
+        return answer(upkeep.propose(str(page), title, fields, lines, bar), as_json, "draft")
+    from gpuwarden.lifecycle.lesson import gather
+
+    if lines:
+        raise BadRequest("--line and --job both tell the lines", "Leave --line out: the log has them.")
+    found = await gather(open_house(), job_id, succeeded)
+    return answer(upkeep.propose_from(found, page, title, fields, bar), as_json, "lesson")
 
 
 @cli.group(invoke_without_command=True)

@@ -26,7 +26,7 @@ async def diagnosed(w: Warden, job: JobRecord, seen: Observation | None) -> tupl
     """The best explained entries for a job that failed, stalls or reports odd metrics; often none."""
     if not unwell(job.state, seen):
         return ()
-    log = await _tail(w, job, reachable=seen is not None)
+    log = await tail_of(w, job, reachable=seen is not None)
     exit_code = seen.exit_code if seen and job.state is Job.FAILED else None
     # In a thread: the references take a second to read the first time.
     return await anyio.to_thread.run_sync(lambda: diagnose(shipped(), log, exit_code=exit_code, limit=LIMIT))
@@ -51,7 +51,7 @@ def _stands(alert: str, seen: Observation) -> bool:
     return odd is not None and odd[1] not in seen.metrics
 
 
-async def _tail(w: Warden, job: JobRecord, *, reachable: bool) -> str:
+async def tail_of(w: Warden, job: JobRecord, *, reachable: bool) -> str:
     """The end of the log: from the machine, or from the copy that was pulled before it went."""
     if job.handle is not None and reachable:
         try:

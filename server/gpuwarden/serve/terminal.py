@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpuwarden.serve.hooks import HooksReply
     from gpuwarden.serve.notebook import NotesReply
     from gpuwarden.serve.references import SearchReply
-    from gpuwarden.serve.upkeep import DraftReply, IssuesReply
+    from gpuwarden.serve.upkeep import DraftReply, IssuesReply, LessonReply
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -304,6 +304,20 @@ def issues(reply: IssuesReply) -> None:
 def draft(reply: DraftReply) -> None:
     """A drafted entry as it would stand in its page, so that it can be copied."""
     out.print(escape(reply.text), soft_wrap=True)
+    message(reply)
+
+
+def lesson(reply: LessonReply) -> None:
+    """The evidence of a failed job, what it does not show, and the draft made of it."""
+    out.print(f"[bold]{escape(reply.job)}[/] on {escape(reply.platform)} [dim]{escape(', '.join(reply.versions))}[/]")
+    again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
+    worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
+    for text in (reply.lines, again, worked, reply.changes, reply.text):
+        if text:
+            out.print(escape(plain(text)), soft_wrap=True)
+    for label, words in (("missing", reply.missing), ("not shown", reply.doubts)):
+        for word in words:
+            out.print(f"[yellow]{label}:[/] {escape(word)}", soft_wrap=True)
     message(reply)
 
 
