@@ -13,7 +13,7 @@ from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Refused, Unre
 from gpuwarden.core.fence import scrubbed, secret_values
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.contact import NoContact, greet, pinned
+from gpuwarden.lifecycle.contact import NoContact, greet, greet_own, pinned
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
@@ -59,7 +59,12 @@ async def _accepted(w: Warden, job: JobRecord) -> bool:
         return move(w, job, Job.CANCELED, "canceled before it was launched")
     if w.profile(job.spec.platform).meter.metered:
         return await _rent(w, job)
-    place = w.owned_place(job.spec.platform)
+    try:
+        place = await greet_own(w, w.owned_place(job.spec.platform))
+    except MAYBE_DONE:
+        return False  # it does not answer now; the job waits
+    except WardenError as refusal:
+        return move(w, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
     return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
 
 
