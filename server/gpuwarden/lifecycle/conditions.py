@@ -10,7 +10,7 @@ from gpuwarden.core.fence import line
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
-from gpuwarden.lifecycle.diagnose import stalls
+from gpuwarden.lifecycle.diagnose import stall_of
 from gpuwarden.lifecycle.instances import leases_of
 from gpuwarden.lifecycle.meter import believed, lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
@@ -99,7 +99,7 @@ def _of_look(
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). See check_job."
     hold_s = watch.stall_minutes * 60
-    if said := next((alert for alert in seen.alerts if stalls(alert, seen)), ""):  # its runner has waited already
+    if said := stall_of(seen):  # it has waited already
         text, hold_s = f"{job.id}: {line(said, 120)}. See check_job.", 0
     yield Condition(job.subject, "stalled", text, hold_s, same=f"{seen.step} {seen.log_bytes}")
     for kind, what, free, total in (

@@ -197,7 +197,7 @@ def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
         return ""
     try:
         w.backend(profile.backend)
-        if profile.provider is not None:
+        if profile.meter.metered:
             w.provider(platform)
     except (NotFound, NotSupported) as error:
         return f"{error.message}. {error.hint}".strip()
