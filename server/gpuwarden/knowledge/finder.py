@@ -42,7 +42,8 @@ STRANGER = 0.7
 MAX_RARITY = 3.5
 ENOUGH = 22.0  # a long description need not be met whole
 SECTION = 1.15
-FITS = ((6.0, 0.3), (4.0, 0.55))
+COVERED = 0.6  # how much of a score depends on how much of the query is met
+FITS = ((9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
@@ -161,7 +162,7 @@ class Index:
         for number, value in score.items():
             document = self.documents[number]
             covered = min(met[number] / whole, 1.0)
-            factor = (SECTION if document.hit.kind == "page" else 1.0) * (0.4 + 0.6 * covered)
+            factor = (SECTION if document.hit.kind == "page" else 1.0) * (1 - COVERED + COVERED * covered)
             rows.append((value * factor, covered, document))
         return sorted(rows, key=lambda row: (-row[0], row[2].hit.id))
 

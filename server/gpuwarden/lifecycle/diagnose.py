@@ -36,7 +36,7 @@ async def diagnosed(w: Warden, job: JobRecord, seen: Observation | None) -> tupl
     if not failed and not signs:
         return ()
     # A program that ended well may have printed anything on the way.
-    log = "" if job.state is Job.SUCCEEDED else await _tail(w, job, reachable=seen is not None)
+    log = "" if job.state is Job.SUCCEEDED else await tail_of(w, job, reachable=seen is not None)
     code = _exit_code(seen) if failed and seen else None
     # In a thread: the references take a second to read the first time.
     return await anyio.to_thread.run_sync(
@@ -109,7 +109,7 @@ def _of_the_machine(beat: Beat) -> Iterator[Seen]:
         yield Seen(sign=Sign.INODES_USED, text=text)
 
 
-async def _tail(w: Warden, job: JobRecord, *, reachable: bool) -> str:
+async def tail_of(w: Warden, job: JobRecord, *, reachable: bool) -> str:
     """The end of the log: from the machine, or from the copy that was pulled before it went."""
     if job.handle is not None and reachable:
         try:

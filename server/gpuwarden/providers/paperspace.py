@@ -263,6 +263,9 @@ def _deadline(seconds: int | None) -> dict[str, object]:
     return {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
 
 
+ACCOUNT_KEYS: Final = (Paperspace.api.key_variable, "PAPERSPACE_APIKEY", "GRADIENT_API_KEY")
+
+
 def create(profile: Profile, state: Path, clock: Clock) -> Paperspace:
     """The provider for one profile. It keeps no files."""
     return Paperspace(profile, clock)

@@ -400,6 +400,9 @@ def _direct_port(ports: Any) -> int | None:
     return port if 0 < port < 65536 else None
 
 
+ACCOUNT_KEYS: Final = (Vast.api.key_variable, "VASTAI_API_KEY")
+
+
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:
     """The provider for one profile. It keeps no files."""
     return Vast(profile, clock)
