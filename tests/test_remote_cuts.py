@@ -146,7 +146,7 @@ class Course:
     crossed: int = 0
 
     async def stage(self, name: str, points: list[int], work: Callable[[], Awaitable[T]], again: bool = False) -> T:
-        """Do one stage while the line is cut after each of `points` bytes; where it can't resume by itself, ask again."""
+        """Do one stage while the line is cut after each of `points` bytes; `again` asks anew until all are used up."""
         before = self.proxy.cuts
         self.proxy.arm(lambda: points.pop() if points else None)
         try:
