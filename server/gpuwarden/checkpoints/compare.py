@@ -7,6 +7,7 @@ Nothing is loaded: tensors are compared as bytes, up to the first difference.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor and the file that holds it."""
+    """A tensor, the file that holds it, and how that is opened."""
 
     path: Path
     tensor: Tensor
+    open: Callable[[Path, str], Source]
 
 
 def compare(now: Findings, before: Findings) -> Compared:
@@ -65,7 +67,7 @@ def _held(found: Findings) -> dict[str, _Held]:
         name = path.rsplit("/", 1)[-1].lower()
         model = path.endswith(_MODEL) and not entry.temporary and not any(n in name for n in _NOT_MODEL)
         if model and entry.anatomy and not entry.problems:
-            held.update((t.name, _Held(found.place(path), t)) for t in entry.anatomy.tensors)
+            held.update((t.name, _Held(found.place(path), t, found.open)) for t in entry.anatomy.tensors)
     return held
 
 
@@ -116,7 +118,7 @@ def _equal(a: _Held, b: _Held) -> bool:
         return False
     if a.tensor.start < 0 or b.tensor.start < 0:
         raise Doubtful("they are compressed")
-    with Source(a.path) as left, Source(b.path) as right:
+    with a.open(a.path, "") as left, b.open(b.path, "") as right:
         for at in range(0, a.tensor.extent, _PIECE):
             size = min(_PIECE, a.tensor.extent - at)
             if left.at(a.tensor.start + at, size) != right.at(b.tensor.start + at, size):

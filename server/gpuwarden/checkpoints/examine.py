@@ -40,24 +40,42 @@ def examine(path: Path, ask: Ask) -> Findings:
     entry = look(real, path.name, ask)
     if unreadable:
         entry.problems.append(unreadable)
-    return Findings(real, {path.name: entry}, None, [])
+    return Findings(real, {path.name: entry}, None, [], open=ask.open)
 
 
 def _folder(path: Path, ask: Ask) -> Findings:
-    tree = walk(path, ask.limits)
-    found = Findings(tree.root, {}, tree, [], list(tree.doubts))
+    return examine_tree(walk(path, ask.limits, ask.budget), ask)
+
+
+def examine_tree(tree: Tree, ask: Ask) -> Findings:
+    """Look at every file of a tree, then let the layouts judge its folders."""
+    found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     else:
         found.beyond = tree.restrict(ask.only)
-    names = list(tree.files)
-    with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
-        found.entries.update((e.path, e) for e in pool.map(lambda n: look(found.place(n), n, ask), names))
+    left_out = _look_at_all(list(tree.files), found, ask)
     for folder in tree.folders:
         for name, why in folder.odd.items():
             found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
-    judge(found)
+    if left_out or (ask.budget and ask.budget.spent):
+        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
+        found.doubts.append(f"{len(left_out):,} files and all folders were not looked at: {some(left_out) or 'time'}")
+    else:
+        judge(found)
     return found
+
+
+def _look_at_all(names: list[str], found: Findings, ask: Ask) -> list[str]:
+    """Look at the files, several at a time. Returns those for which the budget did not last."""
+
+    def one(name: str) -> tuple[str, Entry | None]:
+        return name, None if ask.budget and ask.budget.spent else look(found.place(name), name, ask)
+
+    with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
+        looked = list(pool.map(one, names))
+    found.entries.update((name, entry) for name, entry in looked if entry is not None)
+    return [name for name, entry in looked if entry is None]
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
@@ -70,7 +88,7 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
             said = Judgement("manifest", folder.rel)
             found.judgements.append(said)
             try:
-                roster = manifest.read(folder.path / name, ask.limits)
+                roster = manifest.read(folder.path / name, ask.limits, ask.open)
             except (Broken, Doubtful) as why:
                 said.problems.append(str(why))
                 continue
@@ -98,7 +116,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     """Look at one file. Whatever goes wrong inside a reader ends as a line of evidence, never as an exception."""
     entry = Entry(name, temporary=temporary(name))
     try:
-        with Source(path, name) as source:
+        with ask.open(path, name) as source:
             entry.size = source.size
             _look(source, entry, ask)
             if source.changed():
@@ -150,6 +168,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
         raise Broken("is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or from the Hub")
     plugin = reader(entry.path.rsplit("/", 1)[-1], head)
     if plugin is None:
+        entry.unread = not suspect.like_weights(entry.path, head, source.size)
         raise Doubtful("of no format that is known here")
     entry.format, entry.load = plugin.NAME, plugin.LOAD
     anatomy: Anatomy = plugin.read(source, limits)
@@ -182,7 +201,7 @@ def _take(entry: Entry, anatomy: Anatomy) -> None:
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     wanted = tuple(expected.digests) if expected else ()
-    seen = scan.sweep(source, anatomy, wanted, ask.progress)
+    seen = scan.sweep(source, anatomy, wanted, ask.note)
     known = len(anatomy.problems), len(anatomy.proved)
     for work in anatomy.later:
         work()

@@ -55,6 +55,11 @@ class Source:
         """The first bytes, as many as there are."""
         return self.at(0, min(length, self.size))
 
+    def beside(self, name: str) -> Source | None:
+        """Another file of the same folder, None where there is none."""
+        place = self.path.with_name(name)
+        return Source(place) if place.is_file() else None
+
     def changed(self) -> bool:
         """Whether somebody wrote to the file since it was opened."""
         now = os.fstat(self.fd)

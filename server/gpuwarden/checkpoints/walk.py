@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuwarden.checkpoints.anatomy import Limits, short
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.source import kind
 
 
@@ -64,7 +65,7 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def walk(root: Path, limits: Limits) -> Tree:
+def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
     """List the tree below `root`. Links that stay inside are noted as aliases; others are doubts."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
@@ -73,6 +74,9 @@ def walk(root: Path, limits: Limits) -> Tree:
     count = 0
     while stack:
         folder, depth = stack.pop()
+        if budget and budget.spent:
+            tree.doubts.append(f"not every folder was listed: {budget.spent}")
+            return tree
         for entry in _entries(folder, tree):
             count += 1
             if count > limits.files:
