@@ -51,7 +51,13 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
         seen = sweep(source, Anatomy("bytes"), wanted)
         if source.changed():
             raise Doubtful(f"{name} was written to while it was read")
-        return {"path": name, "size": source.size, "mtime_ns": source.mtime_ns, **seen.digests}
+        return {
+            "path": name,
+            "size": source.size,
+            "mtime_ns": source.mtime_ns,
+            "ctime_ns": source.ctime_ns,
+            **seen.digests,
+        }
 
 
 def write(path: Path, manifest: dict[str, Any]) -> Path:

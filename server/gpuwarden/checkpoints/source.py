@@ -36,6 +36,7 @@ class Source:
             raise Doubtful(f"not a regular file but {kind(self._first.st_mode)}; not opened")
         self.size = self._first.st_size
         self.mtime_ns = self._first.st_mtime_ns
+        self.ctime_ns = self._first.st_ctime_ns
 
     def at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes at `offset`. Raises Broken where the file ends before."""

@@ -409,7 +409,8 @@ class Report(Frozen):
     """The answer of a verification: a verdict, the evidence per file, and what was not checked.
 
     `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
-    whole checkpoint, None and "" where there is none.
+    whole checkpoint, None and "" where there is none. `unread` are files of no known format that equal a recorded
+    digest and claim in no way to be weights; `readable` is the verdict on everything else.
     """
 
     path: str
@@ -425,6 +426,8 @@ class Report(Frozen):
     step: int | None = None
     newest: str = ""
     bytes: int = 0
+    unread: tuple[str, ...] = ()
+    readable: Verdict = Verdict.UNKNOWN
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -51,7 +51,9 @@ class Address:
         repo, path = f"{owner}/{name}", path.strip("/")
         odd = ".." in path.split("/") or not path.isprintable() or len(text) > 1_000
         if not text.startswith(SCHEME) or not re.fullmatch(REPO_ID, repo) or odd:
-            raise BadRequest(f"{line(text, 120)!r} is no address on the Hub", "Write hf://owner/name[@revision][/path].")
+            raise BadRequest(
+                f"{line(text, 120)!r} is no address on the Hub", "Write hf://owner/name[@revision][/path]."
+            )
         return cls(_KINDS[kind], repo, unquote(revision) or "main", path)
 
 
@@ -141,7 +143,9 @@ def _next(page: Reply) -> dict[str, str]:
 class RangeSource(Source):
     """One file of a listing, read by range requests as far as it is needed. Threads don't share one."""
 
-    def __init__(self, listing: Listing, path: str, config: HubConfig, took: Callable[[int], None] = lambda n: None) -> None:
+    def __init__(
+        self, listing: Listing, path: str, config: HubConfig, took: Callable[[int], None] = lambda n: None
+    ) -> None:
         if path not in listing.files:
             raise Doubtful("is not in the repo")
         self.path, self.name, self.fd = Path(path), path, -1
@@ -186,7 +190,7 @@ class RangeSource(Source):
         if not length:
             return b""
         headers = build_hf_headers(token=self._config.token or False, library_name="gpuwarden")
-        headers["Range"] = f"bytes={offset}-{offset + length - 1}"
+        headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
         try:
             with get_session().stream(
                 "GET", self._url(), headers=headers, timeout=RANGE_S, follow_redirects=True

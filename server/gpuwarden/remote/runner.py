@@ -2,7 +2,8 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose.
+Verbs: start, supervise (used by start), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose,
+examine.
 Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
@@ -10,6 +11,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest
     metrics.jsonl      written by the job: one JSON object per line, `step` and numbers
     alerts.jsonl       written by the supervisor
+    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save
     work/              the job's working folder; relative outputs live here
 
 A job is known by (token, attempt) and is launched once: whoever gets the lock and finds no status of that attempt
@@ -46,6 +48,10 @@ MAX_SKIPPED = 1000
 MAX_ALERTS = 500
 MAX_FRESH = 200
 MAX_MEMBER = 1 << 20
+MAX_BOOK = 64 << 20  # as in checkpoints/book.py
+MAX_FINDINGS = 8 << 20
+SEAL_AFTER_S = 5.0  # a job that ends before is sealed by its pull
+ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
@@ -747,6 +753,7 @@ class Supervisor:
         self.bad_names: dict[str, bool] = {}
         self.alert_texts: list[str] = []
         self.child: Any = None
+        self.sealer: Any = None
         self.pipe = -1
         self.status: Json = {
             "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
@@ -898,6 +905,8 @@ class Supervisor:
     def finish(self, state: str, why: str) -> None:
         """Leave the final status; on a full disk keep trying for five minutes, since everything hangs on it."""
         self.take_metrics(64)
+        if self.sealer and self.sealer.stdin:
+            self.sealer.stdin.close()  # it looks a last time, and nobody waits for it
         now = time.time()
         self.status.update(state=state, why=self.redactor.text(why), ended_at=now)
         self.status["beat"] = {**heartbeat(self.folder), **self.gpu.values}
@@ -952,6 +961,8 @@ class Supervisor:
         self.limits()
         self.escalate()
         now = time.monotonic()
+        if self.sealer is None and now - self.begun >= SEAL_AFTER_S:
+            self.sealer = start_sealer(self.folder, self.spec) or False
         if now - self.beat_at >= self.beat_every:
             self.beat_at = now
             self.status["beat"] = {**heartbeat(self.folder), **self.gpu.ask()}
@@ -1070,6 +1081,114 @@ class Supervisor:
 
 def _nothing() -> None:
     pass
+
+
+# ---------------------------------------------------------------------------------------------------------- seals
+
+
+def start_sealer(folder: str, spec: Json) -> Any:
+    """Start the shipped archive beside the job, giving way to it. None where that can't be: then the pull seals.
+
+    It lives as long as somebody holds the other end of its stdin, so it never outlives a killed supervisor for long.
+    """
+    import shutil
+    import subprocess
+
+    archive = find_archive(folder, spec.get("archive"))
+    tops = [os.path.realpath(locate(folder, str(p), spec.get("root") or "")[0]) for p in spec.get("outputs") or []]
+    if not archive or not tops:
+        return None
+    ionice = shutil.which("ionice")
+    argv = [*([ionice, "-c3"] if ionice else []), sys.executable, "-I", "-S", archive, "seal", *tops]
+    argv += ["--book", folder + "/seals.jsonl", "--quiet", str(spec.get("seal_quiet_s") or 30), "--attached"]
+    argv += ["--every", str(spec.get("seal_every_s") or 10)]
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            return subprocess.Popen(argv, cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
+        finally:
+            os.close(null)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def find_archive(folder: str, name: Any) -> str:
+    """The path of the shipped archive of that name, or nothing."""
+    if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
+        return ""
+    path = folder + "/" + name
+    return path if os.path.isfile(path) and not os.path.islink(path) else ""
+
+
+def seals(folder: str) -> dict[str, Json]:
+    """Real path -> the last line of the book about it. A line that a kill cut short is passed over."""
+    try:
+        data = read_small(folder + "/seals.jsonl", MAX_BOOK)
+    except OSError:
+        return {}
+    rows: dict[str, Json] = {}
+    for line in data.splitlines():
+        try:
+            row = json.loads(line.decode("ascii"))
+            known = {k: row[k] for k in ("size", "mtime_ns", "ctime_ns", "sha256", "sealed_at")}
+            if re.fullmatch("[0-9a-f]{64}", known["sha256"]):
+                rows[str(row["path"])] = known
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return rows
+
+
+def examine(folder: str, request: Json) -> Json:
+    """Let the shipped archive look at outputs where they lie; its lines are passed on, bounded, with signs of life."""
+    import subprocess
+    import threading
+
+    archive = find_archive(folder, request.get("archive"))
+    if not archive:
+        raise Problem("no_archive", "the archive that examines checkpoints is not here")
+    root, paths = request.get("root") or "", [str(p) for p in request.get("paths") or []]
+    tops = [os.path.realpath(locate(folder, p, root)[0]) for p in paths]
+    for path, top in zip(paths, tops):
+        if not any(inside(top, bound) for bound in bounds(folder, path, root)):
+            raise Problem("bad_request", f"{printable(path)} leads out of the machine's folder")
+    seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
+    argv = [sys.executable, "-I", archive, "examine", *tops, "--seconds", str(seconds), "--book", folder + "/seals.jsonl"]
+    argv += ["--structure"] if request.get("structure") else []
+    child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    timer = threading.Timer(seconds + 30, child.kill)
+    timer.start()
+    try:
+        lines = passed_on(child)
+    finally:
+        timer.cancel()
+        child.kill()
+        child.wait()
+    if len(lines) != len(tops):
+        raise Problem("io_error", f"it ended after {len(lines)} of {len(tops)} outputs, with code {child.returncode}")
+    for path, line in zip(paths, lines):
+        reply({"output": path, "found": line})
+    return {"ok": True, "outputs": len(lines)}
+
+
+def passed_on(child: Any) -> list[Json]:
+    """The lines of a child, with a sign of life every few seconds for who waits. Raises Problem above a bound."""
+    import select
+
+    data = bytearray()
+    while True:
+        if not select.select([child.stdout], [], [], 5)[0]:
+            reply({"progress": len(data)})
+            continue
+        part = os.read(child.stdout.fileno(), 1 << 16)
+        data += part
+        if len(data) > MAX_FINDINGS:
+            raise Problem("io_error", f"it found more than {MAX_FINDINGS} bytes to say")
+        if not part:
+            break
+    try:
+        return [json.loads(line.decode("ascii")) for line in bytes(data).splitlines()]
+    except (ValueError, RecursionError):
+        raise Problem("io_error", "its answer is no JSON") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ verbs
@@ -1314,6 +1433,7 @@ class Roster:
         self.skipped: list[Json] = []
         self.seen: dict[str, bool] = {}
         self.door = Door()
+        self.seals = seals(folder) if digests else {}
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
@@ -1383,7 +1503,10 @@ class Roster:
                 self.skip(shown, "no regular file")
                 return
             row: Json = {"path": shown, **stamp(info)}
-            if self.digests:
+            sealed = self.seals.get(real)
+            if sealed and stamp(info) == {k: sealed[k] for k in stamp(info)}:
+                row.update(sealed)  # what was saved, not what a disk may have made of it since
+            elif self.digests:
                 row.update(self.hash(real))
                 if row["sha256"] is None:
                     self.skip(shown, "it kept changing while it was read")
@@ -1676,6 +1799,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "read": read,
     "bundle": bundle,
     "disclose": disclose,
+    "examine": examine,
 }
 
 
