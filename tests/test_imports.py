@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"ledger", "profiles", "knowledge", "rules", "hub", "checkpoints", "remote", "config"}),
     frozenset({"backends", "providers", "rehearsal"}),
     frozenset({"app", "lifecycle"}),
-    frozenset({"serve", "cli", "demo", "__main__"}),
+    frozenset({"serve", "commands", "cli", "__main__"}),
 )
 CORE_MAY = {"pydantic"}
 CORE_MAY_BY_FILE = {"core/clock.py": {"anyio"}}
