@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gpuwarden import backends
 from gpuwarden.core.clock import Clock
@@ -96,6 +96,17 @@ class Bundler(Protocol):
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """A tar stream whose members are named by their number in `artifacts`; unreadable ones are left out."""
+        ...
+
+
+@runtime_checkable
+class Examiner(Protocol):
+    """A backend that can look at checkpoints where they lie, so that their bytes need not travel."""
+
+    async def examine(
+        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+    ) -> dict[str, dict[str, Any]]:
+        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine."""
         ...
 
 

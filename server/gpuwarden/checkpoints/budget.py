@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gpuwarden.checkpoints.anatomy import Doubtful
 
 
 @dataclass
 class Budget:
-    """Seconds and bytes; the clock starts when it is made. Threads may share one."""
+    """Seconds, bytes and entries of folders; the clock starts when it is made. Threads may share one."""
 
     seconds: float
     bytes: int
+    entries: int = 1 << 60
     now: Callable[[], float] = time.monotonic
     _end: float = field(init=False)
     _read: int = field(init=False, default=0)

@@ -58,9 +58,12 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
     for folder in tree.folders:
         for name, why in folder.odd.items():
             found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
-    if left_out or (ask.budget and ask.budget.spent):
+    if left_out or tree.doubts:
         found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
-        found.doubts.append(f"{len(left_out):,} files and all folders were not looked at: {some(left_out) or 'time'}")
+        spent = ask.budget.spent if ask.budget else ""
+        if left_out:
+            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
+        found.doubts.append("the folders were not judged, for not all of their files were looked at")
     else:
         judge(found)
     return found

@@ -71,7 +71,7 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})
     stack = [(top, 0)]
-    count = 0
+    count, most = 0, min(limits.files, budget.entries) if budget else limits.files
     while stack:
         folder, depth = stack.pop()
         if budget and budget.spent:
@@ -79,8 +79,8 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
             return tree
         for entry in _entries(folder, tree):
             count += 1
-            if count > limits.files:
-                tree.doubts.append(f"more than {limits.files:,} entries; the rest was not looked at")
+            if count > most:
+                tree.doubts.append(f"more than {most:,} entries; the rest was not looked at")
                 return tree
             child = _place(entry, folder, tree)
             if child is None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from gpuwarden.checkpoints.anatomy import Broken, Doubtful
@@ -185,7 +185,7 @@ class RangeSource(Source):
     def _fetch(self, offset: int, length: int) -> bytes:
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
-        from huggingface_hub.utils import build_hf_headers, get_session
+        from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
         if not length:
             return b""
@@ -249,7 +249,7 @@ def download(listing: Listing, config: HubConfig) -> Path:
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
         token=config.token or False, allow_patterns=[_literal(p) for p in listing.files], library_name="gpuwarden",
     )  # fmt: skip
-    return Path(cast("str", found))
+    return Path(found)
 
 
 def _literal(path: str) -> str:

@@ -277,10 +277,7 @@ class _Receiver:
             await self._stream(artifact, part)
         if not _matches(artifact, part):
             await to_thread.run_sync(part.restart)
-            raise BadReply(
-                f"{artifact.path} changed on the machine after its manifest was taken",
-                "Take a new manifest when nothing writes to it any more.",
-            )
+            raise _changed(artifact)
 
     async def _stream(self, artifact: Artifact, part: Part) -> None:
         """Read until the part has its size, opening the stream again after a stall or a lost line."""
@@ -330,6 +327,19 @@ class _Receiver:
         if self.progress is not None:
             done = min(self.sent + self.resumed + self.skipped, self.total)
             self.progress(Progress(artifact.path, done, self.total, len(self.files), self.count))
+
+
+def _changed(artifact: Artifact) -> BadReply:
+    if artifact.sealed_at is None:
+        return BadReply(
+            f"{artifact.path} changed on the machine after its manifest was taken",
+            "Take a new manifest when nothing writes to it any more.",
+        )
+    return BadReply(
+        f"{artifact.path} no longer holds the bytes whose digest was recorded right after its save, though its times "
+        "say that nobody wrote to it",
+        "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
+    )
 
 
 def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:

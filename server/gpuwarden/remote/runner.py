@@ -961,7 +961,7 @@ class Supervisor:
         self.limits()
         self.escalate()
         now = time.monotonic()
-        if self.sealer is None and now - self.begun >= SEAL_AFTER_S:
+        if self.sealer is None and now - self.begun >= float(self.spec.get("seal_after_s") or SEAL_AFTER_S):
             self.sealer = start_sealer(self.folder, self.spec) or False
         if now - self.beat_at >= self.beat_every:
             self.beat_at = now
@@ -1095,19 +1095,18 @@ def start_sealer(folder: str, spec: Json) -> Any:
     import subprocess
 
     archive = find_archive(folder, spec.get("archive"))
-    tops = [os.path.realpath(locate(folder, str(p), spec.get("root") or "")[0]) for p in spec.get("outputs") or []]
+    tops = [os.path.realpath(Ground(spec).locate(folder, str(p))[0]) for p in spec.get("outputs") or []]
     if not archive or not tops:
         return None
     ionice = shutil.which("ionice")
     argv = [*([ionice, "-c3"] if ionice else []), sys.executable, "-I", "-S", archive, "seal", *tops]
-    argv += ["--book", folder + "/seals.jsonl", "--quiet", str(spec.get("seal_quiet_s") or 30), "--attached"]
-    argv += ["--every", str(spec.get("seal_every_s") or 10)]
+    argv += ["--book", folder + "/seals.jsonl", "--attached"]
+    argv += ["--quiet", str(spec.get("seal_quiet_s") or 30), "--every", str(spec.get("seal_every_s") or 10)]
     try:
-        null = os.open(os.devnull, os.O_RDWR)
-        try:
-            return subprocess.Popen(argv, cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
-        finally:
-            os.close(null)
+        with open(os.devnull, "r+b") as null:
+            return subprocess.Popen(
+                argv, cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0
+            )
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -1116,8 +1115,14 @@ def find_archive(folder: str, name: Any) -> str:
     """The path of the shipped archive of that name, or nothing."""
     if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
         return ""
+    import hashlib
+
     path = folder + "/" + name
-    return path if os.path.isfile(path) and not os.path.islink(path) else ""
+    try:
+        digest = hashlib.sha256(read_small(path, 1 << 22)).hexdigest()
+    except OSError:
+        return ""
+    return path if digest[:16] in name else ""  # the job may write here
 
 
 def seals(folder: str) -> dict[str, Json]:
@@ -1146,14 +1151,16 @@ def examine(folder: str, request: Json) -> Json:
     archive = find_archive(folder, request.get("archive"))
     if not archive:
         raise Problem("no_archive", "the archive that examines checkpoints is not here")
-    root, paths = request.get("root") or "", [str(p) for p in request.get("paths") or []]
-    tops = [os.path.realpath(locate(folder, p, root)[0]) for p in paths]
-    for path, top in zip(paths, tops):
-        if not any(inside(top, bound) for bound in bounds(folder, path, root)):
-            raise Problem("bad_request", f"{printable(path)} leads out of the machine's folder")
+    ground, paths = Ground(request), [str(p) for p in request.get("paths") or []]
+    tops = []
+    for path in paths:
+        top, bound = ground.locate(folder, path)
+        tops.append(os.path.realpath(top))
+        if not inside(tops[-1], bound):
+            raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
-    argv = [sys.executable, "-I", archive, "examine", *tops, "--seconds", str(seconds), "--book", folder + "/seals.jsonl"]
-    argv += ["--structure"] if request.get("structure") else []
+    argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
+    argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
     child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     timer = threading.Timer(seconds + 30, child.kill)
     timer.start()
@@ -1163,10 +1170,10 @@ def examine(folder: str, request: Json) -> Json:
         timer.cancel()
         child.kill()
         child.wait()
-    if len(lines) != len(tops):
-        raise Problem("io_error", f"it ended after {len(lines)} of {len(tops)} outputs, with code {child.returncode}")
-    for path, line in zip(paths, lines):
-        reply({"output": path, "found": line})
+    if len(lines) != len(paths):
+        raise Problem("io_error", f"it ended after {len(lines)} of {len(paths)} outputs, with code {child.returncode}")
+    for number, line in enumerate(lines):
+        reply({"output": paths[number], "found": line})
     return {"ok": True, "outputs": len(lines)}
 
 
@@ -1417,18 +1424,40 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 
-def locate(folder: str, path: str, root: str) -> tuple[str, str]:
-    """Where a declared path lies on this machine, and the real folder that it must not leave."""
-    if path.startswith("/"):
-        return os.path.join(root or "/", path.lstrip("/")), os.path.realpath(root or "/")
-    return os.path.join(folder, "work", path), folder + "/work"
+class Ground:
+    """Where the absolute paths of a machine lie. `root` is empty on a real one; a rehearsal's is a folder, and its
+    `mounts` (path -> folder) are volumes that lie outside of it.
+    """
+
+    def __init__(self, given: Json) -> None:
+        self.root = str(given.get("root") or "")
+        mounts = given.get("mounts") if isinstance(given.get("mounts"), dict) else {}
+        pairs = [(str(at).rstrip("/"), os.path.realpath(str(real))) for at, real in (mounts or {}).items()]
+        self.mounts = sorted(pairs, key=lambda pair: -len(pair[0]))
+
+    def locate(self, folder: str, path: str) -> tuple[str, str]:
+        """Where a declared path lies on this machine, and the real folder that it must not leave."""
+        if not path.startswith("/"):
+            return os.path.join(folder, "work", path), folder + "/work"
+        plain = os.path.normpath("/" + path.lstrip("/"))
+        for at, real in self.mounts:
+            if inside(plain, at):
+                return real + plain[len(at) :], real
+        return os.path.join(self.root or "/", path.lstrip("/")), os.path.realpath(self.root or "/")
+
+    def shown(self, real: str) -> str:
+        """The machine's absolute path of a real one."""
+        for at, top in self.mounts:
+            if inside(real, top):
+                return at + real[len(top) :]
+        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))
 
 
 class Roster:
     """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
 
-    def __init__(self, folder: str, root: str, emit: Callable[[Json], None], digests: bool) -> None:
-        self.folder, self.root, self.emit, self.digests = folder, root, emit, digests
+    def __init__(self, folder: str, ground: Ground, emit: Callable[[Json], None], digests: bool) -> None:
+        self.folder, self.ground, self.emit, self.digests = folder, ground, emit, digests
         self.missing: list[str] = []
         self.skipped: list[Json] = []
         self.seen: dict[str, bool] = {}
@@ -1445,7 +1474,7 @@ class Roster:
 
     def add(self, declared: str) -> None:
         """One declared output: a file, or a folder with everything in it."""
-        top, bound = locate(self.folder, declared, self.root)
+        top, bound = self.ground.locate(self.folder, declared)
         real = os.path.realpath(top)
         if not os.path.lexists(real):
             self.missing.append(declared)
@@ -1460,7 +1489,7 @@ class Roster:
         """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
-        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))
+        return self.ground.shown(real)
 
     def walk(self, declared: str, top: str) -> None:
         """Everything in a folder, in a stable order, through no link."""
@@ -1559,7 +1588,7 @@ def roster(folder: str, request: Json, digests: bool) -> Json:
     if not os.path.isdir(folder):
         raise Problem("not_found", f"there is no run folder {folder}")
     taken = time.time()
-    found = Roster(folder, request.get("root") or "", lambda row: reply(row, now="progress" in row), digests)
+    found = Roster(folder, Ground(request), lambda row: reply(row, now="progress" in row), digests)
     for path in request.get("paths") or []:
         found.add(path)
     return {
@@ -1571,10 +1600,10 @@ def roster(folder: str, request: Json, digests: bool) -> Json:
 class Shelf:
     """What may be read from outside: the working folder and the declared outputs."""
 
-    def __init__(self, folder: str, root: str) -> None:
-        self.folder, self.root = folder, root
+    def __init__(self, folder: str, ground: Ground) -> None:
+        self.folder, self.ground = folder, ground
         status = read_status(folder) or {}
-        tops = [locate(folder, p, root)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
+        tops = [ground.locate(folder, p)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
         self.allowed = [folder + "/work", *map(os.path.realpath, tops)]
         self.door = Door()
         self.known: dict[str, str] = {}
@@ -1583,14 +1612,14 @@ class Shelf:
         """Open one file of a roster. The folder it lies in is looked at once."""
         above, name = os.path.split(path)
         if above not in self.known:
-            self.known[above] = os.path.realpath(os.path.dirname(locate(self.folder, path, self.root)[0]))
+            self.known[above] = os.path.realpath(os.path.dirname(self.ground.locate(self.folder, path)[0]))
         folder = self.known[above]
         if name not in ("", ".", "..") and any(inside(folder, bound) for bound in self.allowed):
             try:
                 return self.door.open(folder + "/" + name)
             except OSError:
                 pass  # a link, or nothing: the long way says which
-        real = os.path.realpath(locate(self.folder, path, self.root)[0])
+        real = os.path.realpath(self.ground.locate(self.folder, path)[0])
         if not os.path.lexists(real):
             raise Problem("not_found", f"there is no file {printable(path)}")
         if not any(inside(real, bound) for bound in self.allowed):
@@ -1607,7 +1636,7 @@ def put_out(data: bytes) -> None:
 
 def read(folder: str, request: Json) -> None:
     """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1."""
-    fd = Shelf(folder, request.get("root") or "").open(str(request["path"]))
+    fd = Shelf(folder, Ground(request)).open(str(request["path"]))
     try:
         offset = int(request.get("offset") or 0)
         if not 0 <= offset <= os.fstat(fd).st_size:
@@ -1626,7 +1655,7 @@ def bundle(folder: str, request: Json) -> None:
     """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`; a file that
     can't be read, or is larger than a member may be, is left out.
     """
-    shelf, out = Shelf(folder, request.get("root") or ""), bytearray()
+    shelf, out = Shelf(folder, Ground(request)), bytearray()
     for number, path in enumerate(request.get("paths") or []):
         try:
             fd = shelf.open(str(path))
@@ -1705,6 +1734,8 @@ def describe(pid: int, marker: str | None) -> str:
         return ""
     if not marker and not WORKLOADS.fullmatch(os.path.basename(words[0])):
         return ""
+    if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
+        return ""  # the sealer, which ends by itself
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
@@ -1730,7 +1761,8 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
 
     Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
     """
-    declared = [os.path.realpath(locate(folder, str(p), root)[0]) for p in [*(status.get("outputs") or []), *exclude]]
+    ground = Ground({"root": root})
+    declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
     work, own = os.path.realpath(folder + "/work"), os.path.realpath(folder)
     found: list[Json] = []
     end, entries = time.monotonic() + 10, 0
