@@ -95,7 +95,8 @@ def _expected(listing: Listing) -> dict[str, Expected]:
 
 def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None] | None) -> Findings:
     """Look at everything through range requests."""
-    root = Path("hf:") / listing.address.repo
+    alone = listing.address.path in listing.files
+    root = Path("hf:") / listing.address.repo / ("" if alone else listing.address.path)
     paths = dict(zip(_inside(listing), listing.files, strict=True))
     budget = Budget(HEADER_S, HEADER_BYTES)
 
@@ -104,7 +105,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
         return RangeSource(listing, paths.get(inside, inside), config, ask.note)
 
     ask = Ask(False, _THREADS, expected=_expected(listing), progress=progress, budget=budget, open=opened)
-    if listing.address.path in listing.files:
+    if alone:
         name = next(iter(paths))
         return Findings(root, {name: look(root / name, name, ask)}, None, [], open=opened)
     return examine_tree(_tree(root, _inside(listing)), ask)
