@@ -140,7 +140,7 @@ async def test_what_is_wrong_in_a_repo_is_seen_from_its_headers(w: Warden, hub: 
 
 
 async def test_a_hub_whose_storage_is_not_what_it_lists(w: Warden, hub: HubServer) -> None:
-    address = put(hub, "short", {"model.safetensors": save(tensors(2))})
+    address = put(hub, "short", {"model.safetensors": save(tensors(99))})
     repo = hub.store.get("model", f"{USER}/short")
     assert repo is not None
     ref = repo.commits[-1].files["model.safetensors"]

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuwarden.checkpoints import formats, layouts, manifest, scan, suspect
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short, some
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Unread, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import Tree, walk
@@ -144,6 +144,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         anatomy = Anatomy(entry.format, problems=[str(why)])
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)])
+        entry.unread = isinstance(why, Unread) and not suspect.like_weights(entry.path, head, source.size)
     _take(entry, anatomy)
     # A file that can't be read may still be shown to equal what was recorded of it.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
@@ -171,8 +172,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
         raise Broken("is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or from the Hub")
     plugin = reader(entry.path.rsplit("/", 1)[-1], head)
     if plugin is None:
-        entry.unread = not suspect.like_weights(entry.path, head, source.size)
-        raise Doubtful("of no format that is known here")
+        raise Unread("of no format that is known here")
     entry.format, entry.load = plugin.NAME, plugin.LOAD
     anatomy: Anatomy = plugin.read(source, limits)
     entry.format = anatomy.format
