@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpuwarden.checkpoints import manifest
-from gpuwarden.checkpoints.scan import digesters
+from gpuwarden.checkpoints.kernels import digesters
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 

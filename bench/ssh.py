@@ -24,7 +24,7 @@ import anyio
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from contract_backend import ended, shell, until
-from gpuwarden.backends.base import source
+from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
@@ -101,8 +101,8 @@ class Bench:
         show(what, ours, {name: statistics.median(values) for name, values in times.items()}, 1.1)
 
     async def _ours(self, handle: Handle, target: Path) -> None:
-        manifest = await self.backend.manifest(handle, ["o"])
-        got = await receive(source(self.backend, handle), manifest, target)
+        listed = await roster(self.backend, handle, ["o"])
+        got = await receive(source(self.backend, handle), listed, target)
         assert got.complete
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.checkpoints import scan
+from gpuwarden.checkpoints import kernels, oddity, scan
 from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Span, Tensor
 from gpuwarden.checkpoints.source import Source
 
-KERNELS = [lambda d, t, b=False: scan.numpy_kernel(np, d, t, b), scan.plain_kernel]
+TESTS = [functools.cache(lambda t, b=False: kernels.numpy_test(np, t, b)), functools.cache(kernels.plain_test)]
 
 
 def strange(bits: int, dtype: str) -> bool:
@@ -30,32 +32,32 @@ def strange(bits: int, dtype: str) -> bool:
     return full and (dtype != "F8_E4M3" or bits & ((1 << mantissa) - 1) == (1 << mantissa) - 1)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize("dtype", ["F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"])
-def test_every_pattern_of_eight_bits(kernel: object, dtype: str) -> None:
+def test_every_pattern_of_eight_bits(make: Any, dtype: str) -> None:
     for bits in range(256):
         data = bytes([1, bits, 1])
-        assert kernel(data, dtype)[0] == strange(bits, dtype), hex(bits)  # type: ignore[operator]
+        assert make(dtype)(data)[0] == strange(bits, dtype), hex(bits)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-def test_every_pattern_of_sixteen_bits(kernel: object, dtype: str) -> None:
+def test_every_pattern_of_sixteen_bits(make: Any, dtype: str) -> None:
     for bits in range(1 << 16):
         pattern = bits.to_bytes(2, "little")
-        assert kernel(pattern, dtype) == (strange(bits, dtype), bits > 0), hex(bits)  # type: ignore[operator]
+        assert make(dtype)(pattern) == (strange(bits, dtype), bits > 0), hex(bits)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize(("dtype", "code"), [("F32", "f4"), ("F64", "f8")])
 @pytest.mark.parametrize("big", [False, True])
 @given(data=st.data())
-def test_wide_floats_agree_with_numpy(kernel: object, dtype: str, code: str, big: bool, data: st.DataObject) -> None:
+def test_wide_floats_agree_with_numpy(make: Any, dtype: str, code: str, big: bool, data: st.DataObject) -> None:
     width = int(code[1]) * 8
     edges = [np.finfo(code).max, np.inf, -np.inf, np.nan, 0.0, -0.0, np.finfo(code).tiny]
     values = data.draw(st.lists(st.sampled_from(edges) | st.floats(width=width), min_size=1, max_size=20))
     array = np.array(values, f"{'>' if big else '<'}{code}")
-    found, anything = kernel(array.tobytes(), dtype, big)  # type: ignore[operator]
+    found, anything = make(dtype, big)(array.tobytes())
     assert found == (not np.isfinite(array).all())
     assert anything == any(array.tobytes())
 
@@ -73,7 +75,7 @@ def test_chunks_may_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Source(tmp_path / "x") as source:
         seen = scan.sweep(source, Anatomy("x", tensors=tensors, spans=spans), ("sha256", "xxh3_128"))
         assert [t.name for t in seen.strange] == ["bad"]
-        assert str(scan.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
+        assert str(oddity.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
     assert seen.bad_spans == ["part"]
     assert seen.digests["sha256"] == hashlib.sha256(data).hexdigest()
     values[place] = 0

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from gpuwarden.commands import house, jobs, meter, pages  # noqa: F401 - each adds its commands to the group
+from gpuwarden.commands import house, jobs, knowledge, meter, pages  # noqa: F401 - each adds its commands to the group
 from gpuwarden.commands.base import cli, fail
 from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuwarden.checkpoints import formats, layouts, manifest, scan, suspect
+from gpuwarden.checkpoints import formats, layouts, manifest, oddity, scan, suspect
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Unread, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.source import Source
@@ -239,7 +239,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> 
     bad: list[str] = []
     before = len(entry.warnings)
     for tensor in seen.strange[:200]:
-        odd = scan.oddity(source, tensor, anatomy.big_endian)
+        odd = oddity.oddity(source, tensor, anatomy.big_endian)
         if odd is None:
             bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
         elif odd.masklike:

@@ -1,8 +1,6 @@
-"""Commands that look things up: history, search, knowledge, rules, profiles."""
+"""Commands that look things up: history, search, rules, profiles."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import click
 
@@ -34,50 +32,6 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     from gpuwarden.serve.references import look_up
 
     return answer(look_up(" ".join(query), limit), as_json, "found")
-
-
-@cli.group()
-def knowledge() -> None:
-    """Keep the references true."""
-
-
-@knowledge.command(name="check")
-@click.option("--months", type=click.IntRange(0), default=6, show_default=True, help="Older than this is old.")
-@JSON
-def knowledge_check(months: int, as_json: bool) -> int:
-    """Old facts, teardown and billing first; dead references; missing sources. Exit code 1 when there is any."""
-    from datetime import UTC, datetime
-
-    from gpuwarden.serve.upkeep import look_over
-
-    return answer(look_over(datetime.now(UTC).date(), months), as_json, "issues")
-
-
-@knowledge.command()
-@click.option("--page", required=True, help="Page it belongs to, such as training/oom-memory.md.")
-@click.option("--title", required=True)
-@click.option("--symptom", required=True, help="What one sees.")
-@click.option("--cause", required=True, help="What was found to be behind it.")
-@click.option("--fix", required=True, help="What ended it.")
-@click.option("--scope", multiple=True, required=True, help="Such as torch; may be given again.")
-@click.option("--source", multiple=True, required=True, help="https address; may be given again.")
-@click.option("--line", "lines", multiple=True, help="A log line that showed it; may be given again.")
-@click.option("--root-caused", is_flag=True, help="The cause is established, not guessed.")
-@click.option("--reproduced", is_flag=True, help="It was made to happen again.")
-@click.option("--mechanistic", is_flag=True, help="Or a mechanism explains it.")
-@click.option("--general", is_flag=True, help="Others would meet it too.")
-@JSON
-def propose(page: str, title: str, lines: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Draft an entry from what a run taught, against the bar of self-improvement. Shows it; changes no file."""
-    from datetime import UTC, datetime
-
-    from gpuwarden.knowledge.proposal import Bar
-    from gpuwarden.serve import upkeep
-
-    bar = Bar(**{name: given.pop(name) for name in ("root_caused", "reproduced", "mechanistic", "general")})
-    fields = {**given, "scope": list(given["scope"]), "source": list(given["source"])}
-    fields["verified"] = f"{datetime.now(UTC):%Y-%m}"
-    return answer(upkeep.propose(page, title, fields, lines, bar), as_json, "draft")
 
 
 def _written(changed: int, as_json: bool) -> int:
@@ -118,7 +72,8 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """The platforms that can be named, or one of them: what survives what, what bills, what happens by itself."""
-    from gpuwarden.profiles import rewrite_blocks
+    from gpuwarden.lifecycle.warden import REHEARSAL
+    from gpuwarden.profiles import profile_file, rewrite_blocks
     from gpuwarden.serve import terminal
 
     if write:
@@ -129,8 +84,9 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
         emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else terminal.platforms(titles)
         return 0
     profile = w.profile(name)
+    told = w.notes.of(name).model_dump(exclude_none=True)
     if as_json:
-        emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json")})
+        emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": told})
     else:
-        terminal.profile(name)
+        terminal.profile(profile_file(name.removeprefix(REHEARSAL), w.own_profiles), told)
     return 0

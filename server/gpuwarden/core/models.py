@@ -261,12 +261,23 @@ class Beat(Frozen):
     disk_total: int | None = None
     inodes_free: int | None = None
     inodes_total: int | None = None
+    oom_kills: int | None = None
+    """How often the kernel killed for memory in the job's control group since the job began."""
+
+
+class Ending(StrEnum):
+    """How a job ended, where whoever ran it says more than an exit code does."""
+
+    TIME_LIMIT = "time_limit"
+    OUT_OF_MEMORY = "out_of_memory"
+    VANISHED = "vanished"
 
 
 class Observation(Frozen):
     """Two separate answers: how is the job, and is the meter running (None counts as running).
 
     `why` says what the state rests on. `stale` is true when nothing was heard for longer than the heartbeat allows.
+    `signal` is the one that ended the job; then there is no exit code.
     """
 
     state: Job
@@ -274,6 +285,8 @@ class Observation(Frozen):
     why: str = ""
     at: float = 0.0
     exit_code: int | None = None
+    signal: int | None = None
+    ending: Ending | None = None
     attempt: int = 1
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)

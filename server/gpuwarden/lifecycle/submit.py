@@ -12,7 +12,7 @@ import anyio.to_thread
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN, scrubbed, secret_values
 from gpuwarden.core.hubfacts import HubFacts
-from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.script import ScriptFacts, read_command, read_script
@@ -22,7 +22,7 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.ledger.store import Event
-from gpuwarden.lifecycle.advance import advance
+from gpuwarden.lifecycle.advance import advance, wanted
 from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
@@ -192,7 +192,7 @@ def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
         return ""
     try:
         w.backend(profile.backend)
-        if profile.provider is not None:
+        if profile.meter.metered:
             w.provider(platform)
     except (NotFound, NotSupported) as error:
         return f"{error.message}. {error.hint}".strip()
@@ -200,14 +200,14 @@ def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
 
 
 async def _quote(w: Warden, spec: JobSpec) -> Answer[Quote]:
-    wanted = Resources(
-        gpu=spec.gpu, gpu_count=spec.gpu_count, disk_gb=spec.disk_gb,
-        interruptible=spec.interruptible, durable_storage=spec.durable_storage,
-    )  # fmt: skip
     try:
-        return await w.provider(spec.platform).quote(wanted)
+        answer = await w.provider(spec.platform).quote(wanted(spec))
     except WardenError as error:
         return Unknown(error.message)
+    price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
+    if price is not None and price <= 0:
+        return Unknown(f"{spec.platform} quotes {price:g} USD an hour, and nobody rents a machine for nothing")
+    return answer
 
 
 def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:
@@ -310,6 +310,7 @@ async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
         "spec_digest": spec.digest,
         "facts_digest": checked.facts.digest,
         "worst_cost": checked.facts.worst_cost,
+        "price": checked.facts.price,
         "receipt": receipt,
     }
     async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap

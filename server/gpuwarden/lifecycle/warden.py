@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import anyio
@@ -12,11 +13,12 @@ from filelock import FileLock, Timeout
 
 from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import Conflict, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
+from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, load_provider
 
@@ -34,6 +36,7 @@ class Warden:
     home: Path
     env: Mapping[str, str]
     own_profiles: Path | None = None
+    notes_file: Path | None = None
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
     observed: dict[str, Observation] = field(default_factory=dict)
@@ -67,15 +70,32 @@ class Warden:
         """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
         if platform not in self._providers:
             profile = self.profile(platform)
+            if profile.by_hand:
+                raise NotSupported(
+                    f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
+                    "Rent and release by hand in its console, and use the machine as any SSH machine.",
+                )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
             state = self.home / "providers" / profile.provider
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]
 
+    @cached_property
+    def notes(self) -> Notes:
+        """What the user told about their setup. Raises BadRequest with file and line."""
+        return load_notes(self.notes_file) if self.notes_file else Notes()
+
     def owned_place(self, platform: str) -> Place:
-        """Where jobs of a platform run that is not rented."""
-        return Place(platform=platform, run_root=self.profile(platform).run_root)
+        """Where jobs of a platform run that is not rented: as the profile says, with the user's notes before it."""
+        profile, told = self.profile(platform), self.notes.of(platform)
+        run_root = told.scratch or profile.run_root
+        if run_root.startswith("/") and profile.tier_of(run_root) is None:
+            raise BadRequest(
+                f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
+                f"gpuwarden profiles {platform} lists it.",
+            )
+        return Place(platform=platform, run_root=run_root, host=told.host)
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:

@@ -138,14 +138,14 @@ class WardenServer(MCPServer[Any]):
                 mime_type=d.mime_type,
                 size=len(d.content),
             )
-            for d in documents(self.warden.own_profiles).values()
+            for d in documents(self.warden.own_profiles, self.warden.notes_file).values()
         ]
 
     async def read_resource(
         self, uri: Any, context: Context[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
         """Read a document, or an entry by its id."""
-        document = documents(self.warden.own_profiles).get(str(uri))
+        document = documents(self.warden.own_profiles, self.warden.notes_file).get(str(uri))
         if document is None:
             return await super().read_resource(uri, context)
         return [ReadResourceContents(content=document.text, mime_type=document.mime_type)]
