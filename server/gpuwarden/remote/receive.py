@@ -392,7 +392,7 @@ class _Receiver:
                 finally:
                     count()
                 group.cancel_scope.cancel()
-        if digest is not None:
+        if digest is not None and artifact.sha256 is None:  # a digest from the time of the save goes before
             self.digests[artifact.path] = digest
 
     async def _pause(self, failures: int) -> None:
