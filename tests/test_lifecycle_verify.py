@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from safetensors.numpy import save
 
 from conftest import need
+from gpuwarden.checkpoints import book
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Unreachable
@@ -23,6 +25,7 @@ from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.hub.files import BLOCK, Address
 from gpuwarden.lifecycle.check import check
 from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.teardown import request
 from gpuwarden.lifecycle.verify import verify
 from gpuwarden.lifecycle.verify_there import CLAIM
@@ -364,3 +367,28 @@ async def test_what_the_bytes_do_not_suffice_for_is_said(tmp_path: Path) -> None
     assert any("was not read to its end" in r for r in report.reasons)
     over = await verify(w, str(tmp_path / "run"), Level.LOAD, budget=Budget(0.0, 1 << 40))
     assert over.verdict is Verdict.UNKNOWN and not over.files
+
+
+# ------------------------------------------------------------------------------------------------ digests of the save
+
+
+@pytest.mark.parametrize("rotten", [False, True])
+async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_path: Path, rotten: bool) -> None:
+    job = await done(house, tmp_path)
+    handle = read_job(house.ledger, job).handle
+    assert handle is not None
+    place = os.path.realpath(Path(handle.run_dir) / "work/out/model.safetensors")
+    size, mtime, ctime = book.stamp_of(place) or (0, 0, 0)
+    saved = "0" * 64 if rotten else hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    row = {"path": place, "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": saved, "sealed_at": 1.0}
+    book.add(Path(handle.run_dir) / "seals.jsonl", [row])
+    got = await pull(house, job)
+    if rotten:
+        assert "whose digest was recorded right after its save" in got.received.problems[0].why
+        assert not got.received.files
+    else:
+        report = await verify(house, job, Level.LOAD)
+        assert report.verdict is Verdict.PROVEN, said(report)
+        assert "1 of 1 files were sealed on the machine right after they were saved" in report.proved
+    there = await verify(house, job, where="instance")
+    assert there.verdict is (Verdict.REFUTED if rotten else Verdict.PROVEN)
