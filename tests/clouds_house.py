@@ -1,6 +1,7 @@
 """A house whose machines come from an emulated platform: its own interface over HTTP, real machines behind OpenSSH.
 
-A test file imports `house` and `web`, and marks a test with `every_platform` to walk it over all six.
+A test file imports `house` and `web`. `every_platform` walks a test over all six, `each_platform` leaves four of them
+to the proofs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ TRAIN = """
 # ///
 import json, os, struct, sys, time
 attempt = int(os.environ["GPUWARDEN_ATTEMPT"])
-os.makedirs("out", exist_ok=True)
+out = os.environ.get("OUT", "out")
+os.makedirs(out, exist_ok=True)
 os.makedirs("state", exist_ok=True)
 with open("state/seen.%d.json" % attempt, "w") as file:
     json.dump({"env": dict(os.environ), "argv": sys.argv, "folder": os.getcwd()}, file)
@@ -63,9 +65,9 @@ with open("state/seen.%d.json" % attempt, "w") as file:
 def save(step):
     head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
     head += b" " * (-len(head) % 8)
-    with open("out/model.tmp", "wb") as file:
+    with open(out + "/model.tmp", "wb") as file:
         file.write(struct.pack("<Q", len(head)) + head + struct.pack("<256f", *(step + n for n in range(256))))
-    os.rename("out/model.tmp", "out/model.safetensors")
+    os.rename(out + "/model.tmp", out + "/model.safetensors")
     with open("state/step.tmp", "w") as file:
         file.write(str(step))
     os.rename("state/step.tmp", "state/step")
@@ -128,6 +130,13 @@ PLATFORMS = (
 )  # fmt: skip
 RUNPOD, VASTAI = PLATFORMS[:2]
 every_platform = pytest.mark.parametrize("house", PLATFORMS, ids=lambda p: p.name, indirect=True)
+# One platform that ends a machine at once and one that wants it stopped first; the others are among the proofs.
+ORDINARY = ("runpod", "autodl")
+each_platform = pytest.mark.parametrize(
+    "house",
+    [pytest.param(p, id=p.name, marks=() if p.name in ORDINARY else pytest.mark.prove) for p in PLATFORMS],
+    indirect=True,
+)
 
 
 class JumpingClock:
@@ -225,6 +234,13 @@ class House:
         """The machine that was rented last."""
         return list(self.account.own)[-1]
 
+    def breaks(self, *faults: CloudFault) -> None:
+        """Give the machines that are rented from now on these faults too."""
+        cloud = self.account.cloud
+        config = cloud.store.config()
+        assert config is not None
+        cloud.configure(faults=config.faults.model_copy(update={"faults": (*config.faults.faults, *faults)}))
+
     def take(self) -> None:
         """Take the machine away in the middle of the run, as its platform does."""
         cloud, ident = self.account.cloud, self.machine()
@@ -266,12 +282,12 @@ async def bring_home(house: House, job: str) -> PullResult:
     return pulled
 
 
-async def take_down(house: House, job: str) -> None:
+async def take_down(house: House, job: str, loss: str | None = None) -> None:
     """Ask, approve as a person does, and look until the machine is seen gone."""
     view = await request(house.w, job, "terminate")
-    assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
+    assert view.record.state is (Teardown.BLOCKED if loss else Teardown.AWAITING_HUMAN), view.findings
     assert view.record.digest
-    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test")
+    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test", loss=loss)
     for _ in range(12):
         if view.record.state is Teardown.VERIFIED_STOPPED:
             break

@@ -199,6 +199,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 # platform, path, asked for durable storage -> outlives (stop, terminate, preemption, end of the job)
 SURVIVES = [
     ("local", "/home/me/runs/x", False, "yyyy"),
+    ("ssh", "/home/me/runs/x", False, "nnny"),
     ("runpod", "/root/x", False, "nnny"),
     ("runpod", "/root/x", True, "nnny"),
     ("runpod", "/workspace/x", False, "ynny"),
@@ -263,6 +264,7 @@ def test_spellings_of_one_path_are_one_path():
 # platform -> (verbs that rest compute, verbs after which something bills, the same with durable storage)
 METER = {
     "local": ((), (), ()),
+    "ssh": ((), (), ()),
     "runpod": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
     "vastai": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
     "lambda": (("terminate",), (), ("terminate",)),

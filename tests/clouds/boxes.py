@@ -2,7 +2,7 @@
 
 A machine is a mount and a process namespace of this one: its root is the instance's folder of the cloud, with this
 machine's programs mounted in. It goes on and off as the cloud says, with the same host key, at a new port each time,
-or at a new address where the platform tells no ports. The account's volumes are mounted where the cloud links them.
+or at a new address where the platform tells no ports. Where the cloud links a volume of the account, it has a mount.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from clouds.base import Emulator
 from clouds.gpu import put_gpu
 from gpuwarden.core.models import InstanceState
-from gpuwarden.rehearsal.disk import shared
+from gpuwarden.rehearsal.disk import mounted
 from gpuwarden.rehearsal.model import MARKER
 from sshd import find_sshd, free_port, keygen
 
@@ -34,10 +34,13 @@ for dir in usr bin sbin lib lib64 etc dev sys; do
   mkdir -p "$dir"
   mount --rbind "/$dir" "$fs/$dir"
 done
-if [ -d "$VOLUMES" ]; then mkdir -p volumes && mount --bind "$VOLUMES" volumes; fi
 mount --bind "$own" run/sshd
 mount --bind "$own/passwd" etc/passwd
-for tier in "$@"; do mount --bind "$fs$tier" "$fs$tier"; done
+for tier in "$@"; do
+  from="$fs$tier"
+  if [ -L "$from" ]; then from=$(readlink -f "$from"); rm "$fs$tier"; mkdir "$fs$tier"; fi
+  mount --bind "$from" "$fs$tier"
+done
 mount -t proc proc proc
 HOME=/root chroot "$fs" /bin/sh -c "$begin"
 exec chroot "$fs" "$SSHD" -D -e -f /run/sshd/sshd_config
@@ -155,13 +158,13 @@ class Machines:
         (own / "passwd").write_text(PASSWD)
         (own / "authorized_keys").write_text("\n".join(self._account_keys()) + "\n")
         (own / "sshd_config").write_text(CONFIG.format(host=host, port=port, marker=MARKER, ident=ident))
-        durable = self.account.cloud.store.state().records[ident].durable
-        there = self.account.profile.tiers(requested=durable)
-        tiers = [f"/volumes/{t.tier}" if shared(t) else t.path for t in there if t.path != "/"]
+        record = self.account.cloud.store.state().records[ident]
+        there = mounted(self.account.profile, durable=record.durable, sometimes=record.sometimes)
+        tiers = [t.path for t in there if t.path != "/"]
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"]
         argv += [POWER_ON, "sh", str(self.disk(ident)), str(own), self._begin(ident), *tiers]
         with (own / "log").open("ab") as log:
-            env = {**os.environ, "SSHD": find_sshd(), "VOLUMES": str(self.account.cloud.root / "volumes")}
+            env = {**os.environ, "SSHD": find_sshd()}
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         self.on[ident] = _Machine(process, host, port, since)
         self._configure(port)

@@ -75,7 +75,10 @@ class Backend(Protocol):
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group: signal, grace, kill. Never raises for a job that is gone."""
+        """End the job's process group: signal, grace, kill. Never raises for a job that is gone.
+
+        PENDING while it still saves; asking again changes nothing about its grace.
+        """
         ...
 
 

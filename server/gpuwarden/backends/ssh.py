@@ -298,7 +298,7 @@ def _key_finding(place: Place, key: HostKey) -> Finding:
 def _profile_of(place: Place) -> Profile | None:
     """The platform's profile; a machine of the user's own may have none."""
     try:
-        return load_profile(place.platform)
+        return load_profile(place.platform.partition("/")[0])
     except WardenError:
         return None
 

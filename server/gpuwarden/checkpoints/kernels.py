@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpuwarden.checkpoints.anatomy import DTYPES
@@ -31,7 +31,7 @@ def numpy_or_none() -> Any:
 
 
 def digesters() -> dict[str, Callable[[], Any]]:
-    """The digests that can be computed here, by the name they have in a manifest; the quickest comes last."""
+    """The digests that can be computed here, by their names in a manifest: the surest first, the quickest last."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -39,6 +39,13 @@ def digesters() -> dict[str, Callable[[], Any]]:
         return made
     made["xxh3_128"] = xxhash.xxh3_128
     return made
+
+
+def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
+    """The one digest to compare, of those that were recorded: the quickest, or with `sure` one that can't be forged."""
+    known = list(digesters())
+    here = sorted((n for n in recorded if n in known), key=known.index)
+    return tuple(here[:1] if sure else here[-1:])
 
 
 def crc32() -> Callable[..., int]:

@@ -17,7 +17,7 @@ from gpuwarden.checkpoints import kernels
 from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Span, Tensor
 from gpuwarden.checkpoints.source import Source
 
-CHUNK = 1 << 19  # half of a common second-level cache
+CHUNK = 1 << 21  # in cache still; smaller blocks lose more to threads that wait for each other than they gain
 SEGMENT = 1 << 26  # what one thread takes of a large file at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
 _LINE = 16  # no element is larger

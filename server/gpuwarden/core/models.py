@@ -62,7 +62,7 @@ def digest(value: object) -> str:
 # ---------------------------------------------------------------------------------------------------------- job
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-_PLATFORM = r"^[a-z0-9][a-z0-9_-]{0,40}(/[a-z0-9][a-z0-9_-]{0,40})?$"
+_PLATFORM = r"^[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 
@@ -210,7 +210,8 @@ class Instance(Frozen):
     """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
 
     `cost_usd` is what it has cost so far by the provider's own books, None where it does not say.
-    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not.
+    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
+    platform will stop or end it by itself, in seconds since the epoch, where it told.
     """
 
     id: str
@@ -222,6 +223,7 @@ class Instance(Frozen):
     stopped_usd_per_hour: float | None = None
     cost_usd: float | None = None
     created_at: float | None = None
+    ends_at: float | None = None
     why: str = ""
 
 

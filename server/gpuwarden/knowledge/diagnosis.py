@@ -71,10 +71,7 @@ def diagnose(
         for case in _cases(catalogue, lines, seen, excerpt=excerpt)
         if failed or case.seen or (stalled and not case.gotcha.secondary)
     ]
-    claims: dict[int, int] = {}
-    for case in cases:
-        for number in case.numbers if not case.gotcha.secondary else ():
-            claims[number] = claims.get(number, 0) + 1
+    claims = _claims(cases)
     ranked = sorted(cases, key=lambda case: case.rank(claims))
     return tuple(_diagnosis(case, claims, failed=failed) for case in ranked[:limit])
 
@@ -91,6 +88,14 @@ class _Case:
     seen: list[Seen]
 
     @property
+    def wording(self) -> dict[int, str]:
+        """Of each line, the longest fixed text that a matching signature has."""
+        found: dict[int, str] = {}
+        for line, pattern in self.hits:
+            found[line.number] = max(found.get(line.number, ""), literal_of(pattern), key=len)
+        return found
+
+    @property
     def numbers(self) -> set[int]:
         return {line.number for line, _ in self.hits}
 
@@ -98,16 +103,22 @@ class _Case:
     def sure(self) -> bool:
         return any(s.sure for s in self.seen)
 
-    def own(self, claims: dict[int, int]) -> bool:
+    def own(self, claims: dict[int, set[str]]) -> bool:
         """Whether something speaks for this entry and for no other."""
-        return self.sure or bool(self.seen and self.hits) or any(claims.get(n, 0) <= 1 for n in self.numbers)
+        return (
+            self.sure
+            or bool(self.seen and self.hits)
+            or any(claims.get(n, {self.gotcha.id}) == {self.gotcha.id} for n in self.numbers)
+        )
 
-    def rank(self, claims: dict[int, int]) -> tuple[bool, bool, bool, int, str]:
+    def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, bool, int, str]:
+        """The most telling first; of what follows other failures, what came first."""
+        if self.gotcha.secondary and not self.seen:
+            return True, True, True, min(self.numbers), self.gotcha.id
         specific = max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
-        secondary = self.gotcha.secondary and not self.seen
-        return secondary, not self.sure, not self.own(claims), -specific, self.gotcha.id
+        return False, not self.sure, not self.own(claims), -specific, self.gotcha.id
 
-    def likely(self, claims: dict[int, int]) -> bool:
+    def likely(self, claims: dict[int, set[str]]) -> bool:
         """More than a line that others share, that follows other failures, or that is only the exit code."""
         if self.sure or (self.seen and self.numbers - {0}):
             return True
@@ -163,7 +174,21 @@ def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[G
         yield gotcha, hits
 
 
-def _diagnosis(case: _Case, claims: dict[int, int], *, failed: bool) -> Diagnosis:
+def _claims(cases: list[_Case]) -> dict[int, set[str]]:
+    """Of each line, the entries that explain it. The wording of one that holds another's wins over that one."""
+    wordings: dict[int, dict[str, str]] = {}
+    for case in cases:
+        for number, wording in case.wording.items() if not case.gotcha.secondary else ():
+            wordings.setdefault(number, {})[case.gotcha.id] = wording
+    return {
+        number: {
+            key for key, text in told.items() if not any(text != other and text in other for other in told.values())
+        }
+        for number, told in wordings.items()
+    }
+
+
+def _diagnosis(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
     unique = {line.number: line for line, _ in case.hits}
     numbers = sorted(unique)
     kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
@@ -182,7 +207,7 @@ def _diagnosis(case: _Case, claims: dict[int, int], *, failed: bool) -> Diagnosi
     )
 
 
-def _why(case: _Case, claims: dict[int, int], *, failed: bool) -> str:
+def _why(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> str:
     numbers = case.numbers - {0}
     matched = f"{len(numbers)} line{'s match' if len(numbers) != 1 else ' matches'} its signature"
     if case.seen and numbers:

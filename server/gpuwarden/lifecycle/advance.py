@@ -9,21 +9,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import anyio
+
 from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Refused, Unreachable, WardenError
 from gpuwarden.core.fence import scrubbed, secret_values
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.contact import NoContact, greet, pinned
+from gpuwarden.lifecycle.contact import NoContact, greet, greet_own, pinned
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.warden import LOCK_PATIENCE_S, STEP_S, Warden
 from gpuwarden.remote.launch import DIED
 
 MAX_STEPS: Final = 8
 MAX_GENERATIONS: Final = 5
 FETCH_S: Final = 3600
 """How long a machine is wanted after its job's time is over, so that a person can fetch what is there."""
+CANCEL_GRACE_S: Final = 10.0
+SAVE_GRACE_S: Final = 120.0
+"""What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 MAYBE_DONE = (Unreachable, BadReply)
 """After these nobody knows whether the call was carried out."""
 
@@ -36,11 +41,12 @@ async def advance(w: Warden, job_id: str) -> JobRecord:
 
 
 async def advance_locked(w: Warden, job_id: str) -> JobRecord:
-    """The same, for a caller that holds the job's lock."""
+    """The same, for a caller that holds the job's lock: a step that may be long is begun only while others can wait."""
+    begun = anyio.current_time()
     for _ in range(MAX_STEPS):
         job = read_job(w.ledger, job_id)
         step = STEPS.get(job.state)
-        if step is None or not await step(w, job):
+        if step is None or not await step(w, job) or anyio.current_time() - begun > LOCK_PATIENCE_S - STEP_S:
             break
     return read_job(w.ledger, job_id)
 
@@ -59,7 +65,13 @@ async def _accepted(w: Warden, job: JobRecord) -> bool:
         return move(w, job, Job.CANCELED, "canceled before it was launched")
     if w.profile(job.spec.platform).meter.metered:
         return await _rent(w, job)
-    place = w.owned_place(job.spec.platform)
+    try:
+        with anyio.fail_after(STEP_S):
+            place = await greet_own(w, w.owned_place(job.spec.platform))
+    except (*MAYBE_DONE, TimeoutError):
+        return False  # it does not answer now; the job waits
+    except WardenError as refusal:
+        return move(w, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
     return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
 
 
@@ -217,7 +229,11 @@ async def _meet(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instanc
     try:
         if instance.place is None:
             raise NoContact("the provider has not told its address yet")
-        place = await greet(w, lease, instance.place)
+        try:
+            with anyio.fail_after(STEP_S):
+                place = await greet(w, lease, instance.place)
+        except TimeoutError:
+            raise NoContact(f"it did not answer within {STEP_S:g} s") from None
     except NoContact as silence:
         waiting = w.ledger.last(lease.subject, "host.waiting")
         limit = w.profile(lease.platform).limits.boot_timeout_s
@@ -283,8 +299,9 @@ async def _submitting(w: Warden, job: JobRecord) -> bool:
         w.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
     backend = w.backend(w.profile(job.spec.platform).backend)
     try:
-        handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt)
-    except MAYBE_DONE:
+        with anyio.fail_after(STEP_S):
+            handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt)
+    except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:
         return move(w, job, Job.FAILED, f"the job could not be launched: {refusal.message}", code=refusal.code)
@@ -403,7 +420,8 @@ async def _end(w: Warden, job: JobRecord) -> bool:
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and not observed.why.startswith(DIED):
         return move(w, job, observed.state, observed.why)
     try:
-        result = await w.backend(job.handle.backend).stop(job.handle)
+        grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
+        result = await w.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
     except WardenError:
         return False
     if result == "pending":

@@ -76,7 +76,10 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
     """
     job = read_job(w.ledger, job_id)
     if not w.profile(job.spec.platform).meter.metered:
-        raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
+        raise NotSupported(
+            f"{job.spec.platform} is not rented: it has no meter and nothing to tear down",
+            "cancel_job ends the job's processes; the machine and its files stay as they are.",
+        )
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
         lease = _lease_to_end(w, job, verb)

@@ -23,7 +23,12 @@ from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, load_provider
 
 REHEARSAL = "rehearsal/"
-LOCK_PATIENCE_S = 30.0
+SSH = "ssh/"
+"""Before the alias of a machine of the user's own."""
+STEP_S = 55.0
+"""The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
+LOCK_PATIENCE_S = 60.0
+"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
 
 
 @dataclass
@@ -46,13 +51,18 @@ class Warden:
     _providers: dict[str, Provider] = field(default_factory=dict)
 
     def platforms(self) -> list[str]:
-        """Every platform that can be named, rehearsals included."""
+        """Every platform that can be named, rehearsals included. A machine behind SSH stands here as `ssh/ALIAS`."""
         real = profile_names(self.own_profiles)
         rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
-        return sorted(real) + [REHEARSAL + n for n in sorted(rented)]
+        named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]
+        return sorted(named) + [REHEARSAL + n for n in sorted(rented)]
 
     def profile(self, platform: str) -> Profile:
         """The profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        if f"{platform}/" == SSH:
+            raise NotFound("no machine was named", f"Write {SSH}ALIAS, with an alias of your ~/.ssh/config.")
+        if platform.startswith(SSH):
+            return load_profile(SSH.rstrip("/"), self.own_profiles)
         if not platform.startswith(REHEARSAL):
             return load_profile(platform, self.own_profiles)
         real = load_profile(platform.removeprefix(REHEARSAL), self.own_profiles)
@@ -73,7 +83,7 @@ class Warden:
             if profile.by_hand:
                 raise NotSupported(
                     f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
-                    "Rent and release by hand in its console, and use the machine as any SSH machine.",
+                    f"Rent and release by hand in its console, and run jobs on the machine as {SSH}ALIAS.",
                 )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
@@ -95,7 +105,8 @@ class Warden:
                 f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
                 f"gpuwarden profiles {platform} lists it.",
             )
-        return Place(platform=platform, run_root=run_root, host=told.host)
+        alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None
+        return Place(platform=platform, run_root=run_root, host=alias or told.host)
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:

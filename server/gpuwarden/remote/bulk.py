@@ -100,7 +100,7 @@ class _Client:
         self.err = known_hosts.with_name("stderr")
         self.gate = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
-        self.stopped = False
+        self.stopped = threading.Event()
         self.ended = threading.Event()
 
     def pour(self, take: Take, stdin: bytes) -> None:
@@ -118,7 +118,7 @@ class _Client:
     def _start(self, stdin: bytes) -> None:
         """Run it, unless the caller has gone, and send its stdin."""
         with self.gate, self.err.open("wb") as err:
-            if self.stopped:
+            if self.stopped.is_set():
                 return
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, bufsize=0
@@ -136,10 +136,10 @@ class _Client:
 
     def _read_into(self, piece: memoryview) -> int:
         """How many bytes came; 0 at the end, and once the caller has gone."""
-        if self.process is None or self.stopped:
+        if self.process is None or self.stopped.is_set():
             return 0
         count = cast("io.RawIOBase", self.process.stdout).readinto(piece) or 0
-        return 0 if self.stopped else count
+        return 0 if self.stopped.is_set() else count
 
     def _skip_noise(self, take: Take) -> None:
         """Read up to the mark's line, and take what follows it."""
@@ -155,7 +155,7 @@ class _Client:
 
     def _finish(self) -> None:
         """Raise unless it ended well."""
-        if self.process is None or self.stopped:
+        if self.process is None or self.stopped.is_set():
             return
         code = self.process.wait()
         if code == _SSH_FAILED:
@@ -171,7 +171,7 @@ class _Client:
     def stop(self) -> None:
         """End the client, whatever it does; the thread that reads from it sees an end."""
         with self.gate:
-            self.stopped = True
+            self.stopped.set()
         if self.process is None:
             self.ended.set()
         else:

@@ -8,19 +8,18 @@ A file that can't be packed is simply not in the stream; it is asked for alone a
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from gpuwarden.core.errors import BadReply
 from gpuwarden.core.models import Artifact
 from gpuwarden.remote.destination import Entry, bare
-from gpuwarden.remote.part import part_name, set_time, sync_folder
+from gpuwarden.remote.names import UnsafeName
+from gpuwarden.remote.part import set_time
+from gpuwarden.remote.tree import Tree
 
 SMALL_BYTES = 1 << 20
 BATCH_FILES = 4000
@@ -42,16 +41,15 @@ def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 class Unpacker:
-    """Reads a tar stream piece by piece and writes what is right as complete parts. Blocking.
+    """Reads a tar stream piece by piece and writes what is right into a tree. Blocking.
 
-    `landed` says for each number where its file lies, `digests` its hex sha256, which the machine had as well.
+    `landed` has the number of each such file and its hex sha256, which the machine had as well.
     """
 
-    def __init__(self, artifacts: Sequence[Artifact], staging: Path) -> None:
-        self.artifacts = artifacts
-        self.staging = staging
+    def __init__(self, wanted: Sequence[Entry], tree: Tree) -> None:
+        self.wanted = wanted
+        self.tree = tree
         self.landed: dict[int, str] = {}
-        self.digests: dict[int, str] = {}
         self.ended = False
         self._buffer = bytearray()
 
@@ -75,13 +73,16 @@ class Unpacker:
 
     def _land(self, member: _Member, content: memoryview) -> int:
         number = int(member.name) if member.name.isdigit() else -1
-        if not 0 <= number < len(self.artifacts):
+        if not 0 <= number < len(self.wanted):
             return 0
-        artifact = self.artifacts[number]
+        artifact, name = self.wanted[number]
         sha256 = hashlib.sha256(content).hexdigest()
         if len(content) != artifact.size or sha256 != (bare(artifact.sha256 or "") or member.sealed(artifact)):
             return 0
-        path = f"{self.staging}/{part_name(artifact)}"
+        try:
+            path = self.tree.place(name)
+        except UnsafeName:
+            return 0  # taken alone, it says why
         fd = os.open(path, _WRITE, 0o666)
         try:
             while content:
@@ -89,12 +90,8 @@ class Unpacker:
             set_time(fd if os.utime in os.supports_fd else path, artifact.mtime_ns)
         finally:
             os.close(fd)
-        self.landed[number], self.digests[number] = path, sha256
+        self.landed[number] = sha256
         return artifact.size
-
-    def settle(self) -> None:
-        """Make everything that landed durable, before it gets its names."""
-        sync_files(self.staging, [Path(p) for p in self.landed.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +121,3 @@ def _read_header(block: bytes) -> _Member | None:
     if checksum != sum(block) - sum(block[148:156]) + 8 * ord(" ") or not 0 <= size <= SMALL_BYTES:
         raise BadReply("the machine's bundle is no tar stream, or holds a large file", "Pull again.")
     return _Member(block[:100].rstrip(b"\0") if block[156:157] in b"0\0" else b"", size, block[157:257])
-
-
-def sync_files(folder: Path, files: Sequence[Path]) -> None:
-    """Make files of one folder durable: with one call for all where the system has it (Linux), else each."""
-    if not files:
-        return
-    if sys.platform == "linux" and _syncfs(folder):
-        return
-    for path in files:
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
-
-
-def _syncfs(folder: Path) -> bool:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
-    except (OSError, AttributeError):
-        return False
-    finally:
-        os.close(fd)

@@ -153,6 +153,10 @@ class Destination:
         except (UnsafeName, OSError):
             return False
 
+    def note(self, folders: set[Path]) -> None:
+        """Remember folders in which names changed."""
+        self._changed |= folders
+
     def settle(self, *, complete: bool) -> None:
         """Make the names durable; once everything is here, drop parts that belong to nothing any more."""
         for folder in sorted(self._changed):

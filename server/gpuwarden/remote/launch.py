@@ -25,6 +25,8 @@ GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
 HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
+STALL_S: Final = 1800.0
+"""Without a new step, or a line where no steps are told, for so long the runner says that the job stalls."""
 _SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
@@ -87,6 +89,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "grace_s": GRACE_S,
             "max_restarts": spec.max_restarts,
             "heartbeat_s": HEARTBEAT_S,
+            "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
             **place.ground,
             "archive": archive,

@@ -29,8 +29,8 @@ from gpuwarden.core.models import Artifact, Frozen, Manifest
 from gpuwarden.core.tasks import first_error
 from gpuwarden.remote.bundle import SMALL_BYTES, Unpacker, batches
 from gpuwarden.remote.destination import Destination, Entry, bare
-from gpuwarden.remote.names import UnsafeName
 from gpuwarden.remote.part import Part
+from gpuwarden.remote.tree import Tree
 
 PARALLEL = 3
 STALL_S = 30.0
@@ -168,6 +168,7 @@ class _Receiver:
         self.stall_s, self.tries, self.clock = stall_s, tries, clock
         self.files: dict[str, ReceivedFile] = {}
         self.digests: dict[str, str] = {}
+        self.tree = Tree(dest.staging)
         self.refused: dict[str, str] = {}
         self.sent = self.resumed = self.skipped = self.retries = 0
         self.total = self.count = 0
@@ -175,15 +176,20 @@ class _Receiver:
     async def run(self, manifest: Manifest, parallel: int) -> Received:
         """Take all files, several at a time, the largest first."""
         entries, self.refused = await to_thread.run_sync(self.dest.roster, manifest.files)
+        await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
         await to_thread.run_sync(self.dest.check_room, entries)
         self.digests = {a.path: bare(a.sha256) for a, _ in entries if a.sha256}
         await self._learn([a for a, n in entries if self.dest.holds(a, n)])
         self.total, self.count = sum(a.size for a, _ in entries), len(entries)
         queue = iter(list(self._portions(entries)))
-        with first_error():
-            async with anyio.create_task_group() as group:
-                for _ in range(min(parallel, len(entries))):
-                    group.start_soon(self._work, queue)
+        try:
+            with first_error():
+                async with anyio.create_task_group() as group:
+                    for _ in range(min(parallel, len(entries))):
+                        group.start_soon(self._work, queue)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._publish, entries)
         await to_thread.run_sync(lambda: self.dest.settle(complete=not self.refused))
         order = [a.path for a in manifest.files]
         return Received(
@@ -224,24 +230,25 @@ class _Receiver:
         wanted = [e for e, there in zip(portion, here, strict=True) if not there]
         failures = 0
         while wanted and failures < self.tries:
-            unpacker = Unpacker([a for a, _ in wanted], self.dest.staging)
+            unpacker = Unpacker(wanted, self.tree)
             lost = await self._unpack(unpacker)
-            named = await to_thread.run_sync(self._name, unpacker, wanted)
-            for number in named:
-                self.digests[wanted[number][0].path] = unpacker.digests[number]
-                self._done(*wanted[number], unpacker.digests[number])
-            wanted = [e for n, e in enumerate(wanted) if n not in named]
+            for number, sha256 in unpacker.landed.items():
+                artifact, name = wanted[number]
+                self.digests[artifact.path] = sha256
+                self._done(artifact, name, sha256)
+            wanted = [e for n, e in enumerate(wanted) if n not in unpacker.landed]
             if not lost:
                 break
-            failures = 1 if named else failures + 1
+            failures = 1 if unpacker.landed else failures + 1
             await self._pause(failures)
         return wanted
 
     async def _unpack(self, unpacker: Unpacker) -> bool:
         """Read one tar stream; whether the line was lost before its end."""
         assert isinstance(self.source, Bundling)
+        artifacts = [a for a, _ in unpacker.wanted]
         try:
-            async with _closing(self.source.bundle(unpacker.artifacts)) as stream:
+            async with _closing(self.source.bundle(artifacts)) as stream:
                 while not unpacker.ended:
                     with anyio.fail_after(self.stall_s):
                         chunk = await anext(stream, b"")
@@ -249,7 +256,7 @@ class _Receiver:
                         break
                     taken = await to_thread.run_sync(unpacker.feed, chunk)
                     self.sent += taken
-                    self._report(unpacker.artifacts[0])
+                    self._report(artifacts[0])
         except (Unreachable, TimeoutError):
             self.retries += 1
             return True
@@ -257,17 +264,17 @@ class _Receiver:
             pass  # what is missing now is asked for alone, which says why
         return False
 
-    def _name(self, unpacker: Unpacker, wanted: Sequence[Entry]) -> set[int]:
-        """Give what landed its names; the numbers of those that have one."""
-        unpacker.settle()
-        named = set()
-        for number, path in unpacker.landed.items():
-            try:
-                Path(path).replace(self.dest.target(wanted[number][1]))
-            except (UnsafeName, OSError):
-                continue  # taken alone, it says why
-            named.add(number)
-        return named
+    def _publish(self, entries: Sequence[Entry]) -> None:
+        """Give the small files that came their names; what has no place is a problem of its own."""
+        try:
+            changed, kept = self.tree.publish(self.dest.path)
+        except OSError as problem:
+            raise _disk_trouble(self.dest.path, problem) from problem
+        self.dest.note(changed)
+        for artifact, name in entries if kept else ():
+            if kept & {name, *name.parents} and artifact.path in self.files:
+                del self.files[artifact.path]
+                self.refused[artifact.path] = f"something else is in its place in {self.dest.path}"
 
     # -------------------------------------------------------------------------------------------------- single files
 

@@ -1554,7 +1554,7 @@ def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: st
     if lock < 0:  # a supervisor lives after all
         return "pending"
     kill_group(group, signal.SIGTERM)
-    hard, killed = time.monotonic() + grace, False
+    hard, killed = min(time.monotonic() + grace, end), False
     while living():
         now = time.monotonic()
         if now >= hard and not killed:
