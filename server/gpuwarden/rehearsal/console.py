@@ -9,6 +9,7 @@ what is really so. It can't reach a real account: whoever opens the clouds hands
     {"do": "get" | "start" | "stop" | "terminate" | "preempt", "platform": P, "id": I}
     {"do": "books", "platform": P}             every instance that ever was, and what it cost
     {"do": "hub", "root": R, "repos": [...]}   serve a Hub; answers the environment that finds it
+    {"do": "ledger"}                           the server's ledger, as `gpuwarden history --json` tells it
     {"do": "halt", "platform": P}              end every process of every instance
 """
 
@@ -33,10 +34,11 @@ TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (opens nothing but t
 
 
 class Console:
-    """One world. `cloud` gives the rehearsal cloud of a platform's name."""
+    """One world. `cloud` gives the rehearsal cloud of a platform's name, `ledger` the server's events so far."""
 
-    def __init__(self, cloud: Callable[[str], Cloud]) -> None:
+    def __init__(self, cloud: Callable[[str], Cloud], ledger: Callable[[], list[dict[str, Any]]]) -> None:
         self._cloud = cloud
+        self._ledger = ledger
         self._open = ExitStack()
 
     def serve(self, lines: Iterable[str]) -> Iterator[str]:
@@ -106,6 +108,9 @@ class Console:
                 }
             )
         return rows
+
+    def _do_ledger(self, _: Order) -> list[dict[str, Any]]:
+        return self._ledger()
 
     def _do_halt(self, order: Order) -> None:
         for id in self._cloud(order["platform"]).truths():  # noqa: A001
