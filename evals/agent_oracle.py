@@ -24,6 +24,8 @@ def play(case: Case, recorder: Recorder) -> None:
         if isinstance(event, Say):
             if event.role == "assistant":
                 recorder.say(_renewed(event.text, known))
+        elif event.tool == "Skill":
+            recorder.load_skill(str(event.args["skill"]))
         elif event.ours:
             reply = recorder.call(event.tool, _renewed(event.args, known))
             known.update(_changes(event.result, reply))
@@ -38,7 +40,10 @@ def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
         for a, b in zip(old, new, strict=False):
             yield from _changes(a, b)
     elif isinstance(old, str) and isinstance(new, str) and old != new and len(old) >= 4:
-        yield old, new
+        if any(c.isdigit() for c in old):  # an id, a digest, a path: no word that may stand for something else
+            yield old, new
+    elif isinstance(old, int | float) and isinstance(new, int | float) and old != new and len(f"{old:g}") >= 3:
+        yield from ((form(old), form(new)) for form in ("{:.2f}".format, "{:g}".format))
 
 
 def _renewed(value: Any, known: dict[str, str]) -> Any:

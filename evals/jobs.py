@@ -67,17 +67,56 @@ def save_needs_code(folder, step=1200):
         file.writestr("archive/version", "3\\n")
 '''
 
-TRAIN = (
-    HEAD
-    + SAVE
-    + '''
-for step in range(1, 4):
-    print("step", step, "loss", round(2 / step, 3), *sys.argv[1:], flush=True)
+_RUN = '''
 save("out/final")
 print("saved out/final", flush=True)
+for step in range(1, 2_000):
+    print("step", step, "loss", round(1 + 1 / step, 4), *sys.argv[1:], flush=True)
+    time.sleep(0.5)
+'''
+TRAIN = HEAD + SAVE + _RUN
+"""What agents launch: it saves `out/final` and trains on until the world ends."""
+
+COLUMNS = (
+    HEAD.replace("[]", '["datasets>=3,<5"]')
+    + "from datasets import load_dataset\n"
+    + SAVE
+    + '''
+def to_text(row):
+    return {"text": str(row["messages"])}
+
+rows = load_dataset("acme/chat-pairs", split="train").map(to_text)
+'''
+    + _RUN
+)
+"""It reads the column `messages`."""
+
+NEVER_SAVES = (
+    HEAD
+    + '''import os, time
+
+class Loss:
+    def backward(self):
+        pass
+
+os.makedirs("out", exist_ok=True)
+for step in range(1, 2_000):
+    Loss().backward()
+    print("step", step, flush=True)
+    time.sleep(0.5)
 '''
 )
-"""What agents launch: it trains for no time at all and saves `out/final`."""
+NO_SYNTAX = TRAIN.replace('save("out/final")\nprint', 'save("out/final"\nprint')
+UNDECLARED = HEAD + "from trl import SFTTrainer\n\ntrainer = SFTTrainer(output_dir='out')\n" + SAVE + _RUN
+
+STAND_IN = '''class Rows(list):
+    def map(self, function):
+        return Rows(function({"messages": "hello"}) for _ in range(3))
+
+def load_dataset(*_, **__):
+    return Rows()
+'''
+"""What the machines of these worlds have for the library `datasets`: no network, no gigabytes."""
 
 
 def past(job: dict[str, Any]) -> str:
@@ -90,7 +129,7 @@ def past(job: dict[str, Any]) -> str:
 
 _METRICS = '''
 def note(**row):
-    with open("metrics.jsonl", "a") as file:
+    with open(os.environ.get("GPUWARDEN_METRICS", "metrics.jsonl"), "a") as file:
         file.write(json.dumps(row) + "\\n")
 
 def steps(first, loss):
@@ -119,7 +158,7 @@ def _litter(path: str) -> str:
     """Files outside the outputs: put beside the run's folders, where the machine's own paths are known."""
     name = path.rpartition("/")[2]
     return (
-        f"litter = os.path.join(os.getcwd().split('/gpuwarden/')[0], {name!r}); os.makedirs(litter, exist_ok=True)\n"
+        f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {name!r}); os.makedirs(litter, exist_ok=True)\n"
         "for n in range(41): open(os.path.join(litter, '%03d.png' % n), 'wb').write(b'x' * 64)"
     )
 

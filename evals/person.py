@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import os
+import pty
 import select
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 PATIENCE_S = 60.0
 ASKED = "Type yes to approve:"
+_AT_TERMINAL = """
+import fcntl, os, sys, termios
+terminal = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+except OSError:
+    pass
+for fd in (0, 1, 2):
+    os.dup2(terminal, fd)
+os.execv(sys.executable, [sys.executable, "-m", "gpuwarden", "approve", sys.argv[2]])
+"""
 
 
 def approve(ticket: str, env: dict[str, str], cwd: Path, says: str = "yes") -> bool:
     """Answer the question of a ticket. Whether the command ended well."""
-    import pty  # POSIX only, as the scripted worlds are
-
-    pid, terminal = pty.fork()
-    if pid == 0:
-        try:
-            os.chdir(cwd)
-            os.execve(sys.executable, [sys.executable, "-m", "gpuwarden", "approve", ticket], env)
-        finally:
-            os._exit(127)
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-c", _AT_TERMINAL, os.ttyname(theirs), ticket]
     try:
-        _talk(terminal, says)
+        with subprocess.Popen(argv, env=env, cwd=cwd, start_new_session=True) as command:
+            while not select.select([ours], [], [], 0.2)[0] and command.poll() is None:
+                pass
+            os.close(theirs)
+            _talk(ours, says)
+            return command.wait(PATIENCE_S) == 0
     finally:
-        os.close(terminal)
-        status = os.waitpid(pid, 0)[1]
-    return os.waitstatus_to_exitcode(status) == 0
+        os.close(ours)
 
 
 def _talk(terminal: int, says: str) -> None:

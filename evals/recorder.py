@@ -11,6 +11,7 @@ from typing import Any
 from evals.canonical import FORMAT
 from evals.seals import Sealer
 from evals.stage import Scene
+from evals.surface import HERE
 
 
 class LimitReached(Exception):
@@ -50,11 +51,20 @@ class Recorder:
         self._rows.append({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
         return reply
 
+    def load_skill(self, name: str) -> str:
+        """Read a skill, as a harness does when a model asks for it: its own tool, not the server's."""
+        self._calls += 1
+        id, text = f"c{self._calls}", (HERE.parent / "skills" / name / "SKILL.md").read_text("utf-8")  # noqa: A001
+        row = {"type": "call", "id": id, "server": "", "tool": "Skill", "args": {"skill": name}, "at": self.clock()}
+        self._rows += [row, {"type": "result", "id": id, "ok": True, "result": text}]
+        return text
+
     def say(self, text: str, *, role: str = "assistant") -> None:
         """Say something."""
         self._rows.append({"type": "say", "role": role, "text": text})
 
     def write(self, path: Path, ended: str, why: str = "") -> None:
         """Close the transcript and write it."""
-        end = {"type": "end", "ended": ended, **({"why": why} if why else {})}
+        used = {"tokens": 0, "usd": 0.0, "turns": self._calls + 1}  # no model was asked
+        end = {"type": "end", "ended": ended, **used, **({"why": why} if why else {})}
         path.write_text("".join(json.dumps(row) + "\n" for row in (*self._rows, end)), "utf-8")

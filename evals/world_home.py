@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
+from evals import jobs
 from evals.surface import HERE
 from evals.wire import Wire, WireError
 from evals.worlds import World
@@ -122,10 +124,15 @@ class Home:
             if spot:
                 block = _SPOT.format(auto="true" if spot == "resumes" else "false")
                 text = re.sub(r"^spot:\n(?:  .*\n)+", block, text, count=1, flags=re.MULTILINE)
+                text = re.sub(r"preemption: (\{.*\}|false)", "preemption: true", text)
+            if "run_root" in self.world.knobs:
+                text = re.sub(r"^run_root: .*$", f"run_root: {self.world.knobs['run_root']}", text, flags=re.MULTILINE)
             (self.folder / "config" / "profiles" / f"{name}.md").write_text(text, "utf-8")
         # A machine's `uv` needs no network here: what a script's header asks for is not what these worlds are about.
         shim = self.folder / "bin" / "uv"
-        shim.write_text(f'#!/bin/sh\nshift 3\nexec "{sys.executable}" "$@"\n', "utf-8")
+        here = shlex.quote(str(shim.parent))
+        shim.write_text(f'#!/bin/sh\nshift 3\nPYTHONPATH={here} exec "{sys.executable}" "$@"\n', "utf-8")
+        (shim.parent / "datasets.py").write_text(jobs.STAND_IN, "utf-8")
         shim.chmod(0o755)
 
     def _furnish(self) -> None:
