@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +117,23 @@ class GatedScene:
 
     def _past(self, job: dict[str, Any]) -> None:
         """Have a job of the past happen."""
-        id = self._launch(job)  # noqa: A001
+        gate = self._home.folder / f"gate-{job['name']}"
+        lives = job["state"] in ("queued", "running") or job["fault"] == "preempt"
+        if lives and job["fault"] not in ("hang", "nan_loss"):
+            gate.touch()
+        id = self._launch(job, str(gate))  # noqa: A001
         self.facts[job["name"]] = id
         self._meter.expected[id] = job["checkpoints"]
-        self._wait_for_machine(id, job)
+        self._wait_until(id, lambda s: s.get("step") is not None or bool(s.get("last_alerts")))
         if job["fault"] == "preempt":
             self._preempted(id, job)
             return
         if job["fault"] == "hang":
             self._freeze(id)
         self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
-        if job["state"] not in ("queued", "running"):
+        if not lives:
+            gate.touch()
+            self._wait_until(id, lambda s: s.get("state") != "running")
             self._wait_for(id, job["state"])
         self._meter.look(self._folders())
         if any(c["where"] == "pulled" for c in job["checkpoints"]) or job["meter"] is False:
@@ -137,13 +145,15 @@ class GatedScene:
         elif self._world.knobs.get("asked"):
             self._proven_request(id)
 
-    def _launch(self, job: dict[str, Any]) -> str:
+    def _launch(self, job: dict[str, Any], gate: str) -> str:
         platform = next(iter(self._world.platforms))
         # A job that never wrote one of its outputs declared it all the same.
         more = ["out/adapter"] if "never written" in self._world.hidden else []
-        spec = jobs.spec(platform, job, [*(["out/model.safetensors"] if more else ["out"]), *more])
+        job = {**job, "bulk": 200 << 20 if self._cut else 0}
+        spec = jobs.spec(platform, job, [*(["out/model.safetensors"] if more else ["out"]), *more], gate)
         if job["fault"] == "preempt":
-            spec |= {"interruptible": True, "max_restarts": 3 if job["state"] == "running" else 0}
+            resumed = job["state"] == "running"
+            spec |= {"interruptible": True, "timeout_s": 14_400, "max_restarts": 1 if resumed else 0}
         if any(c["where"] == "volume" for c in job["checkpoints"]):
             spec["durable_storage"] = job["fault"] != "preempt"
         checked = self._must("submit_job", {**spec, "dry_run": True})
@@ -165,19 +175,15 @@ class GatedScene:
             time.sleep(0.05)
         raise WireError(f"{job} did not come to be {state}: {str(reply)[:400]}")
 
-    def _wait_for_machine(self, job: str, row: dict[str, Any]) -> None:
-        """Until the machine itself says that the job has ended, or that it has made its first steps."""
-        lives = row["state"] in ("queued", "running") or row["fault"] == "preempt"
+    def _wait_until(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
+        """Until the status on the job's own machine shows something."""
         until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
-            for _, status in self._statuses(job):
-                stepped = status.get("step") not in (None, 0) and row["fault"] not in ("nan_loss", "loss_spike")
-                alerted = bool(status.get("last_alerts")) or (status.get("step") or 0) >= 499
-                if (lives and (stepped or alerted)) or (not lives and status.get("state") != "running"):
-                    return
-            self._client.call("check_job", {"job_id": job})
-            time.sleep(0.05)
-        raise WireError(f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
+        while not any(shown(status) for _, status in self._statuses(job)):
+            if time.monotonic() > until:
+                raise WireError(f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
+            if not self._statuses(job):
+                self._client.call("check_job", {"job_id": job})
+            time.sleep(0.02)
 
     def _statuses(self, job: str) -> list[tuple[Path, dict[str, Any]]]:
         row = next((r for r in self._home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running"), None)
@@ -236,21 +242,27 @@ class GatedScene:
         return found
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A transfer whose machine goes silent in the middle: one file can't be read for a moment."""
-        hidden = []
-        for folder in self._folders().values():
-            for path in sorted(folder.glob("out/**/model.safetensors")):
-                hidden.append((path, path.with_suffix(".gone")))
-        for path, away in hidden:
-            path.rename(away)
-            path.mkdir()
+        """A transfer whose machine hangs up in the middle: the program that reads there is killed."""
+        done = threading.Event()
+        killer = threading.Thread(target=_hang_up, args=(self._home.project, str(self._home.state), done))
+        killer.start()
         try:
             return self._client.call("pull_artifacts", args)
         finally:
-            for path, away in hidden:
+            done.set()
+            killer.join()
+
+
+def _hang_up(project: Path, state: str, done: threading.Event) -> None:
+    """Kill the reader on the machine once the first bytes of a large file have arrived."""
+    while not done.wait(0.002):
+        if any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
+            for reader in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
-                    path.rmdir()
-                away.rename(path)
+                    words = reader.read_bytes().split(b"\0")
+                    if {b"read", b"bundle"} & set(words) and any(state.encode() in w for w in words):
+                        os.kill(int(reader.parent.name), signal.SIGKILL)
+                        return
 
 
 def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
