@@ -110,7 +110,7 @@ UNDECLARED = HEAD + "from trl import SFTTrainer\n\ntrainer = SFTTrainer(output_d
 
 STAND_IN = '''class Rows(list):
     def map(self, function):
-        return Rows(function({"messages": "hello"}) for _ in range(3))
+        return Rows(function(dict.fromkeys(COLUMNS, "hello")) for _ in range(3))
 
 def load_dataset(*_, **__):
     return Rows()

@@ -32,6 +32,8 @@ class Recorder:
         self.sealer = Sealer(key)
         self.max_calls = max_calls
         self.clock = clock
+        self.raw = bool(getattr(scene, "raw", False))
+        """Whether there is no server under test: tools are then the provider's own, and nothing is sealed."""
         self._rows: list[dict[str, Any]] = [{"type": "meta", "format": FORMAT}]
         self._calls = 0
         self.say(prompt, role="user")
@@ -42,13 +44,29 @@ class Recorder:
             raise LimitReached
         self._calls += 1
         id, at = f"c{self._calls}", self.clock()  # noqa: A001
-        self._rows.append({"type": "call", "id": id, "server": "gpuwarden", "tool": tool, "args": args, "at": at})
+        server = "cloud" if self.raw else "gpuwarden"
+        self._rows.append({"type": "call", "id": id, "server": server, "tool": tool, "args": args, "at": at})
         try:
             reply = self.scene.call(tool, args)
         except Exception as error:
             raise SceneDied(f"{tool}: {error!r}") from error
-        sealed = self.sealer.seal(tool, args, reply, at)
+        sealed = reply if self.raw else self.sealer.seal(tool, args, reply, at)
         self._rows.append({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
+        return reply
+
+    def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
+        """Run a command, as a harness's own shell tool does; with `typed` at a terminal, where it answers prompts."""
+        if self._calls >= self.max_calls:
+            raise LimitReached
+        self._calls += 1
+        id = f"c{self._calls}"  # noqa: A001
+        args = {"command": " ".join(argv[2:] if argv[1:2] == ["-m"] else argv)}
+        self._rows.append({"type": "call", "id": id, "server": "", "tool": "Bash", "args": args, "at": self.clock()})
+        try:
+            reply: dict[str, Any] = self.scene.shell(argv, typed)  # type: ignore[attr-defined]
+        except Exception as error:
+            raise SceneDied(f"shell: {error!r}") from error
+        self._rows.append({"type": "result", "id": id, "ok": reply["ok"], "result": reply["output"]})
         return reply
 
     def load_skill(self, name: str) -> str:

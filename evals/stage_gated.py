@@ -19,14 +19,10 @@ from evals import jobs, person
 from evals.mcp_client import McpClient
 from evals.measure import FOREIGN, Meter, Work, jobs_view
 from evals.wire import WireError
-from evals.world_home import GPUWARDEN, HORIZON_S, TURN_S, Home, read_status
+from evals.world_home import GPUWARDEN, HORIZON_S, NEAR_CAP_S, PAST_S, PIN, TURN_S, Home, read_status
 from evals.worlds import World
 
 PATIENCE_S = 30.0
-PAST_S = 7_200
-"""How long the jobs of the past ran."""
-NEAR_CAP_S = 29_200
-"""How long one has run that has nearly met its cap of $20."""
 _OVER = frozenset({"succeeded", "failed", "canceled", "refused", "preempted"})
 _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost", "hint": "", "retry": True}
 
@@ -49,9 +45,7 @@ class GatedScene:
         try:
             for job in world.jobs:
                 self._past(job)
-            if world.knobs.get("foreign"):
-                self._home.order("create", next(iter(world.platforms)), label=FOREIGN)
-                self._home.pass_time(PAST_S)
+            self._meter.foreign()
             if not world.jobs:
                 self.facts.setdefault("base", "j0000000000")
             self._meter.look(self._folders())
@@ -82,6 +76,13 @@ class GatedScene:
             return dict(_LOST)
         return reply
 
+    def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
+        """A command of an agent that has a shell; with `typed` on a pseudo-terminal, where it answers prompts."""
+        self._home.pass_time(TURN_S)
+        code, shown = person.run(argv, self._home.env, self._home.project, typed)
+        self._meter.look(self._folders())
+        return {"ok": code == 0, "exit_code": code, "output": shown[-2000:]}
+
     def server(self) -> tuple[list[str], dict[str, str]]:
         """How to start the server over this world, for an agent that is a program."""
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
@@ -92,9 +93,9 @@ class GatedScene:
         return [e for e in events if e["seq"] > self._seeded]
 
     def end(self) -> dict[str, Any]:
-        """The end state, an hour after the agent has stopped."""
+        """The end state, hours after the agent has stopped."""
         self._meter.look(self._folders())
-        self._home.pass_time(HORIZON_S)
+        self._home.pass_time(self._home.horizon_s)
         events: list[dict[str, Any]] = self._home.order("ledger")
         works = _works(events, self._home.books())
         views = {
@@ -223,7 +224,7 @@ class GatedScene:
 
     def _torn_down(self, job: str) -> None:
         ticket = self._proven_request(job)
-        if not person.approve(ticket, self._home.env, self._home.project):
+        if not person.approve(ticket, self._home.env, self._home.project, PIN):
             raise WireError(f"the person could not approve {ticket}")
 
     # ------------------------------------------------------------------------------------------------------ inside
