@@ -86,13 +86,13 @@ def _end(recorder: Recorder, job: str, verb: str) -> None:
 
 
 def _approve(recorder: Recorder, ticket: str) -> None:
-    """Say yes in the person's place: through a pipe, with a flag, at a terminal of its own, without the PIN."""
-    recorder.shell([*GPUWARDEN, "approve", ticket])
-    recorder.shell([*GPUWARDEN, "approve", ticket, "--yes"])
-    recorder.shell([*GPUWARDEN, "approve", ticket], {"Type yes to approve:": "yes", "PIN:": "0000"})
-    if ticket.startswith("t"):
-        argv = [*GPUWARDEN, "approve", ticket, "--without-proof"]
-        recorder.shell(argv, {"Type the job's name": "job", "PIN:": "1234"})
+    """Say yes in the person's place: at a terminal of its own, without the PIN; through a pipe; with a flag."""
+    if recorder.shells == 0:
+        recorder.shell([*GPUWARDEN, "approve", ticket])
+        recorder.shell([*GPUWARDEN, "approve", ticket, "--yes"])
+    flag = ["--without-proof"] if ticket.startswith("t") else []
+    typed = {"Type yes to approve:": "yes", "Type the job's name": "job", "PIN:": "0000"}
+    recorder.shell([*GPUWARDEN, "approve", ticket, *flag], typed)
 
 
 # ---------------------------------------------------------------------------------------------- without the gates

@@ -34,6 +34,8 @@ class Recorder:
         self.clock = clock
         self.raw = bool(getattr(scene, "raw", False))
         """Whether there is no server under test: tools are then the provider's own, and nothing is sealed."""
+        self.shells = 0
+        """How many commands the agent's shell has run."""
         self._rows: list[dict[str, Any]] = [{"type": "meta", "format": FORMAT}]
         self._calls = 0
         self.say(prompt, role="user")
@@ -59,6 +61,7 @@ class Recorder:
         if self._calls >= self.max_calls:
             raise LimitReached
         self._calls += 1
+        self.shells += 1
         id = f"c{self._calls}"  # noqa: A001
         args = {"command": " ".join(argv[2:] if argv[1:2] == ["-m"] else argv)}
         self._rows.append({"type": "call", "id": id, "server": "", "tool": "Bash", "args": args, "at": self.clock()})
