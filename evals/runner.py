@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from evals import ledger_check
 from evals.cases import Case
 from evals.digests import of_trial
 from evals.errors import EvalError
@@ -37,16 +40,22 @@ def agent(name: str) -> Play:
     return cast("Play", import_module(f"evals.agent_{name}").play)
 
 
-def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World]) -> None:
-    """Play all trials of a run. Trials that are on disk already are kept, so that a run can be gone on with."""
+def run(
+    head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int = 1
+) -> None:
+    """Play all trials of a run, `jobs` at a time. Trials that are on disk already are kept, so a run can go on."""
     head.folder.mkdir(parents=True, exist_ok=True)
     value = {k: v for k, v in asdict(head).items() if k != "folder"}
     (head.folder / "run.json").write_text(json.dumps(value, indent=1), "utf-8")
-    for name in head.cases:
-        for n in range(1, head.trials + 1):
-            folder = head.folder / name / str(n)
-            if not (folder / "trial.json").is_file():
-                trial(cases[name], worlds[cases[name].world], n, folder, play, open_scene)
+    todo = [(n, head.folder / name / str(n), cases[name]) for name in head.cases for n in range(1, head.trials + 1)]
+    with ThreadPoolExecutor(jobs) as pool:
+        played = [
+            pool.submit(trial, case, worlds[case.world], n, folder, play, open_scene)
+            for n, folder, case in todo
+            if not (folder / "trial.json").is_file()
+        ]
+        for each in played:
+            each.result()
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
@@ -68,7 +77,8 @@ def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene
 
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
     limit = int(case.limits.get("tool_calls") or 60)
-    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit)
+    clock = getattr(scene, "now", time.time)  # pretend worlds have a time of their own
+    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
     ended, why, infra = "completed", "", ""
     try:
         play(case, recorder)
@@ -83,8 +93,18 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
+    kept = _ledger(scene, key, folder) if not infra else {}
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
-    return {"infra": infra, "seals": seals}
+    return {"infra": infra, "seals": None if recorder.raw else seals, **kept}
+
+
+def _ledger(scene: Scene, key: bytes, folder: Path) -> dict[str, Any]:
+    """Keep the server's ledger beside the trial, where the scene has a server."""
+    tell = getattr(scene, "ledger", None)
+    if tell is None:
+        return {}
+    since, events = tell()
+    return {"ledger": ledger_check.write(folder, key, events, since)}
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:
