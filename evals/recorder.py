@@ -1,8 +1,13 @@
-"""What a scripted agent holds in its hands: tools that are sealed and recorded, words that are recorded, a limit."""
+"""What an agent holds in its hands: tools that are sealed and recorded, words that are recorded, a limit.
+
+A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
+through the door in `proxy.py`, which uses `begin` and `sealed`; its harness writes the transcript (`hand_over`).
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +16,9 @@ from typing import Any
 from evals.canonical import FORMAT
 from evals.seals import Sealer
 from evals.stage import Scene
+
+RECORD = "record.jsonl"
+"""What the door saw of an agent that is a program: beside its transcript, for people who look into a trial."""
 
 
 class LimitReached(Exception):
@@ -21,40 +29,89 @@ class SceneDied(Exception):
     """The world broke, not the agent: the trial is INFRA."""
 
 
+class AgentDied(Exception):
+    """The agent's program or its model's endpoint broke: the trial is INFRA."""
+
+
 class Recorder:
-    """Stands between an agent and a scene, and writes down in our own form what passes."""
+    """Stands between an agent and a scene, and writes down in our own form what passes. Threads may share it."""
 
     def __init__(
         self, scene: Scene, prompt: str, key: bytes, max_calls: int, clock: Callable[[], float] = time.time
     ) -> None:
         self.scene = scene
+        self.prompt = prompt
         self.sealer = Sealer(key)
         self.max_calls = max_calls
         self.clock = clock
-        self._rows: list[dict[str, Any]] = [{"type": "meta", "format": FORMAT}]
+        self._head: dict[str, Any] = {"type": "meta", "format": FORMAT}
+        self._rows: list[dict[str, Any]] = []
+        self._used: dict[str, float] = {}
+        self._foreign: bytes | None = None
         self._calls = 0
+        self._lock = threading.Lock()
         self.say(prompt, role="user")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool. Raises LimitReached before the call that would be one too many."""
-        if self._calls >= self.max_calls:
-            raise LimitReached
-        self._calls += 1
-        id, at = f"c{self._calls}", self.clock()  # noqa: A001
-        self._rows.append({"type": "call", "id": id, "server": "gpuwarden", "tool": tool, "args": args, "at": at})
+        id, at = self.begin(tool, args)  # noqa: A001
         try:
             reply = self.scene.call(tool, args)
         except Exception as error:
             raise SceneDied(f"{tool}: {error!r}") from error
-        sealed = self.sealer.seal(tool, args, reply, at)
-        self._rows.append({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
+        self.sealed(id, tool, args, reply, at)
         return reply
+
+    def begin(self, tool: str, args: Any, *, server: str = "gpuwarden") -> tuple[str, float]:
+        """Write down that a call is issued, and return its id and its time. Raises LimitReached."""
+        with self._lock:
+            if self._calls >= self.max_calls:
+                raise LimitReached
+            self._calls += 1
+            id, at = f"c{self._calls}", self.clock()  # noqa: A001
+            self._rows.append({"type": "call", "id": id, "server": server, "tool": tool, "args": args, "at": at})
+            return id, at
+
+    def sealed(self, id: str, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:  # noqa: A002
+        """Seal the server's reply to a call, write it down and return it with its seal."""
+        with self._lock:
+            sealed = self.sealer.seal(tool, args, reply, at)
+            self._rows.append({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
+            return sealed
+
+    def loose(self, id: str, tool: str, args: Any, why: str) -> None:  # noqa: A002
+        """Write down that a call reached the server, and that no reply of it reached the agent."""
+        with self._lock:
+            self.sealer.loose(tool, args)
+            self._rows.append({"type": "result", "id": id, "ok": False, "result": why})
+
+    def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
+        """Write down the answer to a call that the server did not get: a tool of the harness, or a fault."""
+        with self._lock:
+            self._rows.append({"type": "result", "id": id, "ok": ok, "result": text})
 
     def say(self, text: str, *, role: str = "assistant") -> None:
         """Say something."""
-        self._rows.append({"type": "say", "role": role, "text": text})
+        with self._lock:
+            self._rows.append({"type": "say", "role": role, "text": text})
+
+    def used(self, *, model: str = "", **more: float) -> None:
+        """Add to what the agent used: `tokens`, `turns`, `usd`."""
+        if model:
+            self._head["model"] = model
+        for name, value in more.items():
+            self._used[name] = self._used.get(name, 0) + value
+
+    def hand_over(self, transcript: bytes) -> None:
+        """Give the transcript as the agent's own harness wrote it; it is the one that is scored."""
+        self._foreign = transcript
 
     def write(self, path: Path, ended: str, why: str = "") -> None:
         """Close the transcript and write it."""
-        end = {"type": "end", "ended": ended, **({"why": why} if why else {})}
-        path.write_text("".join(json.dumps(row) + "\n" for row in (*self._rows, end)), "utf-8")
+        end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **self._used}
+        own = "".join(json.dumps(row) + "\n" for row in (self._head, *self._rows, end))
+        if self._foreign is None:
+            path.write_text(own, "utf-8")
+        else:
+            path.write_bytes(self._foreign)
+            path.with_name(RECORD).write_text(own, "utf-8")

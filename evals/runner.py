@@ -1,7 +1,8 @@
 """Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
 
-An agent is a file `agent_<name>.py` with `play(case, recorder)`, found by its name. Scripted agents get the case, since
-the oracle follows its witness; an agent that is a model is handed the prompt and the server only.
+An agent is a file `agent_<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the case,
+since the oracle follows its witness. A real one offers `make(setup)`, which gives such a function; of the case it reads
+the limits only, and it is handed the prompt and the server.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, cast
 from evals.cases import Case
 from evals.digests import of_trial
 from evals.errors import EvalError
-from evals.recorder import LimitReached, Recorder, SceneDied
+from evals.recorder import AgentDied, LimitReached, Recorder, SceneDied
+from evals.setup import Setup
 from evals.stage import OpenScene, Scene
 from evals.trials import Run
 from evals.worlds import World
@@ -30,11 +32,13 @@ def agents() -> list[str]:
     return sorted(p.stem.removeprefix("agent_") for p in Path(__file__).parent.glob("agent_*.py"))
 
 
-def agent(name: str) -> Play:
-    """The agent of a name. Raises EvalError where there is none."""
+def agent(name: str, setup: Setup | None = None) -> Play:
+    """The agent of a name. Raises EvalError where there is none, or where it can't be set up."""
     if name not in agents():
         raise EvalError(f"there is no agent {name!r}", f"There are: {', '.join(agents())}")
-    return cast("Play", import_module(f"evals.agent_{name}").play)
+    module = import_module(f"evals.agent_{name}")
+    make: Callable[[Setup], Play] | None = getattr(module, "make", None)
+    return make(setup or Setup()) if make else cast("Play", module.play)
 
 
 def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World]) -> None:
@@ -74,7 +78,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         play(case, recorder)
     except LimitReached:
         ended, why = "limit", f"{limit} calls"
-    except SceneDied as error:
+    except (SceneDied, AgentDied) as error:
         ended, why, infra = "error", str(error), str(error)
     except Exception as error:  # an agent that crashes has died; it did not fail the case
         ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
@@ -83,7 +87,8 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
-    seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
+    sealer = recorder.sealer
+    seals = {"key": key.hex(), "count": sealer.n, "last": sealer.last, "unsealed": sealer.unsealed}
     return {"infra": infra, "seals": seals}
 
 

@@ -14,13 +14,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from evals.canonical import Call, Problem
 
 FIELD: Final = "seal"
+
+
+def _call(tool: str, args: Any) -> str:
+    return f"{tool}|{_sha(args)}"
 
 
 def _sha(value: Any) -> str:
@@ -41,6 +46,11 @@ class Sealer:
     key: bytes
     n: int = 0
     last: str = ""
+    unsealed: list[str] = field(default_factory=list)
+
+    def loose(self, tool: str, args: Any) -> None:
+        """Note a call that reached the server and got no reply: it has to stand in the transcript as such."""
+        self.unsealed.append(_call(tool, args))
 
     def seal(self, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:
         """The reply with its seal; `at` is the time of the call in seconds since the epoch."""
@@ -57,11 +67,15 @@ class Chain:
     key: bytes
     count: int
     last: str
+    unsealed: tuple[str, ...] = ()
+    """Codes of the calls that reached the server and got no reply."""
 
 
 def check(calls: Iterable[Call], chain: Chain) -> list[Problem]:
     """What is wrong with the seals of the calls to the server under test; empty when all hold."""
+    calls = list(calls)
     sealed, problems = _numbered(calls)
+    problems += _missing(calls, chain)
     before = ""
     for n in range(1, chain.count + 1):
         call = sealed.pop(n, None)
@@ -81,14 +95,24 @@ def check(calls: Iterable[Call], chain: Chain) -> list[Problem]:
     return problems
 
 
+def _missing(calls: list[Call], chain: Chain) -> list[Problem]:
+    """Calls that the server got and never answered, and that the transcript does not tell of."""
+    told = Counter(_call(c.tool, c.args) for c in calls if c.ours and _unanswered(c))
+    secret = Counter(chain.unsealed) - told
+    return [Problem("seal", f"a call of {code.partition('|')[0]} is not in the transcript") for code in secret]
+
+
+def _unanswered(call: Call) -> bool:
+    """Whether the call has no reply of the server: it was denied, timed out, or cut off."""
+    return call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
+
+
 def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
     sealed: dict[int, Call] = {}
     problems = []
     for call in calls:
-        # A call that never reached the server (denied, timed out, cut off) has no reply of the server to seal.
-        unanswered = call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
-        if not call.ours or unanswered:
-            continue
+        if not call.ours or _unanswered(call):
+            continue  # there is no reply to seal
         seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
         n = seal.get("n") if isinstance(seal, dict) else None
         if not isinstance(n, int) or isinstance(n, bool):

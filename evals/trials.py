@@ -129,7 +129,8 @@ def _chain(head: dict[str, Any], folder: Path) -> Chain | None:
     if seals is None:
         return None
     try:
-        return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
+        unsealed = tuple(str(code) for code in seals.get("unsealed", ()))
+        return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]), unsealed)
     except (KeyError, TypeError, ValueError) as error:
         raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / "trial.json") from error
 

@@ -1,0 +1,63 @@
+"""What an agent under test is set up with: its model, its pack, and what it may use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from evals.errors import EvalError
+from evals.pack import Pack
+
+SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_PLAIN: Final = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "TMPDIR", "TEMP", "TMP"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+    | {"http_proxy", "https_proxy", "no_proxy"}
+    | {"SYSTEMROOT", "COMSPEC", "PATHEXT", "APPDATA", "LOCALAPPDATA", "USERPROFILE"}
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to run a real agent. `model` is empty for the agent's own default; `url` is for endpoints.
+
+    `key_env` names the variable that holds an endpoint's key, empty for an endpoint that wants none.
+    """
+
+    model: str = ""
+    pack: Pack = field(default_factory=lambda: Pack("none"))
+    url: str = "https://api.openai.com/v1"
+    key_env: str = "OPENAI_API_KEY"
+    timeout_s: float = 1200.0
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def program(self, name: str) -> str:
+        """The path of an agent's program. Raises EvalError where it is not installed."""
+        path = shutil.which(name, path=self.env.get("PATH"))
+        if path is None:
+            raise EvalError(f"the program {name!r} is not on the PATH", "Install it, or choose another --agent")
+        return path
+
+    def environment(self, *prefixes: str) -> dict[str, str]:
+        """The variables that an agent's program is started with: the machine's, and those with its own prefixes.
+
+        Tokens of clouds, of the Hub and of everything else stay behind: an agent under test has no business with them.
+        """
+        return {k: v for k, v in self.env.items() if k in _PLAIN or (prefixes and k.startswith(prefixes))}
+
+    def redacted(self, text: str) -> str:
+        """A text without the values of the variables that hold secrets."""
+        for name, value in self.env.items():
+            if len(value) >= 6 and any(word in name.upper() for word in SECRET):
+                text = text.replace(value, f"<{name}>")
+        return text
+
+
+def any_of(env: Mapping[str, str], names: tuple[str, ...], files: tuple[Path, ...], what: str) -> None:
+    """Raise EvalError where none of the variables is set and none of the files is there."""
+    if not any(env.get(name) for name in names) and not any(file.is_file() for file in files):
+        raise EvalError(f"{what} has no key: none of {', '.join(names)} is set", "Set one, or log in with the program")
