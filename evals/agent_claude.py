@@ -34,7 +34,7 @@ def make(setup: Setup) -> Play:
             config = here.own / "mcp.json"
             entry = {"type": "stdio", "command": server[0], "args": server[1:]}
             config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
-            drive([program, *_options(case, setup, config)], recorder, setup, env, here.work)
+            drive([program, *_options(case, setup, config)], recorder, setup, env, here.work, ("result",))
 
     return play
 

@@ -19,6 +19,7 @@ from evals.setup import Setup, any_of
 
 _KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 _TOOL_TIMEOUT_S: Final = 600
+_ENDS: Final = ("turn.completed", "turn.failed", "error")
 
 
 def make(setup: Setup) -> Play:
@@ -34,7 +35,7 @@ def make(setup: Setup) -> Play:
             own = _home(here, login, server, setup)
             command = [program, "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only"]
             command += ["--cd", str(here.work), *(["--model", setup.model] if setup.model else []), "-"]
-            drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work)
+            drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work, _ENDS)
 
     return play
 

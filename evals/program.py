@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -37,10 +38,12 @@ def place() -> Iterator[Place]:
         yield Place(Path(name), work)
 
 
-def drive(command: list[str], recorder: Recorder, setup: Setup, env: dict[str, str], work: Path) -> None:
+def drive(
+    command: list[str], recorder: Recorder, setup: Setup, env: dict[str, str], work: Path, ends: tuple[str, ...]
+) -> None:
     """Give the program the prompt on its standard input, and hand its output over. Raises AgentDied.
 
-    A program that ends with an error but wrote a transcript is scored by what it wrote.
+    `ends` are the types of a line that closes a transcript: a program that fails after it is scored by what it wrote.
     """
     try:
         process = subprocess.Popen(
@@ -64,9 +67,20 @@ def drive(command: list[str], recorder: Recorder, setup: Setup, env: dict[str, s
     if out.strip():
         recorder.hand_over(out)
     tail = setup.redacted(err[-_TAIL:].decode("utf-8", "replace")).strip()
-    if why or output.full or not out.strip():
-        why = why or ("it wrote more than a session can hold" if output.full else "it wrote no transcript")
+    if output.full:
+        why = "it wrote more than a session can hold"
+    elif not why and not _closed(out, ends):
+        why = "it stopped in the middle"
+    if why:
         raise AgentDied(f"{Path(command[0]).name}: {why} (exit code {process.returncode}): {tail}")
+
+
+def _closed(output: bytes, ends: tuple[str, ...]) -> bool:
+    try:
+        last = json.loads(output.strip().rpartition(b"\n")[2])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(last, dict) and last.get("type") in ends
 
 
 def _tell(process: subprocess.Popen[bytes], prompt: str) -> None:
