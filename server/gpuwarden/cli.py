@@ -548,3 +548,24 @@ def rehearse_hub(root: Path | None, port: int) -> int:
     with tempfile.TemporaryDirectory(prefix="gpuwarden-hub-") as fresh:
         serve(root or Path(fresh), port, click.echo)
     return 0
+
+
+@cli.command("rehearse-world", hidden=True)
+def rehearse_world() -> int:
+    """Play the other side of a pretend world for an evaluation: orders as JSON lines, answers the same way."""
+    from gpuwarden.lifecycle.records import story
+    from gpuwarden.providers.rehearsal import RehearsalProvider
+    from gpuwarden.rehearsal.cloud import Cloud
+    from gpuwarden.rehearsal.console import Console
+
+    w = _warden("world")
+
+    def cloud(platform: str) -> Cloud:
+        provider = w.provider(platform)
+        if not isinstance(provider, RehearsalProvider):
+            raise BadRequest(f"{platform} is no rehearsal", "Name a rehearsal/ platform.")
+        return provider.cloud
+
+    for answer in Console(cloud, lambda: [e.as_dict() for e in story(w.ledger, None)]).serve(sys.stdin):
+        click.echo(answer)
+    return 0

@@ -19,6 +19,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, load_provider
+from gpuwarden.rehearsal.clock import ShiftedClock
 
 REHEARSAL = "rehearsal/"
 LOCK_PATIENCE_S = 30.0
@@ -69,6 +70,10 @@ class Warden:
             profile = self.profile(platform)
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
+            if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
+                raise NotSupported(
+                    f"{platform} takes real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
+                )
             state = self.home / "providers" / profile.provider
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]
