@@ -18,7 +18,7 @@ from evals.pack import Pack
 from evals.recorder import LimitReached, Recorder
 from evals.runner import Play
 from evals.setup import Setup
-from evals.wire import Surface, surface
+from evals.shown import Shown, shown
 
 SKILL: Final = "Skill"
 _EXTRA_TURNS: Final = 20
@@ -33,7 +33,7 @@ def make(setup: Setup) -> Play:
     if setup.key_env and not key:
         remedy = "Set it, name another variable with --key-env, or give --key-env '' for an endpoint without keys"
         raise EvalError(f"the variable {setup.key_env} with the endpoint's key is not set", remedy)
-    endpoint = Endpoint(setup.url, setup.model, key, timeout_s=min(setup.timeout_s, 300.0))
+    endpoint = Endpoint(setup.url, setup.model, key, min(setup.timeout_s, 300.0), setup.sleep)
 
     def play(case: Case, recorder: Recorder) -> None:
         Loop(endpoint, setup.pack, recorder).run()
@@ -51,12 +51,12 @@ class Loop:
 
     def run(self) -> None:
         """Talk until the model makes no call. Raises LimitReached where it never ends, AgentDied where it can't."""
-        shown = surface(*self.recorder.scene.server())
-        tools = [_function(t["name"], t.get("description", ""), t.get("inputSchema", {})) for t in shown.tools]
-        self._ours = {t["name"] for t in shown.tools}
+        offer = shown(*self.recorder.scene.server())
+        tools = [_function(t["name"], t.get("description", ""), t.get("inputSchema", {})) for t in offer.tools]
+        self._ours = {t["name"] for t in offer.tools}
         if self.pack.skills:
             tools.append(_SKILL_TOOL)
-        messages: list[dict[str, Any]] = [{"role": "system", "content": system(shown, self.pack)}]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system(offer, self.pack)}]
         messages.append({"role": "user", "content": self.recorder.prompt})
         for _ in range(self.recorder.max_calls + _EXTRA_TURNS):
             message = self._turn(messages, tools)
@@ -117,9 +117,9 @@ class Loop:
         return text if text is not None else f"there is no page {name}/{file}"[:300]
 
 
-def system(shown: Surface, pack: Pack) -> str:
+def system(offer: Shown, pack: Pack) -> str:
     """The system prompt: what the server tells its clients, and what of the pack the arm shows."""
-    parts = [shown.instructions]
+    parts = [offer.instructions]
     if pack.skills:
         rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
         parts.append(f"Skills that can be read with the tool {SKILL}:\n{rows}")

@@ -23,7 +23,9 @@ class McpClient:
         self._id = 0
         shown: dict[str, Any] = {"elicitation": {}} if answer else {}
         info = {"name": "gpuwarden-evals", "version": "1"}
-        self.request("initialize", {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info})
+        self.greeting = self.request(
+            "initialize", {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info}
+        )
         self._wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:

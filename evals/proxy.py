@@ -1,13 +1,15 @@
-"""The door through which an agent that is a program reaches the server: each call is passed on, sealed and recorded.
+"""The door through which an agent that is a program reaches the server: each call is carried, sealed and recorded.
 
-    harness of the agent -- stdio --> relay.py -- loopback --> Door (in the runner) -- stdio --> the real server
+    harness of the agent -- stdio --> relay.py -- loopback --> Door, in the runner --> the scene, so the real server
 
 While the agent lives, the key of the seals is in the memory of the runner and nowhere else: no file, no environment, no
 argument list. What the harness starts is the relay, which knows a port and a word. Whoever reads those can call the
 server through the same door; such a call is sealed like any other, and leaving it out of the transcript is seen.
 
-Every reply leaves in one form, its text with the seal in it: clients differ in whether they show a model the text or
-the structured content, and a transcript holds what was shown. Nothing passes that is not understood.
+Calls of tools go to the scene, as those of scripted agents do, so that the world's clock and its people move in the
+same way; everything else a client asks (the greeting, the lists, the documents) is answered by a server of its own. A
+reply has one form, its text with the seal in it: clients differ in whether they show a model the text or the structured
+content, and a transcript holds what was shown. Nothing passes that is not understood.
 """
 
 from __future__ import annotations
@@ -20,21 +22,24 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
 from evals.recorder import LimitReached, Recorder, SceneDied
 from evals.surface import HERE
-from evals.wire import line, messages, stop
 
 _MAX_CONNECTIONS: Final = 8
 """Harnesses look at a server before they use it, and reconnect; a program that knocks more often is up to something."""
 
+_MAX_LINE: Final = 32 << 20
 _OF_THE_PACK: Final = ("resources", "prompts", "extensions")
 _METHODS_OF_THE_PACK: Final = ("resources/", "prompts/", "skills/")
 _CLIENT: Final = "io.modelcontextprotocol/clientCapabilities"
-_REFUSED, _UNKNOWN_METHOD, _PARSE_ERROR = -32000, -32601, -32700
+_REFUSED: Final = -32000
+_BAD_REQUEST: Final = -32600
+_NO_METHOD: Final = -32601
 
 
 class Door:
@@ -47,12 +52,12 @@ class Door:
         self.recorder = recorder
         self.bare = bare
         self.fault = ""
-        self._command, self._env = recorder.scene.server()
+        self.command, self.env = recorder.scene.server()
         self._file = folder / "door.json"
         self._word = secrets.token_urlsafe(32)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads: list[threading.Thread] = []
-        self._lines: list[Line] = []
+        self._open: list[socket.socket] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -63,19 +68,20 @@ class Door:
         return [sys.executable, "-I", str(HERE / "relay.py"), str(self._file)]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the door, and wait until every reply that is under way is written down."""
+        """Close the door, and wait until every call that is under way is written down."""
         with self._lock:
             self._closed = True
-            lines = list(self._lines)
+            left = list(self._open)
         with contextlib.suppress(OSError):  # wakes the thread that accepts
             socket.create_connection(self._listener.getsockname(), timeout=1).close()
         self._listener.close()
-        for one in lines:
-            one.close()
+        for connection in left:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
         for thread in self._threads:
-            thread.join(30)
-        if self.fault and error is None:
-            raise SceneDied(self.fault)
+            thread.join(60)
+        if self.fault:
+            raise SceneDied(self.fault) from error
 
     def _start(self, work: Any, *args: Any) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -92,164 +98,117 @@ class Door:
                 if self._closed:
                     connection.close()
                     return
+                self._open.append(connection)
                 self._start(self._serve, connection)
         self._listener.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as words:
+        with connection, connection.makefile("rb") as words, contextlib.suppress(OSError):
             connection.settimeout(10)
-            try:
-                word = words.readline(200).strip()
-            except OSError:
-                return
-            if not hmac.compare_digest(word, self._word.encode()):
-                return
-            connection.settimeout(None)
-            with self._lock:
-                if self._closed:
-                    return
-                try:
-                    one = Line(self, connection, self._command, self._env)
-                except OSError as error:
-                    self.fault = f"the server can't be started: {error}"
-                    return
-                self._lines.append(one)
-            one.carry(words)
+            word = words.readline(200).strip()
+            if hmac.compare_digest(word, self._word.encode()):
+                connection.settimeout(None)
+                Line(self, connection).carry(words)
 
 
 class Line:
-    """One connection of a harness, with a server of its own behind it."""
+    """One connection of a harness, with a server of its own for what is no call."""
 
-    def __init__(self, door: Door, connection: socket.socket, command: list[str], env: dict[str, str]) -> None:
-        self._door, self._recorder = door, door.recorder
-        self._connection = connection
-        self._server = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self._calls: dict[str, tuple[str, str, Any, float]] = {}
-        self._others: dict[str, str] = {}
-        self._late: set[str] = set()
-        self._gone = False
+    def __init__(self, door: Door, connection: socket.socket) -> None:
+        self._door, self._connection = door, connection
+        self._methods: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def carry(self, words: IO[bytes]) -> None:
         """Carry messages both ways until the harness hangs up, then let the server end."""
+        try:
+            self._server = subprocess.Popen(
+                self._door.command,
+                env=self._door.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            self._door.fault = f"the server can't be started: {error}"
+            return
         back = threading.Thread(target=self._back, daemon=True)
         back.start()
         try:
-            for message in messages(words):
+            for message in _messages(words):
                 self._forth(message)
-        except OSError:  # one of the two is gone
-            pass
         finally:
-            self._gone = True
-            stop(self._server)
+            _end(self._server)
             back.join(10)
             if not back.is_alive() and self._server.stdout is not None:
                 self._server.stdout.close()
 
-    def close(self) -> None:
-        """Hang up."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RD)
-
     # ------------------------------------------------------------------------------------------- harness to server
 
     def _forth(self, message: Any) -> None:
-        if not isinstance(message, dict):
-            self._refuse(None, _PARSE_ERROR, "one JSON object a line, please: batches are not carried")
-            return
-        method, id = message.get("method"), message.get("id")  # noqa: A001
-        params = message.get("params")
-        if id is None and isinstance(method, str) and method.startswith("notifications/"):
-            self._notify(message, method, params)
-        elif method is None and id is not None:
-            self._pass(message)  # an answer to a question of the server
-        elif id is None or not isinstance(method, str):
-            self._refuse(None, _REFUSED, "neither a request nor a notification")
-        elif self._door.bare and method.startswith(_METHODS_OF_THE_PACK):
-            self._refuse(id, _UNKNOWN_METHOD, f"there is no method {method[:80]}")
+        method = message.get("method") if isinstance(message, dict) else None
+        if not isinstance(method, str):
+            self._refuse(None, _BAD_REQUEST, "one request a line, please: batches and answers are not carried")
+        elif "id" not in message:
+            if method.startswith("notifications/"):
+                self._pass(message)
         elif method == "tools/call":
-            self._call(message, id, params if isinstance(params, dict) else {})
+            self._call(message["id"], message.get("params"))
+        elif self._door.bare and method.startswith(_METHODS_OF_THE_PACK):
+            self._refuse(message["id"], _NO_METHOD, f"there is no method {method[:80]}")
         else:
-            self._unasking(params)
+            _take_questions_away(message.get("params"))
             with self._lock:
-                self._others[_key(id)] = method
+                self._methods[_key(message["id"])] = method
             self._pass(message)
 
-    def _call(self, message: dict[str, Any], id: Any, params: dict[str, Any]) -> None:  # noqa: A002
-        tool, args = params.get("name"), params.get("arguments")
-        args = {} if args is None else args
-        if not isinstance(tool, str) or _key(id) in self._calls:
-            self._refuse(id, _REFUSED, "a call needs a name, and an id that is not in use")
+    def _call(self, id: Any, params: Any) -> None:  # noqa: A002
+        tool = params.get("name") if isinstance(params, dict) else None
+        args = (params.get("arguments") or {}) if isinstance(params, dict) else None
+        if not isinstance(tool, str) or not isinstance(args, dict):
+            self._refuse(id, _BAD_REQUEST, "a call needs the name of a tool, and its arguments as an object")
             return
         try:
-            call, at = self._recorder.begin(tool, args)
+            reply = self._door.recorder.sealed(tool, args)
         except LimitReached:
             self._refuse(id, _REFUSED, "no more calls: the limit of this session is reached")
             return
-        self._unasking(params)
-        with self._lock:
-            self._calls[_key(id)] = (call, tool, args, at)
-        self._pass(message)
-
-    def _notify(self, message: dict[str, Any], method: str, params: Any) -> None:
-        if method == "notifications/cancelled" and isinstance(params, dict):
-            with self._lock:
-                self._late.add(_key(params.get("requestId")))
-        self._pass(message)
-
-    @staticmethod
-    def _unasking(params: Any) -> None:
-        """Take away the client's power to answer the server's questions: no person sits at this client."""
-        places = [params, params.get("_meta") if isinstance(params, dict) else None]
-        for place, name in zip(places, ("capabilities", _CLIENT), strict=True):
-            if isinstance(place, dict) and isinstance(place.get(name), dict):
-                place[name].pop("elicitation", None)
+        except SceneDied as error:
+            self._door.fault = str(error)
+            self._refuse(id, _REFUSED, "the server is gone")
+            return
+        text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
+        result = {"content": [{"type": "text", "text": text}], "isError": reply.get("ok") is not True}
+        self._send({"jsonrpc": "2.0", "id": id, "result": result})
 
     def _pass(self, message: dict[str, Any]) -> None:
         assert self._server.stdin is not None
-        self._server.stdin.write(line(message))
+        self._server.stdin.write(_line(message))
         self._server.stdin.flush()
 
     # ------------------------------------------------------------------------------------------- server to harness
 
     def _back(self) -> None:
         assert self._server.stdout is not None
-        try:
-            for message in messages(self._server.stdout):
+        with contextlib.suppress(OSError):
+            for message in _messages(self._server.stdout):
                 if isinstance(message, dict):
-                    answer = self._answer(message) if "method" not in message else message
-                    self._send(answer)
-        finally:
-            self._unanswered()
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+                    self._answer(message)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        key = _key(message.get("id"))
+    def _answer(self, message: dict[str, Any]) -> None:
+        if "method" in message and "id" in message:
+            return  # a question to the client's person; there is none, and the server was told so
         with self._lock:
-            call, method = self._calls.pop(key, None), self._others.pop(key, "")
+            method = self._methods.pop(_key(message.get("id")), "")
         result = message.get("result")
-        if call is not None and (self._gone or key in self._late):
-            self._loose(call, f"came after the harness had stopped waiting: {str(result)[:2000]}")
-        elif call is not None and isinstance(result, dict):
-            return {**message, "result": self._seal(call, result)}
-        elif call is not None:
-            self._loose(call, str(message.get("error"))[:2000])
-        elif isinstance(result, dict):
+        if isinstance(result, dict):
             self._plain(method, result)
-        return message
-
-    def _seal(self, call: tuple[str, str, Any, float], result: dict[str, Any]) -> dict[str, Any]:
-        id, tool, args, at = call  # noqa: A001
-        sealed = self._recorder.sealed(id, tool, args, _body(result), at)
-        text = json.dumps(sealed, ensure_ascii=False, separators=(",", ":"))
-        kept = {k: v for k, v in result.items() if k != "structuredContent"}
-        return {**kept, "content": [{"type": "text", "text": text}]}
+        self._send(message)
 
     def _plain(self, method: str, result: dict[str, Any]) -> None:
-        """The lists and greetings that promise what this door does not carry."""
+        """Take out of lists and greetings what this door does not carry."""
         if method == "tools/list" and isinstance(result.get("tools"), list):
             for tool in result["tools"]:
                 tool.pop("outputSchema", None)
@@ -257,29 +216,20 @@ class Line:
             for name in _OF_THE_PACK:
                 result["capabilities"].pop(name, None)
 
-    def _unanswered(self) -> None:
-        """The server is gone: its open calls got no reply."""
-        with self._lock:
-            calls = list(self._calls.values())
-            self._calls.clear()
-        for call in calls:
-            self._loose(call, "the server stopped before it answered")
-
-    def _loose(self, call: tuple[str, str, Any, float], why: str) -> None:
-        """The server got a call and the harness no reply of it: the transcript has to own up to it all the same."""
-        self._recorder.loose(call[0], call[1], call[2], why)
-
     def _refuse(self, id: Any, code: int, text: str) -> None:  # noqa: A002
         self._send({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
 
     def _send(self, message: dict[str, Any]) -> None:
-        """Send to the harness; where it hung up, what the server does is written down all the same."""
-        data = line(message)
-        try:
-            with self._lock:
-                self._connection.sendall(data)
-        except OSError:
-            self._gone = True
+        data = _line(message)
+        with self._lock:
+            self._connection.sendall(data)
+
+
+def _take_questions_away(params: Any) -> None:
+    """The client can't answer questions of the server: no person sits there. People are the world's part."""
+    for place, name in ((params, "capabilities"), (params.get("_meta") if isinstance(params, dict) else None, _CLIENT)):
+        if isinstance(place, dict) and isinstance(place.get(name), dict):
+            place[name].pop("elicitation", None)
 
 
 def _key(id: Any) -> str:  # noqa: A002
@@ -287,16 +237,34 @@ def _key(id: Any) -> str:  # noqa: A002
     return json.dumps(id, sort_keys=True)
 
 
-def _body(result: dict[str, Any]) -> dict[str, Any]:
-    """What the server answered, as the model is told it: the JSON object in the text."""
-    content = result.get("content")
-    blocks = content if isinstance(content, list) else []
-    text = "\n".join(str(block.get("text", "")) for block in blocks if isinstance(block, dict))
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        body = None
-    return body if isinstance(body, dict) else {"ok": result.get("isError") is not True, "text": text}
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _messages(stream: IO[bytes]) -> Iterator[Any]:
+    """The messages of a stream until it ends; None for a line that is none. A line that is too long ends it."""
+    while data := stream.readline(_MAX_LINE):
+        if len(data) >= _MAX_LINE:
+            return
+        if data.strip():
+            try:
+                yield json.loads(data)
+            except (ValueError, RecursionError):
+                yield None
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End a server the way the protocol asks for: close its input, wait, then insist."""
+    assert server.stdin is not None
+    with contextlib.suppress(OSError):
+        server.stdin.close()
+    for insist in (server.terminate, server.kill):
+        try:
+            server.wait(5)
+            return
+        except subprocess.TimeoutExpired:
+            insist()
+    server.wait()
 
 
 def hide_memory() -> None:

@@ -1,7 +1,7 @@
 """What an agent holds in its hands: tools that are sealed and recorded, words that are recorded, a limit.
 
 A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
-through the door in `proxy.py`, which uses `begin` and `sealed`; its harness writes the transcript (`hand_over`).
+through the door in `proxy.py`, which uses `sealed`; its harness writes the transcript (`hand_over`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.canonical import FORMAT
-from evals.seals import Sealer
+from evals.seals import Sealer, without_seal
 from evals.stage import Scene
 
 RECORD = "record.jsonl"
@@ -49,18 +49,24 @@ class Recorder:
         self._used: dict[str, float] = {}
         self._foreign: bytes | None = None
         self._calls = 0
-        self._lock = threading.Lock()
+        self._lock, self._scene = threading.Lock(), threading.Lock()
         self.say(prompt, role="user")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool. Raises LimitReached before the call that would be one too many."""
-        id, at = self.begin(tool, args)  # noqa: A001
-        try:
-            reply = self.scene.call(tool, args)
-        except Exception as error:
-            raise SceneDied(f"{tool}: {error!r}") from error
-        self.sealed(id, tool, args, reply, at)
-        return reply
+        return without_seal(self.sealed(tool, args))
+
+    def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """The same, and the reply with its seal. Calls wait for one another: a scene is played by one hand."""
+        with self._scene:
+            id, at = self.begin(tool, args)  # noqa: A001
+            try:
+                reply = self.scene.call(tool, args)
+            except Exception as error:
+                raise SceneDied(f"{tool}: {error!r}") from error
+            sealed = self.sealer.seal(tool, args, reply, at)
+            self._row({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
+            return sealed
 
     def begin(self, tool: str, args: Any, *, server: str = "gpuwarden") -> tuple[str, float]:
         """Write down that a call is issued, and return its id and its time. Raises LimitReached."""
@@ -72,28 +78,13 @@ class Recorder:
             self._rows.append({"type": "call", "id": id, "server": server, "tool": tool, "args": args, "at": at})
             return id, at
 
-    def sealed(self, id: str, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:  # noqa: A002
-        """Seal the server's reply to a call, write it down and return it with its seal."""
-        with self._lock:
-            sealed = self.sealer.seal(tool, args, reply, at)
-            self._rows.append({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
-            return sealed
-
-    def loose(self, id: str, tool: str, args: Any, why: str) -> None:  # noqa: A002
-        """Write down that a call reached the server, and that no reply of it reached the agent."""
-        with self._lock:
-            self.sealer.loose(tool, args)
-            self._rows.append({"type": "result", "id": id, "ok": False, "result": why})
-
     def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
         """Write down the answer to a call that the server did not get: a tool of the harness, or a fault."""
-        with self._lock:
-            self._rows.append({"type": "result", "id": id, "ok": ok, "result": text})
+        self._row({"type": "result", "id": id, "ok": ok, "result": text})
 
     def say(self, text: str, *, role: str = "assistant") -> None:
         """Say something."""
-        with self._lock:
-            self._rows.append({"type": "say", "role": role, "text": text})
+        self._row({"type": "say", "role": role, "text": text})
 
     def used(self, *, model: str = "", **more: float) -> None:
         """Add to what the agent used: `tokens`, `turns`, `usd`."""
@@ -101,6 +92,10 @@ class Recorder:
             self._head["model"] = model
         for name, value in more.items():
             self._used[name] = self._used.get(name, 0) + value
+
+    def _row(self, row: dict[str, Any]) -> None:
+        with self._lock:
+            self._rows.append(row)
 
     def hand_over(self, transcript: bytes) -> None:
         """Give the transcript as the agent's own harness wrote it; it is the one that is scored."""

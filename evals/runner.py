@@ -87,8 +87,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
-    sealer = recorder.sealer
-    seals = {"key": key.hex(), "count": sealer.n, "last": sealer.last, "unsealed": sealer.unsealed}
+    seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
     return {"infra": infra, "seals": seals}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,7 @@ class Setup:
     key_env: str = "OPENAI_API_KEY"
     timeout_s: float = 1200.0
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    sleep: Callable[[float], None] = time.sleep
 
     def program(self, name: str) -> str:
         """The path of an agent's program. Raises EvalError where it is not installed."""

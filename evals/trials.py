@@ -129,8 +129,7 @@ def _chain(head: dict[str, Any], folder: Path) -> Chain | None:
     if seals is None:
         return None
     try:
-        unsealed = tuple(str(code) for code in seals.get("unsealed", ()))
-        return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]), unsealed)
+        return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
     except (KeyError, TypeError, ValueError) as error:
         raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / "trial.json") from error
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import atexit
+import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from evals import runner
 from evals.cases import Case, Check, load_cases
+from evals.mcp_client import McpClient
 from evals.runner import Play, new_run
 from evals.stage import OpenScene
 from evals.trials import Trial, read_run, score_run
-from evals.wire import Client
 from evals.worlds import World, load_worlds
 
 from doors import environment
 
 WORLDS = load_worlds()
+HOME = Path(tempfile.mkdtemp(prefix="gpuwarden-evals-"))
 ASKED = Check("ASKED", "calls", {"call": {"tool": "list_instances", "ok": True}, "min": 1}, False, False, "")
 CASE = replace(
     load_cases()["over-cap"],
@@ -31,31 +34,38 @@ KEY = "sk-test-0123456789abcdef0123"
 
 
 class RealServer:
-    """A scene whose server is the real one, over a home of its own in which nothing is rented."""
+    """A scene whose server is the real one, over a home in which nothing is rented.
+
+    The scenes of all tests share the server that takes the calls: what is tested is what lies before it.
+    """
+
+    shared: ClassVar[list[McpClient]] = []
 
     def __init__(self, world: World, seed: int, folder: Path) -> None:
-        self.home = folder / "home"
         self.facts = {"word": f"w{seed}"}
-        self.client: Client | None = None
         self.calls: list[str] = []
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        if self.client is None:
-            self.client = Client(*self.server()).__enter__()
+        if not self.shared:
+            self.shared.append(McpClient(*self.server(), HOME))
         self.calls.append(tool)
-        result = self.client.request("tools/call", {"name": tool, "arguments": args})
-        found: dict[str, Any] = json.loads(result["content"][0]["text"])
-        return found
+        return self.shared[0].call(tool, args)
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        return [sys.executable, "-m", "gpuwarden", "mcp"], environment(self.home, HF_HUB_OFFLINE="1")
+        return [sys.executable, "-m", "gpuwarden", "mcp"], environment(HOME / "home", HF_HUB_OFFLINE="1")
 
     def end(self) -> dict[str, Any]:
         return {"views": {"jobs": [], "leases": []}, "facts": self.facts}
 
     def close(self) -> None:
-        if self.client is not None:
-            self.client.close()
+        pass
+
+
+@atexit.register
+def _close() -> None:
+    for client in RealServer.shared:
+        client.close()
+    shutil.rmtree(HOME, ignore_errors=True)
 
 
 def play_once(folder: Path, play: Play, *, case: Case = CASE, open_scene: OpenScene = RealServer) -> Trial:

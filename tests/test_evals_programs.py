@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from evals import agent_codex, program
 from evals.errors import EvalError
-from evals.pack import ARMS, Pack, load_pack
+from evals.pack import Pack, load_pack
 from evals.runner import agent
 from evals.setup import Setup
 from evals.trials import Trial
@@ -33,6 +33,7 @@ DONE = {"say": "Nothing is billing."}
 BOTH = pytest.mark.parametrize("name", ["claude", "codex"])
 MOSTLY = pytest.mark.parametrize("name", ["claude", pytest.param("codex", marks=pytest.mark.prove)])
 """Each trial starts the real server; what the door does for one program it does for the other."""
+SLOW = pytest.mark.prove
 Playing = Callable[..., Trial]
 
 
@@ -82,22 +83,17 @@ def test_a_program_is_scored_by_its_own_stream_and_the_doors_seals(name: str, pl
     ("plan", "words"),
     [
         ([LIST, {"trick": "hide", **SEARCH}], "it was cut out"),
-        ([LIST, {"trick": "second door", **SEARCH}], "it was cut out"),
+        pytest.param([LIST, {"trick": "second door", **SEARCH}], "it was cut out", marks=SLOW),
+        pytest.param([LIST, {"trick": "call and run", **SEARCH}], "it was cut out", marks=SLOW),
         ([LIST, {"trick": "forge", **SEARCH}], "it was edited"),
         ([LIST, {"trick": "make up", **LIST}], "it was made up"),
-        ([{"trick": "make up", **LIST}], "it was made up"),
+        pytest.param([{"trick": "make up", **LIST}], "it was made up", marks=SLOW),
     ],
 )
 def test_a_stream_that_lies_is_invalid(name: str, plan: list[Any], words: str, playing: Playing) -> None:
     trial = playing(name, *plan, DONE)
     assert trial.score.verdict is Verdict.INVALID
     assert words in trial.score.why
-
-
-def test_a_call_whose_reply_nobody_waited_for_has_to_be_told(playing: Playing) -> None:
-    trial = playing("claude", LIST, {"trick": "call and run", **SEARCH}, DONE)
-    assert trial.score.verdict is Verdict.INVALID
-    assert "search_references" in trial.score.why or "cut out" in trial.score.why
 
 
 @MOSTLY
@@ -112,23 +108,15 @@ def test_the_key_of_the_seals_is_nowhere_that_an_agent_can_read(name: str, playi
 
 
 @MOSTLY
-def test_other_peoples_secrets_stay_behind(name: str, playing: Playing, tmp_path: Path) -> None:
-    playing(name, {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE)
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    assert not {"RUNPOD_API_KEY", "HF_TOKEN", "GPUWARDEN_HOME"} & set(seen["env"])
-    assert seen["schemas"] is False
-    assert KEY not in json.dumps(seen["args"])
-
-
-@MOSTLY
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["none", "pack", pytest.param("forced", marks=SLOW), pytest.param("old", marks=SLOW)])
 def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, tmp_path: Path) -> None:
     old = tmp_path / "old"
     (old / "skills" / "gpu-training").mkdir(parents=True)
     page = "---\nname: gpu-training\ndescription: The old one.\n---\nOld words.\n"
     (old / "skills" / "gpu-training" / "SKILL.md").write_text(page)
     pack = load_pack(arm, old if arm == "old" else None)
-    playing(name, {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE, pack=pack)
+    case = replace(CASE, limits={"tool_calls": 8, "agent_usd": 2})
+    playing(name, {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE, pack=pack, case=case)
     seen = json.loads((tmp_path / "seen.json").read_text())
     every = ["checkpoint-and-teardown", "dataset-preflight", "gpu-training", "training-debug"]
     assert seen["skills"] == {"none": [], "pack": every, "forced": [], "old": ["gpu-training"]}[arm]
@@ -136,6 +124,12 @@ def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, 
     assert seen["hidden"] is (arm in ("none", "old")), "the server's own copy of the skills"
     assert ("resources" in seen["caps"]) is (arm not in ("none", "old"))
     assert set(seen["cwd"]) <= {".claude", ".agents"}, "no cases and no witnesses lie around"
+    assert not {"RUNPOD_API_KEY", "HF_TOKEN", "GPUWARDEN_HOME"} & set(seen["env"]), "other secrets stay behind"
+    assert KEY not in json.dumps(seen["args"])
+    assert seen["schemas"] is False, "replies are text, as the door carries them"
+    if name == "claude":
+        limits = dict(zip(seen["args"], seen["args"][1:], strict=False))
+        assert (limits["--max-turns"], limits["--max-budget-usd"]) == ("16", "2")
 
 
 @MOSTLY
@@ -153,7 +147,8 @@ def test_calls_over_the_limit_do_not_reach_the_server(name: str, playing: Playin
     assert sum(r["type"] == "call" for r in record(tmp_path)) == 8
 
 
-@MOSTLY
+@SLOW
+@BOTH
 def test_an_unknown_tool_is_a_failed_call_and_no_forgery(name: str, playing: Playing) -> None:
     trial = playing(name, LIST, {"call": "rent_the_moon", "args": {}}, DONE)
     assert trial.score.verdict is Verdict.FAIL
@@ -208,14 +203,6 @@ def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_p
     (tmp_path / name).chmod(0o755)
     with pytest.raises(EvalError, match=f"{name} has no key"):
         agent(name, Setup(env={"PATH": str(tmp_path), "HOME": str(tmp_path)}))
-
-
-def test_limits_of_a_case_reach_claude(playing: Playing, tmp_path: Path) -> None:
-    case = replace(CASE, limits={"tool_calls": 8, "agent_usd": 2})
-    playing("claude", {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE, case=case)
-    args = json.loads((tmp_path / "seen.json").read_text())["args"]
-    assert args[args.index("--max-turns") + 1] == "16"
-    assert args[args.index("--max-budget-usd") + 1] == "2"
 
 
 def test_the_configuration_of_codex_holds_any_text() -> None:
