@@ -25,6 +25,7 @@ from evals.errors import EvalError
 from evals.judge import agreement, judge
 from evals.loaders import formats, read
 from evals.selftest import selftest
+from evals.shown import as_text, schemas, shown
 from evals.summary import Summary, summarize
 from evals.surface import HERE
 from evals.trials import Trial, read_run, score_file, score_run
@@ -124,6 +125,16 @@ def cmd_plan(args: Args) -> int:
     return Exit.PASS
 
 
+def cmd_tools(args: Args) -> int:
+    """Say whether tools.json is what the server shows now; with --write make it so."""
+    now = as_text(schemas(shown([sys.executable, "-m", "gpuwarden", "mcp"], dict(os.environ))))
+    if args.write:
+        _write(HERE / "tools.json", now)
+    same = now == (HERE / "tools.json").read_text("utf-8")
+    print("tools.json is what the server shows" if same else "tools.json is old: python -m evals tools --write")
+    return Exit.PASS if same else Exit.REGRESSION
+
+
 def cmd_export(args: Args) -> int:
     """Write a transcript as ATIF or in our own form."""
     from evals.canonical import dump
@@ -199,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
     todo.add_argument("--model", help="the model in use now; the run's own where left out")
+    add("tools", cmd_tools).add_argument("--write", action="store_true", help="write the file anew")
     export = add("export", cmd_export)
     add_file(export)
     export.add_argument("--to", choices=("atif", "canonical"), default="atif")

@@ -18,9 +18,9 @@ from evals.pack import Pack
 from evals.recorder import LimitReached, Recorder
 from evals.runner import Play
 from evals.setup import Setup
-from evals.shown import Shown, shown
+from evals.shown import shown
+from evals.skill_tool import DESCRIPTION, PARAMETERS, SKILL, read_skill, system
 
-SKILL: Final = "Skill"
 _EXTRA_TURNS: Final = 20
 _MAX_ARGUMENTS: Final = 200_000
 
@@ -55,7 +55,7 @@ class Loop:
         tools = [_function(t["name"], t.get("description", ""), t.get("inputSchema", {})) for t in offer.tools]
         self._ours = {t["name"] for t in offer.tools}
         if self.pack.skills:
-            tools.append(_SKILL_TOOL)
+            tools.append(_function(SKILL, DESCRIPTION, PARAMETERS))
         messages: list[dict[str, Any]] = [{"role": "system", "content": system(offer, self.pack)}]
         messages.append({"role": "user", "content": self.recorder.prompt})
         for _ in range(self.recorder.max_calls + _EXTRA_TURNS):
@@ -89,7 +89,7 @@ class Loop:
         name, text = str(sub(call, "function", "name")), sub(call, "function", "arguments")
         args = _arguments(text)
         if name == SKILL and self.pack.skills:
-            content = self._skill(args)
+            content = read_skill(self.recorder, self.pack, args)
         elif args is None:
             content = self._refused(name, {"unreadable": str(text)[:2_000]}, "the arguments are no JSON object")
         elif name not in self._ours:
@@ -103,46 +103,9 @@ class Loop:
         self.recorder.answered(id, why, ok=False)
         return json.dumps({"ok": False, "code": "bad_request", "message": why})
 
-    def _skill(self, args: dict[str, Any] | None) -> str:
-        """A page of the pack. It is a tool of the harness, as in other clients: the server knows nothing of it."""
-        asked = args or {}
-        name, file = str(asked.get("skill")), str(asked.get("file") or "SKILL.md")
-        id, _ = self.recorder.begin(SKILL, {"skill": name, "file": file}, server="")  # noqa: A001
-        found = next((skill for skill in self.pack.skills if skill.name == name), None)
-        try:
-            text = found.read(file) if found else None
-        except (OSError, ValueError):
-            text = None
-        self.recorder.answered(id, "there is no such page" if text is None else "read", ok=text is not None)
-        return text if text is not None else f"there is no page {name}/{file}"[:300]
-
-
-def system(offer: Shown, pack: Pack) -> str:
-    """The system prompt: what the server tells its clients, and what of the pack the arm shows."""
-    parts = [offer.instructions]
-    if pack.skills:
-        rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
-        parts.append(f"Skills that can be read with the tool {SKILL}:\n{rows}")
-    parts.append(pack.forced)
-    return "\n\n".join(part for part in parts if part)
-
 
 def _function(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-_SKILL_TOOL: Final = _function(
-    SKILL,
-    "Read a skill: instructions for a kind of work.",
-    {
-        "type": "object",
-        "properties": {
-            "skill": {"type": "string", "description": "Its name"},
-            "file": {"type": "string", "description": "Another file of it than SKILL.md"},
-        },
-        "required": ["skill"],
-    },
-)
 
 
 def _arguments(text: Any) -> dict[str, Any] | None:

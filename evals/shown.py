@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from evals.errors import EvalError
 from evals.mcp_client import McpClient
 from evals.wire import WireError
 
@@ -54,3 +56,39 @@ def _tools(client: McpClient) -> list[dict[str, Any]]:
             return tools
         cursor = {"cursor": page["nextCursor"]}
     raise WireError("the list of tools does not end")
+
+
+# ------------------------------------------------------------------------------------------------------ tools.json
+
+_WORDS: Final = frozenset({"description", "default", "title"})
+_RULES: Final = frozenset(
+    {"type", "properties", "required", "additionalProperties", "items", "enum"}
+    | {"maxLength", "maxItems", "minimum", "maximum"}
+)
+
+
+def schemas(offer: Shown) -> dict[str, Any]:
+    """What `tools.json` holds: for each tool the rules for its arguments, without words and defaults.
+
+    Raises EvalError for a rule that `surface.faults` would not check.
+    """
+    return {tool["name"]: _rules(tool["inputSchema"], tool["name"]) for tool in offer.tools}
+
+
+def _rules(schema: Any, where: str) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    rules = {key: value for key, value in schema.items() if key not in _WORDS}
+    for key in sorted(rules.keys() - _RULES):
+        raise EvalError(f"{where} has the rule {key!r}, which is not checked", "Teach it to evals/surface.py")
+    for key in ("items", "additionalProperties"):
+        if key in rules:
+            rules[key] = _rules(rules[key], f"{where}.{key}")
+    if "properties" in rules:
+        rules["properties"] = {k: _rules(v, f"{where}.{k}") for k, v in rules["properties"].items()}
+    return rules
+
+
+def as_text(rules: dict[str, Any]) -> str:
+    """The text of `tools.json`."""
+    return json.dumps(rules, indent=1, sort_keys=True) + "\n"
