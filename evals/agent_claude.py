@@ -17,6 +17,7 @@ from evals.recorder import Recorder
 from evals.runner import Play
 from evals.setup import Setup, any_of
 
+PROGRAM: Final = "claude"
 _KEYS: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
 _TURNS_PER_CALL: Final = 2
 """A turn may hold no call at all; twice the calls that a case allows is an end to any talk."""
@@ -24,9 +25,9 @@ _TURNS_PER_CALL: Final = 2
 
 def make(setup: Setup) -> Play:
     """The agent. Raises EvalError where the program or its key is missing."""
-    program, env = setup.program("claude"), setup.environment("ANTHROPIC_", "CLAUDE_")
+    program, env = setup.program(PROGRAM), setup.environment("ANTHROPIC_", "CLAUDE_")
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
-    any_of(env, _KEYS, (home / ".credentials.json",), "claude")
+    any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:
         with place() as here, Door(recorder, here.own, bare=setup.pack.bare) as server:

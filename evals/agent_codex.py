@@ -17,6 +17,7 @@ from evals.recorder import Recorder
 from evals.runner import Play
 from evals.setup import Setup, any_of
 
+PROGRAM: Final = "codex"
 _KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 _TOOL_TIMEOUT_S: Final = 600
 _ENDS: Final = ("turn.completed", "turn.failed", "error")
@@ -24,10 +25,10 @@ _ENDS: Final = ("turn.completed", "turn.failed", "error")
 
 def make(setup: Setup) -> Play:
     """The agent. Raises EvalError where the program or its key is missing."""
-    program, env = setup.program("codex"), setup.environment("CODEX_", "OPENAI_")
+    program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
     home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
     login = home / "auth.json"
-    any_of(env, _KEYS, (login,), "codex")
+    any_of(env, _KEYS, (login,), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:
         with place() as here, Door(recorder, here.own, bare=setup.pack.bare) as server:

@@ -41,6 +41,12 @@ def agent(name: str, setup: Setup | None = None) -> Play:
     return make(setup or Setup()) if make else cast("Play", module.play)
 
 
+def harness(name: str, setup: Setup) -> str:
+    """What stands between the model and the server, with its version: part of what a run is compared by."""
+    program: str | None = getattr(import_module(f"evals.agent_{name}"), "PROGRAM", None)
+    return f"{program} {setup.version(program)}".strip() if program else "evals"
+
+
 def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World]) -> None:
     """Play all trials of a run. Trials that are on disk already are kept, so that a run can be gone on with."""
     head.folder.mkdir(parents=True, exist_ok=True)
@@ -98,6 +104,9 @@ def fill(prompt: str, facts: dict[str, Any]) -> str:
     return prompt
 
 
-def new_run(folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str) -> Run:
-    """The head of a run by a scripted agent."""
-    return Run(folder, name, tuple(cases), arm=arm, harness="evals", pack=pack, bare=None, trials=trials)
+def new_run(
+    folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str, setup: Setup | None = None
+) -> Run:
+    """The head of a run; with a setup for an agent that has one."""
+    model, between = (setup.model, harness(name, setup)) if setup else ("", "evals")
+    return Run(folder, name, tuple(cases), arm, model, between, pack, None, trials)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from evals.errors import EvalError
-from evals.pack import Pack
+from evals.pack import ARMS, Pack, load_pack
 
 SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _PLAIN: Final = frozenset(
@@ -44,6 +46,15 @@ class Setup:
             raise EvalError(f"the program {name!r} is not on the PATH", "Install it, or choose another --agent")
         return path
 
+    def version(self, name: str) -> str:
+        """What a program says to `--version`, for the record: "" where it says nothing."""
+        command = [self.program(name), "--version"]
+        try:
+            done = subprocess.run(command, env=self.environment(), capture_output=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0][:100]
+
     def environment(self, *prefixes: str) -> dict[str, str]:
         """The variables that an agent's program is started with: the machine's, and those with its own prefixes.
 
@@ -57,6 +68,22 @@ class Setup:
             if len(value) >= 6 and any(word in name.upper() for word in SECRET):
                 text = text.replace(value, f"<{name}>")
         return text
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The options of a real agent, for a command that runs one."""
+    parser.add_argument("--model", default="", help="the agent's own default where left out; an endpoint needs one")
+    parser.add_argument("--arm", choices=ARMS, default="none", help="what of the skill pack the agent sees")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="a pack other than this checkout's; for --arm old")
+    parser.add_argument("--url", default=Setup.url, help="the endpoint's address, up to and with /v1")
+    parser.add_argument("--key-env", default=Setup.key_env, metavar="NAME", help="the variable with the endpoint's key")
+    parser.add_argument("--timeout", type=float, default=Setup.timeout_s, metavar="SECONDS", help="for one trial")
+
+
+def from_flags(args: argparse.Namespace) -> Setup:
+    """The setup that the options ask for. Raises EvalError for an arm that can't be set up."""
+    pack = load_pack(args.arm, args.pack)
+    return Setup(args.model, pack, url=args.url, key_env=args.key_env, timeout_s=args.timeout)
 
 
 def any_of(env: Mapping[str, str], names: tuple[str, ...], files: tuple[Path, ...], what: str) -> None:
