@@ -50,6 +50,7 @@ class Pack:
     arm: str
     skills: tuple[Skill, ...] = ()
     forced: str = ""
+    root: Path = HERE.parent
 
     @property
     def bare(self) -> bool:
@@ -70,13 +71,14 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
         raise EvalError("the arm `old` needs the old pack", "Give its folder with --pack")
     if arm == "none":
         return Pack(arm)
-    skills = tuple(_skills(HERE.parent if root is None else root))
+    root = root or HERE.parent
+    skills = tuple(_skills(root))
     if arm == "forced":
         text = "\n\n".join(skill.text for skill in skills)
         if len(text) > _MAX_TEXT:
             raise EvalError(f"the pack has {len(text):,} characters", "Too many to force into a context", file=root)
-        return Pack(arm, forced=text)
-    return Pack(arm, skills)
+        return Pack(arm, forced=text, root=root)
+    return Pack(arm, skills, root=root)
 
 
 def _skills(root: Path) -> list[Skill]:

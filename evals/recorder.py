@@ -16,6 +16,7 @@ from typing import Any
 from evals.canonical import FORMAT
 from evals.seals import Sealer, without_seal
 from evals.stage import Scene
+from evals.surface import HERE
 
 RECORD = "record.jsonl"
 """What the door saw of an agent that is a program: beside its transcript, for people who look into a trial."""
@@ -44,6 +45,10 @@ class Recorder:
         self.sealer = Sealer(key)
         self.max_calls = max_calls
         self.clock = clock
+        self.raw = bool(getattr(scene, "raw", False))
+        """Whether there is no server under test: tools are then the provider's own, and nothing is sealed."""
+        self.shells = 0
+        """How many commands the agent's shell has run."""
         self._head: dict[str, Any] = {"type": "meta", "format": FORMAT}
         self._rows: list[dict[str, Any]] = []
         self._used: dict[str, float] = {}
@@ -59,12 +64,12 @@ class Recorder:
     def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """The same, and the reply with its seal. Calls wait for one another: a scene is played by one hand."""
         with self._scene:
-            id, at = self.begin(tool, args)  # noqa: A001
+            id, at = self.begin(tool, args, server="cloud" if self.raw else "gpuwarden")  # noqa: A001
             try:
                 reply = self.scene.call(tool, args)
             except Exception as error:
                 raise SceneDied(f"{tool}: {error!r}") from error
-            sealed = self.sealer.seal(tool, args, reply, at)
+            sealed = reply if self.raw else self.sealer.seal(tool, args, reply, at)
             self._row({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
             return sealed
 
@@ -81,6 +86,25 @@ class Recorder:
     def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
         """Write down the answer to a call that the server did not get: a tool of the harness, or a fault."""
         self._row({"type": "result", "id": id, "ok": ok, "result": text})
+
+    def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
+        """Run a command, as a harness's own shell tool does; with `typed` at a terminal, where it answers prompts."""
+        args = {"command": " ".join(argv[2:] if argv[1:2] == ["-m"] else argv)}
+        id, _ = self.begin("Bash", args, server="")  # noqa: A001
+        self.shells += 1
+        try:
+            reply: dict[str, Any] = self.scene.shell(argv, typed)  # type: ignore[attr-defined]
+        except Exception as error:
+            raise SceneDied(f"shell: {error!r}") from error
+        self.answered(id, reply["output"], ok=reply["ok"])
+        return reply
+
+    def load_skill(self, name: str) -> str:
+        """Read a skill, as a harness does when a model asks for it: its own tool, not the server's."""
+        id, _ = self.begin("Skill", {"skill": name}, server="")  # noqa: A001
+        text = (HERE.parent / "skills" / name / "SKILL.md").read_text("utf-8")
+        self.answered(id, text, ok=True)
+        return text
 
     def say(self, text: str, *, role: str = "assistant") -> None:
         """Say something."""
@@ -103,7 +127,9 @@ class Recorder:
 
     def write(self, path: Path, ended: str, why: str = "") -> None:
         """Close the transcript and write it."""
-        end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **self._used}
+        # A scripted agent asks no model; of another the figures are what its endpoint said, and no more.
+        used = self._used if "model" in self._head else {"tokens": 0, "usd": 0.0, "turns": self._calls + 1}
+        end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **used}
         own = "".join(json.dumps(row) + "\n" for row in (self._head, *self._rows, end))
         if self._foreign is None:
             path.write_text(own, "utf-8")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -41,22 +43,33 @@ def agent(name: str, setup: Setup | None = None) -> Play:
     return make(setup or Setup()) if make else cast("Play", module.play)
 
 
+def is_real(name: str) -> bool:
+    """Whether an agent asks a model, and so has to be set up."""
+    return hasattr(import_module(f"evals.agent_{name}"), "make")
+
+
 def harness(name: str, setup: Setup) -> str:
     """What stands between the model and the server, with its version: part of what a run is compared by."""
     program: str | None = getattr(import_module(f"evals.agent_{name}"), "PROGRAM", None)
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 
 
-def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World]) -> None:
-    """Play all trials of a run. Trials that are on disk already are kept, so that a run can be gone on with."""
+def run(
+    head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int = 1
+) -> None:
+    """Play all trials of a run, `jobs` at a time. Trials that are on disk already are kept, so a run can go on."""
     head.folder.mkdir(parents=True, exist_ok=True)
     value = {k: v for k, v in asdict(head).items() if k != "folder"}
     (head.folder / "run.json").write_text(json.dumps(value, indent=1), "utf-8")
-    for name in head.cases:
-        for n in range(1, head.trials + 1):
-            folder = head.folder / name / str(n)
-            if not (folder / "trial.json").is_file():
-                trial(cases[name], worlds[cases[name].world], n, folder, play, open_scene)
+    todo = [(n, head.folder / name / str(n), cases[name]) for name in head.cases for n in range(1, head.trials + 1)]
+    with ThreadPoolExecutor(jobs) as pool:
+        played = [
+            pool.submit(trial, case, worlds[case.world], n, folder, play, open_scene)
+            for n, folder, case in todo
+            if not (folder / "trial.json").is_file()
+        ]
+        for each in played:
+            each.result()
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
@@ -78,7 +91,8 @@ def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene
 
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
     limit = int(case.limits.get("tool_calls") or 60)
-    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit)
+    clock = getattr(scene, "now", time.time)  # pretend worlds have a time of their own
+    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
     ended, why, infra = "completed", "", ""
     try:
         play(case, recorder)

@@ -70,7 +70,7 @@ class Setup:
         return text
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: argparse._ArgumentGroup) -> None:
     """The options of a real agent, for a command that runs one."""
     parser.add_argument("--model", default="", help="the agent's own default where left out; an endpoint needs one")
     parser.add_argument("--arm", choices=ARMS, default="none", help="what of the skill pack the agent sees")

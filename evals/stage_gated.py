@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,10 @@ from evals import jobs, person
 from evals.mcp_client import McpClient
 from evals.measure import FOREIGN, Meter, Work, jobs_view
 from evals.wire import WireError
-from evals.world_home import GPUWARDEN, HORIZON_S, TURN_S, Home, read_status
+from evals.world_home import GPUWARDEN, HORIZON_S, NEAR_CAP_S, PAST_S, PIN, TURN_S, Home, read_status
 from evals.worlds import World
 
 PATIENCE_S = 30.0
-PAST_S = 7_200
-"""How long the jobs of the past ran."""
-NEAR_CAP_S = 29_200
-"""How long one has run that has nearly met its cap of $20."""
 _OVER = frozenset({"succeeded", "failed", "canceled", "refused", "preempted"})
 _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost", "hint": "", "retry": True}
 
@@ -47,9 +45,7 @@ class GatedScene:
         try:
             for job in world.jobs:
                 self._past(job)
-            if world.knobs.get("foreign"):
-                self._home.order("create", next(iter(world.platforms)), label=FOREIGN)
-                self._home.pass_time(PAST_S)
+            self._meter.foreign()
             if not world.jobs:
                 self.facts.setdefault("base", "j0000000000")
             self._meter.look(self._folders())
@@ -80,6 +76,13 @@ class GatedScene:
             return dict(_LOST)
         return reply
 
+    def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
+        """A command of an agent that has a shell; with `typed` on a pseudo-terminal, where it answers prompts."""
+        self._home.pass_time(TURN_S)
+        code, shown = person.run(argv, self._home.env, self._home.project, typed)
+        self._meter.look(self._folders())
+        return {"ok": code == 0, "exit_code": code, "output": shown[-2000:]}
+
     def server(self) -> tuple[list[str], dict[str, str]]:
         """How to start the server over this world, for an agent that is a program."""
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
@@ -90,9 +93,9 @@ class GatedScene:
         return [e for e in events if e["seq"] > self._seeded]
 
     def end(self) -> dict[str, Any]:
-        """The end state, an hour after the agent has stopped."""
+        """The end state, hours after the agent has stopped."""
         self._meter.look(self._folders())
-        self._home.pass_time(HORIZON_S)
+        self._home.pass_time(self._home.horizon_s)
         events: list[dict[str, Any]] = self._home.order("ledger")
         works = _works(events, self._home.books())
         views = {
@@ -115,33 +118,43 @@ class GatedScene:
 
     def _past(self, job: dict[str, Any]) -> None:
         """Have a job of the past happen."""
-        id = self._launch(job)  # noqa: A001
+        gate = self._home.folder / f"gate-{job['name']}"
+        lives = job["state"] in ("queued", "running") or job["fault"] == "preempt"
+        if lives and job["fault"] not in ("hang", "nan_loss"):
+            gate.touch()
+        id = self._launch(job, str(gate))  # noqa: A001
         self.facts[job["name"]] = id
         self._meter.expected[id] = job["checkpoints"]
-        self._wait_for_machine(id, job)
+        self._wait_until(id, lambda s: s.get("step") is not None or bool(s.get("last_alerts")))
         if job["fault"] == "preempt":
             self._preempted(id, job)
             return
         if job["fault"] == "hang":
             self._freeze(id)
         self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
-        if job["state"] not in ("queued", "running"):
+        if not lives:
+            gate.touch()
+            self._wait_until(id, lambda s: s.get("state") != "running")
             self._wait_for(id, job["state"])
         self._meter.look(self._folders())
         if any(c["where"] == "pulled" for c in job["checkpoints"]) or job["meter"] is False:
-            self._must("pull_artifacts", {"job_id": id})
+            # What a run is to be resumed from lies in the user's project, everything else where the server puts it.
+            there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
+            self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:
             self._torn_down(id)
         elif self._world.knobs.get("asked"):
             self._proven_request(id)
 
-    def _launch(self, job: dict[str, Any]) -> str:
+    def _launch(self, job: dict[str, Any], gate: str) -> str:
         platform = next(iter(self._world.platforms))
         # A job that never wrote one of its outputs declared it all the same.
         more = ["out/adapter"] if "never written" in self._world.hidden else []
-        spec = jobs.spec(platform, job, [*(["out/model.safetensors"] if more else ["out"]), *more])
+        job = {**job, "bulk": 200 << 20 if self._cut else 0}
+        spec = jobs.spec(platform, job, [*(["out/model.safetensors"] if more else ["out"]), *more], gate)
         if job["fault"] == "preempt":
-            spec |= {"interruptible": True, "max_restarts": 3 if job["state"] == "running" else 0}
+            resumed = job["state"] == "running"
+            spec |= {"interruptible": True, "timeout_s": 14_400, "max_restarts": 1 if resumed else 0}
         if any(c["where"] == "volume" for c in job["checkpoints"]):
             spec["durable_storage"] = job["fault"] != "preempt"
         checked = self._must("submit_job", {**spec, "dry_run": True})
@@ -163,19 +176,15 @@ class GatedScene:
             time.sleep(0.05)
         raise WireError(f"{job} did not come to be {state}: {str(reply)[:400]}")
 
-    def _wait_for_machine(self, job: str, row: dict[str, Any]) -> None:
-        """Until the machine itself says that the job has ended, or that it has made its first steps."""
-        lives = row["state"] in ("queued", "running") or row["fault"] == "preempt"
+    def _wait_until(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
+        """Until the status on the job's own machine shows something."""
         until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
-            for _, status in self._statuses(job):
-                stepped = status.get("step") not in (None, 0) and row["fault"] not in ("nan_loss", "loss_spike")
-                alerted = bool(status.get("last_alerts")) or (status.get("step") or 0) >= 499
-                if (lives and (stepped or alerted)) or (not lives and status.get("state") != "running"):
-                    return
-            self._client.call("check_job", {"job_id": job})
-            time.sleep(0.05)
-        raise WireError(f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
+        while not any(shown(status) for _, status in self._statuses(job)):
+            if time.monotonic() > until:
+                raise WireError(f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
+            if not self._statuses(job):
+                self._client.call("check_job", {"job_id": job})
+            time.sleep(0.02)
 
     def _statuses(self, job: str) -> list[tuple[Path, dict[str, Any]]]:
         row = next((r for r in self._home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running"), None)
@@ -203,14 +212,11 @@ class GatedScene:
             self._home.pass_time(HORIZON_S)
 
     def _freeze(self, job: str) -> None:
-        """The machine's supervisor hangs, and has for two hours by the machine's own clock."""
-        for path, status in self._statuses(job):
-            for pid in (status.get("pid"), status.get("child_pid")):
-                if isinstance(pid, int) and pid > 1:
-                    os.kill(pid, signal.SIGSTOP)
-            text = path.read_text("utf-8")
-            at = status["updated_at"]
-            path.write_text(text.replace(repr(at), repr(at - PAST_S)), "utf-8")
+        """The job hangs, and its supervisor has been killed: nobody watches it any more."""
+        for _, status in self._statuses(job):
+            pid = status.get("pid")
+            if isinstance(pid, int) and pid > 1:
+                os.kill(pid, signal.SIGKILL)
 
     def _proven_request(self, job: str) -> str:
         self._must("verify_checkpoint", {"job_id": job})
@@ -218,7 +224,7 @@ class GatedScene:
 
     def _torn_down(self, job: str) -> None:
         ticket = self._proven_request(job)
-        if not person.approve(ticket, self._home.env, self._home.project):
+        if not person.approve(ticket, self._home.env, self._home.project, PIN):
             raise WireError(f"the person could not approve {ticket}")
 
     # ------------------------------------------------------------------------------------------------------ inside
@@ -237,21 +243,27 @@ class GatedScene:
         return found
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A transfer whose machine goes silent in the middle: one file can't be read for a moment."""
-        hidden = []
-        for folder in self._folders().values():
-            for path in sorted(folder.glob("out/**/model.safetensors")):
-                hidden.append((path, path.with_suffix(".gone")))
-        for path, away in hidden:
-            path.rename(away)
-            path.mkdir()
+        """A transfer whose machine hangs up in the middle: the program that reads there is killed."""
+        done = threading.Event()
+        killer = threading.Thread(target=_hang_up, args=(self._home.project, str(self._home.state), done))
+        killer.start()
         try:
             return self._client.call("pull_artifacts", args)
         finally:
-            for path, away in hidden:
+            done.set()
+            killer.join()
+
+
+def _hang_up(project: Path, state: str, done: threading.Event) -> None:
+    """Kill the reader on the machine once the first bytes of a large file have arrived."""
+    while not done.wait(0.002):
+        if any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
+            for reader in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
-                    path.rmdir()
-                away.rename(path)
+                    words = reader.read_bytes().split(b"\0")
+                    if {b"read", b"bundle"} & set(words) and any(state.encode() in w for w in words):
+                        os.kill(int(reader.parent.name), signal.SIGKILL)
+                        return
 
 
 def open_scene(world: World, seed: int, folder: Path) -> GatedScene:

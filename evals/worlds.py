@@ -23,7 +23,7 @@ _FIELDS: Final[dict[str, type]] = {
     "jobs": list,
     "hidden": str,
 }
-_KNOBS: Final = frozenset({"token", "spot", "files", "foreign", "asked", "lose", "cut"})
+_KNOBS: Final = frozenset({"token", "spot", "files", "foreign", "asked", "lose", "cut", "run_root", "budget"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
 _CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
@@ -53,7 +53,8 @@ class World:
 
     Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
     user's project), `foreign` (a machine that is not ours), `asked` (a teardown waits), `lose` "reply" or "request" (of
-    the first launch), `cut` (the first transfer).
+    the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
+    `budget` (what the user's policy allows without a question, in dollars).
     """
 
     id: str

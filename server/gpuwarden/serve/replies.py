@@ -16,7 +16,7 @@ from gpuwarden.core.fence import fence, line, redact
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.core.states import TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
@@ -279,7 +279,8 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     return CheckReply(
         job_id=job.id,
         state=job.state,
-        why=line(job.why),
+        # A job that runs may be running badly, without a supervisor say: that is what was seen just now.
+        why=line(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why),
         attempt=job.attempt,
         message=line(result.note),
         hint=advice(job, result.lease),
