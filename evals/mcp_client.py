@@ -23,10 +23,12 @@ class McpClient:
         self._id = 0
         shown: dict[str, Any] = {"elicitation": {}} if answer else {}
         info = {"name": "gpuwarden-evals", "version": "1"}
-        self.greeting = self.request(
-            "initialize", {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info}
-        )
-        self._wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        try:
+            self.greeting = self.request("initialize", {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info})
+            self._wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        except BaseException:
+            self._wire.close()
+            raise
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Ask, and answer what the server asks meanwhile. An error of the protocol comes back as `{"error": ...}`."""

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from evals import ledger_check
 from evals.cases import Case
 from evals.digests import of_trial
 from evals.errors import EvalError
@@ -107,8 +108,18 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
+    kept = _ledger(scene, key, folder) if not infra else {}
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
-    return {"infra": infra, "seals": seals}
+    return {"infra": infra, "seals": None if recorder.raw else seals, **kept}
+
+
+def _ledger(scene: Scene, key: bytes, folder: Path) -> dict[str, Any]:
+    """Keep the server's ledger beside the trial, where the scene has a server."""
+    tell = getattr(scene, "ledger", None)
+    if tell is None:
+        return {}
+    since, events = tell()
+    return {"ledger": ledger_check.write(folder, key, events, since)}
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:

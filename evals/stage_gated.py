@@ -87,10 +87,9 @@ class GatedScene:
         """How to start the server over this world, for an agent that is a program."""
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
 
-    def ledger(self) -> list[dict[str, Any]]:
-        """What the server wrote down since the agent entered."""
-        events: list[dict[str, Any]] = self._home.order("ledger")
-        return [e for e in events if e["seq"] > self._seeded]
+    def ledger(self) -> tuple[int, list[dict[str, Any]]]:
+        """The last event of the past, and everything that the server wrote down."""
+        return self._seeded, self._home.order("ledger")
 
     def end(self) -> dict[str, Any]:
         """The end state, hours after the agent has stopped."""
