@@ -249,6 +249,9 @@ def trick(cli: Claude | Codex, server: Server, name: str, step: dict[str, Any]) 
 
 def main() -> int:
     """Follow the plan."""
+    if sys.argv[1:] == ["--version"]:
+        print("1.2.3 (a stand-in)")
+        return 0
     cli: Claude | Codex = Claude() if Path(sys.argv[0]).name == "claude" else Codex()
     prompt = sys.stdin.read()
     server = Server(cli.command)
