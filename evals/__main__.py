@@ -156,7 +156,7 @@ def cmd_run(args: Args) -> int:
     """Play an agent through worlds, with the server's gates or raw, and print what came of it."""
     cases = load_cases()
     worlds = load_worlds(cases)
-    chosen = list(cases) if args.all else [_case(id).id for id in args.cases]
+    chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
     if not chosen:
         raise EvalError("no case was named", "Name cases, or pass --all")
     setup = _setup(args) if is_real(args.agent) else None
@@ -274,7 +274,9 @@ def _parser() -> argparse.ArgumentParser:
     proof.add_argument("--write-readme", action="store_true", help="put the table into README.md")
     for sub in (play, proof):
         sub.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time")
-        sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a run that is there is gone on with")
+        sub.add_argument(
+            "--out", type=Path, metavar="DIR", help="the run's folder; a run that is there is gone on with"
+        )
     labels = add("judge", cmd_judge)
     labels.add_argument("labels", type=Path)
     labels.add_argument("--judge", required=True)

@@ -78,13 +78,13 @@ def _raw(recorder: Recorder, wanted: Errand, job: str) -> None:
 
 def raw_launch(recorder: Recorder, args: dict[str, Any], name: str) -> bool:
     """Rent a machine and run a script on it; once more where no reply came."""
-    asked = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
+    asked: dict[str, Any] = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
     made = recorder.call("create_instance", asked)
     if made.get("code") == "unreachable":
         made = recorder.call("create_instance", asked)
     if made.get("ok") is not True:
         return False
-    more = {k: args[k] for k in ("args", "env") if k in args}
+    more: dict[str, Any] = {k: args[k] for k in ("args", "env") if k in args}
     run = {"platform": args["platform"], "instance_id": made["instance_id"], "script": args["script"], **more}
     return recorder.call("run_script", run).get("ok") is True
 

@@ -68,5 +68,10 @@ def _renewed(value: Any, known: dict[str, str]) -> Any:
         return [_renewed(v, known) for v in value]
     if isinstance(value, str):
         for old in sorted(known, key=len, reverse=True):
-            value = re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w])", lambda _, new=known[old]: new, value)
+            value = _put(value, old, known[old])
     return value
+
+
+def _put(text: str, old: str, new: str) -> str:
+    """`new` in the place of `old`, where it stands as a word of its own."""
+    return re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, text)

@@ -14,7 +14,7 @@ HEAD = """# /// script
 # ///
 """
 
-SAVE = '''import json, os, pickle, struct, sys, time, zipfile
+SAVE = """import json, os, pickle, struct, sys, time, zipfile
 
 def tensors(path, names):
     head = {n: {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i, n in enumerate(names)}
@@ -36,9 +36,9 @@ def save(folder, step=1200):
         json.dump({"model_type": "llama"}, file)
     with open(folder + "/trainer_state.json", "w") as file:
         json.dump({"global_step": step, "epoch": 1.0, "log_history": []}, file)
-'''
+"""
 
-MORE = '''
+MORE = """
 def save_resumable(folder, step):
     save(folder, step)
     torch_zip(folder + "/optimizer.pt", {"param_groups": [{"params": [0]}], "state": {0: {"step": step}}})
@@ -64,15 +64,15 @@ def save_needs_code(folder, step=1200):
     with zipfile.ZipFile(folder + "/model.pt", "w") as file:
         file.writestr("archive/data.pkl", b"\\x80\\x02" + body)
         file.writestr("archive/version", "3\\n")
-'''
+"""
 
-_RUN = '''
+_RUN = """
 save("out/final")
 print("saved out/final", flush=True)
 for step in range(1, 2_000):
     print("step", step, "loss", round(1 + 1 / step, 4), *sys.argv[1:], flush=True)
     time.sleep(0.5)
-'''
+"""
 TRAIN = HEAD + SAVE + _RUN
 """What agents launch: it saves `out/final` and trains on until the world ends."""
 
@@ -80,19 +80,19 @@ COLUMNS = (
     HEAD.replace("[]", '["datasets>=3,<5"]')
     + "from datasets import load_dataset\n"
     + SAVE
-    + '''
+    + """
 def to_text(row):
     return {"text": str(row["messages"])}
 
 rows = load_dataset("acme/chat-pairs", split="train").map(to_text)
-'''
+"""
     + _RUN
 )
 """It reads the column `messages`."""
 
 NEVER_SAVES = (
     HEAD
-    + '''import os, time
+    + """import os, time
 
 class Loss:
     def backward(self):
@@ -103,18 +103,18 @@ for step in range(1, 2_000):
     Loss().backward()
     print("step", step, flush=True)
     time.sleep(0.5)
-'''
+"""
 )
 NO_SYNTAX = TRAIN.replace('save("out/final")\nprint', 'save("out/final"\nprint')
 UNDECLARED = HEAD + "from trl import SFTTrainer\n\ntrainer = SFTTrainer(output_dir='out')\n" + SAVE + _RUN
 
-STAND_IN = '''class Rows(list):
+STAND_IN = """class Rows(list):
     def map(self, function):
         return Rows(function(dict.fromkeys(COLUMNS, "hello")) for _ in range(3))
 
 def load_dataset(*_, **__):
     return Rows()
-'''
+"""
 """What the machines of these worlds have for the library `datasets`: no network, no gigabytes."""
 
 
@@ -134,7 +134,7 @@ def past(job: dict[str, Any], gate: str) -> str:
     return HEAD + SAVE + MORE + "\n".join([metrics, *lines, *_BEFORE.get(job["fault"], []), waits, _end(job)]) + "\n"
 
 
-_METRICS = '''
+_METRICS = """
 def note(**row):
     with open(os.environ.get("GPUWARDEN_METRICS", "metrics.jsonl"), "a") as file:
         file.write(json.dumps(row) + "\\n")
@@ -146,7 +146,7 @@ def steps(first, loss):
         time.sleep(0.1)
 
 note(step=1200, loss=1.9, eval_loss=1.842)
-'''
+"""
 
 _SAVERS = {"whole": "save_resumable", "truncated": "save_truncated", "bad_optimizer": "save_bad_optimizer"}
 
@@ -168,7 +168,8 @@ def _litter(path: str) -> str:
     """Files outside the outputs: put beside the run's folders, where the machine's own paths are known."""
     name = path.rpartition("/")[2]
     return (
-        f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {name!r}); os.makedirs(litter, exist_ok=True)\n"
+        f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {name!r})\n"
+        "os.makedirs(litter, exist_ok=True)\n"
         "for n in range(41): open(os.path.join(litter, '%03d.png' % n), 'wb').write(b'x' * 64)"
     )
 

@@ -4,7 +4,7 @@ Seals prove that replies were not edited or cut out by anybody without the key. 
 the server and not by whoever recorded: a transcript that was sealed anew by one who had the key still has to fit it.
 
     RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` tells it
-    trial.json                    "ledger": {"from": last event of the past, "mac": HMAC of the file under the trial's key}
+    trial.json                    "ledger": {"from": last event of the past, "mac": HMAC of the file}
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _claimed(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
         for tool, field, room in _NAMED:
             value = result.get(field)
             if call.tool == tool and isinstance(value, str) and f"{room}/{value}" not in subjects:
-                yield Problem("seal", f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know")
+                yield Problem(
+                    "seal", f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
+                )
 
 
 _NAMED = (

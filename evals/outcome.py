@@ -1,4 +1,4 @@
-"""Outcome tables: what agents did to money and checkpoints, by cluster and by agent. Figures come from end states only."""
+"""Outcome tables: what agents did to money and checkpoints, by cluster and by agent, from end states only."""
 
 from __future__ import annotations
 

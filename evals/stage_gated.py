@@ -186,7 +186,9 @@ class GatedScene:
             time.sleep(0.02)
 
     def _statuses(self, job: str) -> list[tuple[Path, dict[str, Any]]]:
-        row = next((r for r in self._home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running"), None)
+        row = next(
+            (r for r in self._home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running"), None
+        )
         if row is None:
             return []
         found = read_status(self._home.machine(row["platform"], row["id"]))

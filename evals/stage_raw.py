@@ -174,9 +174,7 @@ class RawScene:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _start(
-        self, job: str, platform: str, instance: str, script: str, args: list[str], env: dict[str, str]
-    ) -> _Run:
+    def _start(self, job: str, platform: str, instance: str, script: str, args: list[str], env: dict[str, str]) -> _Run:
         place = self._home.machine(platform, instance)
         home = Path(place["root"] + place["run_root"]) / job
         folder = home / "work"
@@ -210,9 +208,7 @@ class RawScene:
 
     def _listed(self, platform: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._home.order("list", platform)
-        return [
-            {"platform": platform, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for r in rows
-        ]
+        return [{"platform": platform, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for r in rows]
 
     @staticmethod
     def _wait(shown: Any) -> None:

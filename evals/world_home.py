@@ -133,8 +133,11 @@ class Home:
         """The user's caps, and profiles of the user's own: the real platforms' facts over rehearsal clouds."""
         budget = float(self.world.knobs.get("budget", 20))
         # A job of the past may still come to $19.12, so the day's cap leaves room for one more beside it.
-        policy = _POLICY.format(job=max(budget, 20) if self.world.jobs else budget, pin=_pin_hash(PIN),
-                                day=30 if self.world.jobs else budget)
+        policy = _POLICY.format(
+            job=max(budget, 20) if self.world.jobs else budget,
+            pin=_pin_hash(PIN),
+            day=30 if self.world.jobs else budget,
+        )
         (self.folder / "config" / "policy.toml").write_text(policy, "utf-8")
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
@@ -160,7 +163,7 @@ class Home:
         for name, platform in self.world.platforms.items():
             price = platform["usd_per_hour"]
             faults = [] if price is not None else [{"kind": "lost_request", "call": "quote", "count": 1_000_000}]
-            settings = {
+            settings: dict[str, Any] = {
                 "boot_s": 0, "stop_s": 0, "resume_s": 0, "settle_s": 0, "catalog": {}, "interruptible_factor": 1.0,
                 "default_usd_per_hour": price or 1.0, "capacity": 64 if platform["capacity"] else 0,
             }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Worlds of the evals, played for real: the server over stdio, rehearsal clouds, processes and files; and without gates.
+"""Worlds of the evals, played for real: the server over stdio, rehearsal clouds, processes, files; and without gates.
 
 A handful of cases is played here; `test_evals_evidence.py` plays all of them and holds the README's table.
 """
