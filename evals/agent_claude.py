@@ -7,6 +7,7 @@ Of Claude's tools only Skill needs no permission; what else needs one is denied,
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,8 @@ def make(setup: Setup) -> Play:
     """The agent. Raises EvalError where the program or its key is missing."""
     program, env = setup.program(PROGRAM), setup.environment("ANTHROPIC_", "CLAUDE_")
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
-    any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
+    if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look
+        any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:
         with place() as here, Door(recorder, here.own, bare=setup.pack.bare) as server:

@@ -63,10 +63,10 @@ def drive(
         why = _wait(process, setup.timeout_s)
     finally:
         _kill(process)
-    out, err = output.data(), faults.data()
+    out, err = setup.redacted(output.data()), setup.redacted(faults.data())
     if out.strip():
         recorder.hand_over(out)
-    tail = setup.redacted(err[-_TAIL:].decode("utf-8", "replace")).strip()
+    tail = err[-_TAIL:].decode("utf-8", "replace").strip()
     if output.full:
         why = "it wrote more than a session can hold"
     elif not why and not _closed(out, ends):

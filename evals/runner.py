@@ -69,8 +69,12 @@ def run(
             for n, folder, case in todo
             if not (folder / "trial.json").is_file()
         ]
-        for each in played:
-            each.result()
+        try:
+            for each in played:
+                each.result()
+        except BaseException:  # such as Ctrl-C: what has not begun stays for the next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:

@@ -62,11 +62,11 @@ class Setup:
         """
         return {k: v for k, v in self.env.items() if k in _PLAIN or (prefixes and k.startswith(prefixes))}
 
-    def redacted(self, text: str) -> str:
-        """A text without the values of the variables that hold secrets."""
+    def redacted(self, text: bytes) -> bytes:
+        """What a program wrote, without the values of the variables that hold secrets."""
         for name, value in self.env.items():
             if len(value) >= 6 and any(word in name.upper() for word in SECRET):
-                text = text.replace(value, f"<{name}>")
+                text = text.replace(value.encode("utf-8", "surrogateescape"), f"<{name}>".encode())
         return text
 
 

@@ -267,6 +267,10 @@ def test_subagent_files_are_merged_by_time(tmp_path: Path) -> None:
     (aside / "agent-abc.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (found,) = read(tmp_path / "s1.jsonl")
     assert [c.agent for c in found.calls if c.id == "side"] == ["abc"]
+    lost = {**rows[1], "message": {"role": "user", "content": [{**reply, "tool_use_id": "nobody"}]}}
+    (aside / "agent-abc.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (*rows, lost)))
+    (found,) = read(tmp_path / "s1.jsonl")
+    assert str(found.problems[0]).startswith("agent-abc.jsonl:3: a result for the call 'nobody'")
     (aside / "agent-abc.jsonl").write_text('{"type": "assistant", "uu')
     (found,) = read(tmp_path / "s1.jsonl")
     assert found.problems

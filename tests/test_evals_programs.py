@@ -163,6 +163,13 @@ def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(playing: Playing,
     assert KEY not in kept
 
 
+@SLOW
+def test_a_key_in_what_a_program_wrote_is_not_kept(playing: Playing, tmp_path: Path) -> None:
+    trial = playing("claude", LIST, {"say": f"Your key is {KEY}."})
+    assert trial.transcript.final_words() == "Your key is <ANTHROPIC_API_KEY>."
+    assert not [p for p in (tmp_path / "run").rglob("*.json*") if KEY in p.read_text()]
+
+
 def test_a_program_that_hangs_is_stopped(playing: Playing) -> None:
     start = time.monotonic()
     trial = playing("codex", LIST, {"trick": "hang"}, timeout_s=6.0)
