@@ -22,6 +22,7 @@ from gpuwarden.core.errors import AuthFailed, BadRequest, RateLimited, WardenErr
 from gpuwarden.core.models import Answer, InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._rented import Rented
+from gpuwarden.providers.base import account_keys
 from rehearsal_kit import HandClock
 
 SPECS = os.environ.get("GPUWARDEN_SPECS")
@@ -215,6 +216,10 @@ class CloudContract(ProviderContract):
         findings = await rig.provider.check()
         assert [f.severity for f in findings] == [Severity.ERROR]
         assert wrong not in findings[0].model_dump_json()
+
+    def test_the_key_is_one_that_no_job_is_given(self) -> None:
+        variable = self.provider.api.key_variable
+        assert {variable, f"{variable}_FILE"} <= account_keys()
 
     async def test_without_a_key_nothing_is_sent(self, rig: CloudRig) -> None:
         del rig.env[self.provider.api.key_variable]

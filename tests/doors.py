@@ -55,7 +55,7 @@ def policy_file(home: Path) -> Path:
 
 def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Warden:
     """A warden of this process over a cloud whose machines boot and stop at once; other processes see the same."""
-    w = open_warden("test", env=environment(home, **env))
+    w = open_warden("test", env=environment(home, GPUWARDEN_SECRETS_ALLOWED="HF_TOKEN,MY_TOKEN,PLAIN_NAME", **env))
     w.provider(platform).cloud.configure(QUICK)  # type: ignore[attr-defined]
     return w
 

@@ -15,7 +15,7 @@ from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 
-RENTED = [n for n in profile_names() if load_profile(n).provider]
+RENTED = [n for n in profile_names() if load_profile(n).meter.metered]
 QUICK = Settings(boot_s=10, stop_s=5, resume_s=20, default_usd_per_hour=3600.0, residue_usd_per_hour=36.0, catalog={})
 
 

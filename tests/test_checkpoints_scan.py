@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import sys
+import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.checkpoints import scan
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Span, Tensor
+from conftest import need
+from gpuwarden.checkpoints import kernels, oddity, scan
+from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Span, Tensor
 from gpuwarden.checkpoints.source import Source
 
-KERNELS = [lambda d, t, b=False: scan.numpy_kernel(np, d, t, b), scan.plain_kernel]
+TESTS = [functools.cache(lambda t, b=False: kernels.numpy_test(np, t, b)), functools.cache(kernels.plain_test)]
+
+
+def real_torch() -> Any:
+    need("torch", importlib.util.find_spec("torch") is not None)
+    import torch
+
+    return torch
 
 
 def strange(bits: int, dtype: str) -> bool:
@@ -30,32 +42,32 @@ def strange(bits: int, dtype: str) -> bool:
     return full and (dtype != "F8_E4M3" or bits & ((1 << mantissa) - 1) == (1 << mantissa) - 1)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize("dtype", ["F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"])
-def test_every_pattern_of_eight_bits(kernel: object, dtype: str) -> None:
+def test_every_pattern_of_eight_bits(make: Any, dtype: str) -> None:
     for bits in range(256):
         data = bytes([1, bits, 1])
-        assert kernel(data, dtype)[0] == strange(bits, dtype), hex(bits)  # type: ignore[operator]
+        assert make(dtype)(data)[0] == strange(bits, dtype), hex(bits)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-def test_every_pattern_of_sixteen_bits(kernel: object, dtype: str) -> None:
+def test_every_pattern_of_sixteen_bits(make: Any, dtype: str) -> None:
     for bits in range(1 << 16):
         pattern = bits.to_bytes(2, "little")
-        assert kernel(pattern, dtype) == (strange(bits, dtype), bits > 0), hex(bits)  # type: ignore[operator]
+        assert make(dtype)(pattern) == (strange(bits, dtype), bits > 0), hex(bits)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize(("dtype", "code"), [("F32", "f4"), ("F64", "f8")])
 @pytest.mark.parametrize("big", [False, True])
 @given(data=st.data())
-def test_wide_floats_agree_with_numpy(kernel: object, dtype: str, code: str, big: bool, data: st.DataObject) -> None:
+def test_wide_floats_agree_with_numpy(make: Any, dtype: str, code: str, big: bool, data: st.DataObject) -> None:
     width = int(code[1]) * 8
     edges = [np.finfo(code).max, np.inf, -np.inf, np.nan, 0.0, -0.0, np.finfo(code).tiny]
     values = data.draw(st.lists(st.sampled_from(edges) | st.floats(width=width), min_size=1, max_size=20))
     array = np.array(values, f"{'>' if big else '<'}{code}")
-    found, anything = kernel(array.tobytes(), dtype, big)  # type: ignore[operator]
+    found, anything = make(dtype, big)(array.tobytes())
     assert found == (not np.isfinite(array).all())
     assert anything == any(array.tobytes())
 
@@ -73,7 +85,7 @@ def test_chunks_may_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Source(tmp_path / "x") as source:
         seen = scan.sweep(source, Anatomy("x", tensors=tensors, spans=spans), ("sha256", "xxh3_128"))
         assert [t.name for t in seen.strange] == ["bad"]
-        assert str(scan.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
+        assert str(oddity.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
     assert seen.bad_spans == ["part"]
     assert seen.digests["sha256"] == hashlib.sha256(data).hexdigest()
     values[place] = 0
@@ -111,3 +123,123 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         with pytest.raises(Broken):
             scan.sweep(source, Anatomy("x"))
         assert source.changed()
+
+
+# ------------------------------------------------------------------------------------------------- against a real peer
+
+
+@pytest.mark.parametrize("make", TESTS)
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("F16", "float16"), ("BF16", "bfloat16"), ("F32", "float32"), ("F64", "float64"), ("F8_E5M2", "float8_e5m2"),
+     ("F8_E4M3", "float8_e4m3fn"), ("F8_E4M3FNUZ", "float8_e4m3fnuz"), ("F8_E5M2FNUZ", "float8_e5m2fnuz")],
+)  # fmt: skip
+def test_any_bytes_are_judged_as_torch_judges_them(make: Any, dtype: str, name: str) -> None:
+    torch = real_torch()
+    size, test = DTYPES[dtype].bits // 8, make(dtype)
+    special = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x7c", b"\xfc", b"\x80", b"\xf0", b"\x7e"])
+
+    @given(st.lists(special | st.binary(min_size=1, max_size=1), min_size=size, max_size=24 * size))
+    def agree(parts: list[bytes]) -> None:
+        data = b"".join(parts[: len(parts) // size * size])
+        values = torch.frombuffer(bytearray(data), dtype=getattr(torch, name))
+        assert test(data)[0] == (not bool(torch.isfinite(values.to(torch.float64)).all()))
+
+    agree()
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("name", ["complex64", "complex128"])
+@pytest.mark.parametrize("value", [complex(0, 1), complex(np.nan, 0), complex(0, -np.inf), complex(0, 0)])
+def test_complex_values_are_judged_as_torch_judges_them(tmp_path: Path, big: bool, name: str, value: complex) -> None:
+    torch = real_torch()
+    values = np.zeros(1000, name)
+    values[617] = value
+    dtype = {"complex64": "C64", "complex128": "C128"}[name]
+    (tmp_path / "x").write_bytes(values.astype(values.dtype.newbyteorder(">" if big else "<")).tobytes())
+    with Source(tmp_path / "x") as source:
+        tensor = Tensor("t", dtype, (1000,), 0, values.nbytes)
+        seen = scan.sweep(source, Anatomy("x", tensors=[tensor], big_endian=big))
+    assert bool(seen.strange) == (not bool(torch.isfinite(torch.from_numpy(values)).all()))
+    assert bool(seen.zero) == (value == 0)
+
+
+# ------------------------------------------------------------------------------------------- several threads, one file
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_crc_of_two_pieces_is_joined(a: bytes, b: bytes) -> None:
+    assert kernels.crc32_joined(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
+
+
+def test_crcs_of_huge_pieces_are_joined_at_once() -> None:
+    """Zeros, a terabyte of them by doubling: joining pieces in any order must give one answer."""
+    known = {1: zlib.crc32(b"\0")}
+    for n in range(40):
+        known[2 << n] = kernels.crc32_joined(known[1 << n], known[1 << n], 1 << n)
+    assert known[1 << 20] == zlib.crc32(b"\0" * (1 << 20))
+    left = kernels.crc32_joined(kernels.crc32_joined(7, known[1 << 40], 1 << 40), known[1 << 33], 1 << 33)
+    right = kernels.crc32_joined(kernels.crc32_joined(7, known[1 << 33], 1 << 33), known[1 << 40], 1 << 40)
+    assert left == right
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[bytes, list[Tensor], list[Span]]:
+    """Bytes with tensors of several types at any offset, some of which overlap, under spans of which some are wrong."""
+    at, tensors, blocks = draw(st.integers(0, 9)), [], []
+    data = bytearray(draw(st.sampled_from([b"\0", b"\x11"])) * 3000)
+    for i in range(draw(st.integers(0, 6))):
+        dtype = draw(st.sampled_from(["F64", "F32", "BF16", "F8_E5M2", "C64", "I32"]))
+        size = DTYPES[dtype].bits // 8
+        count = draw(st.integers(0, 600 // size))
+        tensors.append(Tensor(f"t{i}", dtype, (count,), at, count * size))
+        blocks.append((at, at + count * size))
+        at += draw(st.sampled_from([count * size, count * size, count * size + 5, size]))
+        at = min(at, 2300)
+    for where in draw(st.lists(st.integers(0, 2990), max_size=4)):
+        data[where : where + 8] = draw(st.sampled_from([b"\xff" * 8, b"\x7f" * 8, b"\0" * 8, b"\0\0\x80\x7f" * 2]))
+    spans = [Span(f"s{a}", a, b, zlib.crc32(data[a:b]) ^ draw(st.integers(0, 1))) for a, b in blocks if a < b]
+    return bytes(data), tensors, spans
+
+
+@given(made=files(), segment=st.sampled_from([64, 96, 1000]), chunk=st.sampled_from([40, 64, 257]))
+def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Span]], segment: int, chunk: int) -> None:
+    data, tensors, spans = made
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "SEGMENT", segment)
+        (Path(folder) / "x").write_bytes(data)
+        counts: list[int] = []
+        with Source(Path(folder) / "x") as source:
+            anatomy = Anatomy("x", tensors=tensors, spans=spans)
+            whole = scan.sweep(source, anatomy, ("sha256",))
+            patch.setattr(scan, "CHUNK", chunk)
+            assert scan.sweep(source, anatomy, ("sha256",)) == whole
+            assert scan.sweep(source, anatomy, ("sha256",), counts.append, threads=3) == whole
+            assert sum(counts) == len(data)
+            whole.digests.clear()
+            assert scan.sweep(source, anatomy, threads=3) == whole
+    by_hand = [t.name for t in tensors if t.dtype != "I32" and t.numel and not finite(data, t)]
+    found = {t.name for t in whole.strange}
+    assert set(by_hand) <= found  # tensors that share bytes are blamed together; the exact count tells them apart
+
+
+def finite(data: bytes, t: Tensor) -> bool:
+    bits = data[t.start : t.start + t.extent]
+    if t.dtype == "BF16":
+        bits = b"".join(b"\0\0" + bits[i : i + 2] for i in range(0, len(bits), 2))
+    code = {"F64": "f8", "F32": "f4", "BF16": "f4", "C64": "f4", "F8_E5M2": "u1"}[t.dtype]
+    values = np.frombuffer(bits, f"<{code}")
+    return bool((values & 0x7F < 0x7C).all() if code == "u1" else np.isfinite(values).all())
+
+
+def test_what_progress_raises_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SEGMENT", 1 << 16)
+    (tmp_path / "x").write_bytes(b"1" * (1 << 20))
+
+    def enough(count: int) -> None:
+        raise Doubtful("enough")
+
+    with Source(tmp_path / "x") as source:
+        for threads in (1, 2):
+            with pytest.raises(Doubtful, match="enough"):
+                scan.sweep(source, Anatomy("x"), ("sha256",), enough, threads)

@@ -249,7 +249,7 @@ def test_a_mistake_of_ours_is_one_error(
     def explode(*_: object) -> None:
         raise RuntimeError("secret inside")
 
-    monkeypatch.setattr(cli, "_warden", explode)
+    monkeypatch.setattr("gpuwarden.app.open_warden", explode)
     code, body = run("instances")
     assert (code, body["code"]) == (1, "internal") and "secret inside" not in json.dumps(body)
     code, text = run.shown("instances")
@@ -268,7 +268,7 @@ def test_an_interruption_is_said_plainly(
         def stop(*_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr(cli, "_warden", stop)
+        monkeypatch.setattr("gpuwarden.app.open_warden", stop)
         assert cli.run(["instances", "--json"]) == 2
         assert json.loads(capsys.readouterr().out)["message"] == "interrupted"
 

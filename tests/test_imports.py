@@ -22,10 +22,10 @@ PACKAGE = ROOT / "server" / "gpuwarden"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "core"}),
     frozenset({"data", "frontmatter"}),
-    frozenset({"ledger", "profiles", "knowledge", "rules", "hub", "checkpoints", "remote", "config"}),
+    frozenset({"ledger", "profiles", "knowledge", "rules", "hub", "checkpoints", "remote", "config", "notes"}),
     frozenset({"backends", "providers", "rehearsal"}),
     frozenset({"app", "lifecycle"}),
-    frozenset({"serve", "cli", "demo", "__main__"}),
+    frozenset({"serve", "commands", "cli", "__main__"}),
 )
 CORE_MAY = {"pydantic"}
 CORE_MAY_BY_FILE = {"core/clock.py": {"anyio"}}

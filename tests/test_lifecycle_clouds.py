@@ -3,256 +3,44 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 
-from clouds.autodl import AutoDLAccount
-from clouds.base import KEY, Emulator, Fault, Web
-from clouds.boxes import Machines, possible
-from clouds.lambda_cloud import LambdaAccount
-from clouds.paperspace import PaperspaceTeam
-from clouds.prime_intellect import PrimeAccount
-from clouds.runpod import RunPodCloud
-from clouds.vastai import VastCloud
-from clouds_kit import web  # noqa: F401
-from conftest import need
-from gpuwarden.backends.ssh import SshBackend
-from gpuwarden.core.errors import Refused
-from gpuwarden.core.models import JobSpec, Verdict
-from gpuwarden.core.policy import Caps, Policy
+from clouds.base import KEY, Fault
+from clouds_house import TRAIN, VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
+from gpuwarden.core.errors import Conflict, Refused, WardenError
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
-from gpuwarden.lifecycle.check import Checked, check
+from gpuwarden.lifecycle.check import check
 from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.pull import pull
-from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import approve, proceed, request
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.providers._http import Api
-from gpuwarden.providers.autodl import AutoDL
-from gpuwarden.providers.lambda_cloud import LambdaCloud
-from gpuwarden.providers.paperspace import Paperspace
-from gpuwarden.providers.prime_intellect import PrimeIntellect
-from gpuwarden.providers.runpod import RunPod
-from gpuwarden.providers.vastai import Vast
+from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.teardown import approve, request
+from gpuwarden.lifecycle.watch import Watcher
 from gpuwarden.remote.connect import HostKeyChanged, fingerprint
-from gpuwarden.serve.approval import grant_spending
 from gpuwarden.serve.replies import checked as check_reply
-from lifecycle_kit import open_house, story
 
 pytestmark = pytest.mark.anyio
-RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
-# Saves a checkpoint at every step and goes on from it. Told to wait, the first attempt stops after three steps, as a
-# machine does whose work takes long. What it sees of the world is an output too.
-TRAIN = """
-# /// script
-# dependencies = []
-# ///
-import json, os, struct, sys, time
-attempt = int(os.environ["GPUWARDEN_ATTEMPT"])
-os.makedirs("out", exist_ok=True)
-os.makedirs("state", exist_ok=True)
-with open("state/seen.%d.json" % attempt, "w") as file:
-    json.dump({"env": dict(os.environ), "argv": sys.argv, "folder": os.getcwd()}, file)
+# Takes a second to write what it has when it is told to end.
+PARKS = """
+import signal
+def park(*_):
+    time.sleep(1)
+    open("out/parked.txt", "w").write("saved at the signal")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, park)
 
-def save(step):
-    head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
-    head += b" " * (-len(head) % 8)
-    with open("out/model.tmp", "wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<256f", *(step + n for n in range(256))))
-    os.rename("out/model.tmp", "out/model.safetensors")
-    with open("state/step.tmp", "w") as file:
-        file.write(str(step))
-    os.rename("state/step.tmp", "state/step")
-
-start = int(open("state/step").read()) if os.path.exists("state/step") else 0
-print("begins at step", start, flush=True)
-for step in range(start + 1, 6):
-    save(step)
-    with open(os.environ["GPUWARDEN_METRICS"], "a") as file:
-        file.write(json.dumps({"step": step, "loss": 1.0 / step}) + "\\n")
-    while step == 3 and attempt == 1 and sys.argv[1] == "wait":
-        time.sleep(0.05)
-"""
-
-
-@dataclass(frozen=True)
-class Platform:
-    """One platform: its account, its interface, what is asked for, and which requests create and end."""
-
-    name: str
-    account: type[Emulator]
-    api: Api
-    gpu: str
-    creates: str
-    ends: str
-    spot: bool = False
-    env: tuple[tuple[str, str], ...] = ()
-
-
-PLATFORMS = (
-    Platform("runpod", RunPodCloud, RunPod.api, "H100", r"^POST /pods$", r"^DELETE /pods/"),
-    Platform(
-        "vastai", VastCloud, Vast.api, "H100", r"^PUT /api/v0/asks/", r"^DELETE /api/v0/instances/", spot=True
-    ),
-    Platform("lambda", LambdaAccount, LambdaCloud.api, "H100", r"instance-operations/launch", r"operations/terminate"),
-    Platform(
-        "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$",
-        env=(("AUTODL_CNY_PER_USD", "7.0"),),
-    ),
-    Platform(
-        "paperspace", PaperspaceTeam, Paperspace.api, "H100", r"^POST /machines$", r"^DELETE /machines/",
-        env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")),
-    ),
-    Platform("prime-intellect", PrimeAccount, PrimeIntellect.api, "H100", r"^POST /pods/$", r"^DELETE /pods/"),
-)  # fmt: skip
-RUNPOD, VASTAI = PLATFORMS[:2]
-
-
-class JumpingClock:
-    """The machine's clock, ahead of it by what was slept: boots and second looks take no time, processes do."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead
-
-    async def sleep(self, seconds: float) -> None:
-        self.ahead += seconds
-        await anyio.lowlevel.checkpoint()
-
-
-class House:
-    """A warden with one platform's account, and its machines."""
-
-    def __init__(self, home: Path, platform: Platform, server: Web, env: pytest.MonkeyPatch) -> None:
-        self.platform, self.home, self.clock = platform, home, JumpingClock()
-        self.account = platform.account(home / "cloud", self.clock)
-        self.machines = Machines(self.account, home / "machines")
-        for name, value in {
-            platform.api.key_variable: KEY,
-            platform.api.url_variable: server.add(self.account),
-            "GPUWARDEN_SSH_PUBLIC_KEY": str(self.machines.folder / "clientkey.pub"),
-            **dict(platform.env),
-        }.items():
-            env.setenv(name, value)
-        match self.account:  # those that take no key with an order
-            case LambdaAccount():
-                self.account.ssh_keys[0]["public_key"] = self.machines.key
-            case PrimeAccount():
-                self.account.keys[1]["publicKey"] = self.machines.key
-            case PaperspaceTeam():
-                self.machines.image_keys = [self.machines.key]
-        self.w = self.opens()
-
-    def opens(self) -> Warden:
-        """A process of gpuwarden, knowing only what is in the ledger."""
-        w = open_house(self.home / "house", self.clock, policy=RICH)
-        w._backends["ssh"] = SshBackend(self.clock, config=self.machines.config)
-        return w
-
-    async def reopens(self) -> None:
-        await self.closes()
-        self.w = self.opens()
-
-    async def closes(self) -> None:
-        backend = self.w.backend("ssh")
-        assert isinstance(backend, SshBackend)
-        await backend.aclose()
-        self.w.ledger.close()
-
-    def spec(self, how: str = "go", **changes: Any) -> JobSpec:
-        values = {
-            "name": "train", "platform": self.platform.name, "script": TRAIN, "args": (how,), "outputs": ("out",),
-            "gpu": self.platform.gpu, "timeout_s": 3600, "max_cost_usd": 50.0,
-        }  # fmt: skip
-        return JobSpec.model_validate(values | changes)
-
-    async def launch(self, spec: JobSpec) -> str:
-        first = await submit(self.w, spec)
-        assert first.job is None and first.receipt
-        if first.ask:  # a price that the platform does not tell is always a person's decision
-            issued = self.w.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
-            assert issued is not None and "unknown" in first.ask
-            grant_spending(self.w, issued, "terminal", "test")
-        self.clock.ahead += 15  # or a rate limit answers the create, whose reply is lost in its stead
-        done = await submit(self.w, spec, receipt=first.receipt)
-        assert done.job is not None
-        return done.job.id
-
-    async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
-        """Check again and again, as an agent does."""
-        for _ in range(150):
-            seen = await check(self.w, job)
-            if done(seen):
-                return seen
-            self.clock.ahead += jump_s
-            await anyio.sleep(0.05)
-        raise AssertionError(f"{seen}\n{self.story()}")
-
-    async def running(self, job: str) -> Checked:
-        return await self.until(job, lambda c: c.job.handle is not None, jump_s=5)
-
-    async def ended(self, job: str) -> Checked:
-        return await self.until(job, lambda c: c.job.state in {Job.SUCCEEDED, Job.FAILED, Job.CANCELED})
-
-    def machine(self) -> str:
-        """The only machine that was ever rented."""
-        (ident,) = self.account.own
-        return ident
-
-    def billing(self) -> list[str]:
-        return [ident for ident, truth in self.account.cloud.truths().items() if truth.meter]
-
-    def story(self) -> str:
-        return story(self.w.ledger.events(limit=10_000))
-
-
-@pytest.fixture
-def house(
-    request: pytest.FixtureRequest, tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-    need_program: Callable[[str], str],
-) -> Iterator[House]:  # fmt: skip
-    need_program("sshd")
-    need("a kernel that lets us make machines of namespaces", possible())
-    made = House(tmp_path, getattr(request, "param", RUNPOD), web, monkeypatch)
-    yield made
-    anyio.run(made.closes)
-    made.machines.close()
-
-
-every_platform = pytest.mark.parametrize("house", PLATFORMS, ids=lambda p: p.name, indirect=True)
-
-
-async def take_down(house: House, job: str) -> None:
-    """Ask, approve as a person does, and look until the machine is seen gone."""
-    view = await request(house.w, job, "terminate")
-    assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
-    assert view.record.digest
-    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test")
-    for _ in range(12):
-        if view.record.state is Teardown.VERIFIED_STOPPED:
-            break
-        house.clock.ahead += 61
-        view = await proceed(house.w, view.record.id)
-    assert view.record.state is Teardown.VERIFIED_STOPPED, house.story()
+def save(step):"""
 
 
 @every_platform
 async def test_the_whole_life_of_a_job(house: House) -> None:
-    spot = house.platform.spot
-    house.account.faults = [Fault("lost_reply", house.platform.creates), Fault("lost_reply", house.platform.ends)]
-    job = await house.launch(house.spec("wait" if spot else "go", interruptible=spot))
+    """The reply to the create is lost, the machine is taken in the middle of the run, the reply to the end is lost."""
+    platform = house.platform
+    house.account.faults = [Fault("lost_reply", platform.creates), Fault("lost_reply", platform.ends)]
+    job = await house.launch(house.spec("wait", interruptible=platform.spot))
     assert read_job(house.w.ledger, job).state is Job.PROVISIONING
     await house.reopens()
 
@@ -265,16 +53,14 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
     meter = check_reply(seen).meter
     assert meter and meter.host_key == fingerprint(key)
 
-    if spot:
-        await house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
-        house.account.cloud.preempt(house.machine())
-        house.machines.follow(house.machine())
-        seen = await house.until(job, lambda c: c.job.attempt == 2 and c.job.state is not Job.PREEMPTED, jump_s=5)
-        assert house.account.own[house.machine()]["label"].endswith(f"{job}-i1")
+    await house.reached(job, 3)
+    house.take()
+    job = await TAKEN[platform.taken](house, job)
 
     seen = await house.ended(job)
     assert seen.job.state is Job.SUCCEEDED, (seen, house.story())
-    assert seen.log and f"begins at step {3 if spot else 0}" in seen.log.text
+    begun = 0 if platform.taken == "gone" else 3
+    assert seen.log and f"begins at step {begun}" in seen.log.text
     assert seen.lease and seen.lease.state in LIVE_LEASES and house.billing() == [house.machine()]
     assert len(house.w.ledger.events(f"lease/{seen.lease.id}", kind="host.checked")) == 1
 
@@ -284,13 +70,9 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
         await approve(house.w, blocked.record.id, str(blocked.record.digest), channel="terminal", by="test")
 
     await house.reopens()
-    pulled = await pull(house.w, job)
-    assert not pulled.missing and not pulled.received.problems and pulled.log
-    report = await verify_job(house.w, job)
-    assert report.verdict is Verdict.PROVEN, report
+    pulled = await bring_home(house, job)
     assert house.billing() == [house.machine()]
-
-    nobody_else_has_the_key(house, pulled.dest)
+    nobody_else_has_the_key(house, job, pulled.dest)
 
     await take_down(house, job)
     assert house.billing() == []
@@ -300,10 +82,50 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
     assert not [row for row in (await list_instances(house.w)).rows if row.billing is not False]
 
 
-def nobody_else_has_the_key(house: House, copies: Path) -> None:
+async def resumed(house: House, job: str) -> str:
+    """The platform brings the machine back by itself; the job goes on there."""
+    seen = await house.until(job, lambda c: c.job.attempt == 2 and c.job.state is not Job.PREEMPTED, jump_s=5)
+    assert seen.lease and seen.lease.id == f"{job}-i1" and len(house.account.own) == 1
+    return job
+
+
+async def lies_stopped(house: House, job: str) -> str:
+    """The machine lies there, its disk bills, and nothing of ours starts it; once a person does, the job goes on."""
+    seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
+    assert "taken back in the middle of the run" in seen.job.why
+    for _ in range(4):
+        house.clock.ahead += 60
+        assert (await check(house.w, job)).job.state is Job.PREEMPTED
+    assert house.billing() == [] and len(house.account.own) == 1
+    (row,) = (await list_instances(house.w)).rows
+    assert row.state == "stopped" and "its disk may bill" in row.note
+    assert row.instance_id
+    await house.w.provider(house.platform.name).start(row.instance_id)
+    return await resumed(house, job)
+
+
+async def is_gone(house: House, job: str) -> str:
+    """The job fails and says why, its lease ends on the second look, and the same work begins on a machine anew."""
+    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
+    assert "the instance is gone, and the job with it" in seen.job.why
+    assert seen.lease and seen.lease.state is Lease.STOPPED and house.billing() == []
+    with pytest.raises(Conflict, match=r"gone"):
+        await request(house.w, job, "terminate")
+    with pytest.raises(WardenError):
+        await pull(house.w, job)
+    again = await house.launch(house.spec(interruptible=house.platform.spot))
+    assert len(house.account.own) == 2 and again != job
+    await house.running(again)
+    return again
+
+
+TAKEN = {"resumed": resumed, "stopped": lies_stopped, "gone": is_gone}
+
+
+def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
     """The account's key is in no order, in no file of the machine, in no copy, and not in the ledger."""
     assert all(KEY not in json.dumps(a.body, default=str) for a in house.account.asked)
-    place = read_job(house.w.ledger, *job_ids(house.w.ledger)).place
+    place = read_job(house.w.ledger, job).place
     assert place is not None
     there = house.machines.disk(house.machine()) / place.run_root.lstrip("/")
     kept = [f for folder in (there, copies, house.home / "house") for f in folder.rglob("*") if f.is_file()]
@@ -382,14 +204,20 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     assert kinds.count("host.trusted") == kinds.count("host.checked") == 1
 
 
-async def test_the_cost_cap_is_met_where_the_platform_tells_no_cost(house: House) -> None:
-    """RunPod tells prices while a Pod runs, and its cost afterwards."""
-    job = await house.launch(house.spec("wait", max_cost_usd=10.0))
+async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: House) -> None:
+    """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
+    parks = TRAIN.replace("def save(step):", PARKS)
+    job = await house.launch(house.spec("wait", script=parks, max_cost_usd=10.0))
     await house.running(job)
-    await house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
+    await house.reached(job, 3)
     house.clock.ahead += 3600
     assert (await check(house.w, job)).job.state is Job.RUNNING
     house.clock.ahead += 3 * 3600
+    told = [a for _ in range(3) for a in (await Watcher(house.w).round()).news]
     seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
     assert seen.job.state is Job.CANCELED and "max_cost_usd" in seen.job.why
-    assert house.billing() == [house.machine()]
+    (asked,) = [a for a in told if a.kind == "cost_cap"]
+    assert "its process is" in asked.text and "stays and bills" in asked.text and "May it go?" in asked.text
+    assert house.billing() == [house.machine()] and house.w.ledger.events(kind="verb.sent") == []
+    pulled = await bring_home(house, job)
+    assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/parked.txt"]

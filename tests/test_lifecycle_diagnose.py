@@ -11,13 +11,15 @@ import pytest
 
 from doors import JOB, TRAIN, quick_warden
 from gpuwarden.core.inputs import build
-from gpuwarden.core.models import JobSpec, Observation
+from gpuwarden.core.models import Beat, JobSpec, Observation
 from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.knowledge import Sign
 from gpuwarden.lifecycle.check import Checked, check
-from gpuwarden.lifecycle.diagnose import TAIL, unwell
+from gpuwarden.lifecycle.diagnose import TAIL, signs_of
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.launch import runner_source
 from gpuwarden.serve import replies, terminal
 
 pytestmark = pytest.mark.anyio
@@ -102,35 +104,61 @@ def seen(state: Job = Job.RUNNING, **more: Any) -> Observation:
 
 STALL = "stall: nothing new for 900 s (last step 12)"
 NAN = "nonfinite: loss is not finite at step 12"
+SPIKE = "spike: train/loss is 9.2 at step 400, the 5th value in a row above 5.5"
+SLOWED = "slowed: a step takes 12 s, before it took 2.1 s (at step 80)"
 
 
 @pytest.mark.parametrize(
     ("state", "observation", "expected"),
     [
-        (Job.FAILED, None, True),
-        (Job.RUNNING, None, False),
-        (Job.RUNNING, seen(step=12), False),
-        (Job.RUNNING, seen(step=12, alerts=(STALL,)), True),
-        (Job.RUNNING, seen(step=13, alerts=(STALL,)), False),
-        (Job.RUNNING, seen(step=None, alerts=(STALL.replace("12", "None"),)), True),
-        (Job.SUCCEEDED, seen(Job.SUCCEEDED, step=12, alerts=(STALL,)), False),
-        (Job.RUNNING, seen(step=12, alerts=(NAN,)), True),
-        (Job.RUNNING, seen(step=13, alerts=(NAN,), metrics={"loss": 0.5}), False),
-        (Job.SUCCEEDED, seen(Job.SUCCEEDED, alerts=(NAN,)), True),
-        (Job.RUNNING, seen(alerts=("restart: attempt 2", "timeout: the time limit comes in 60 s")), False),
-        (Job.RUNNING, seen(stale=True), True),
-        (Job.SUCCEEDED, seen(Job.SUCCEEDED, stale=True), False),
-        (Job.CANCELED, seen(Job.CANCELED, alerts=(NAN, STALL)), False),
-        (Job.PREEMPTED, seen(Job.PREEMPTED, alerts=(STALL,)), False),
+        (Job.RUNNING, seen(step=12), []),
+        (Job.RUNNING, seen(step=12, alerts=(STALL,)), [Sign.STALL]),
+        (Job.RUNNING, seen(step=13, alerts=(STALL,)), []),
+        (Job.RUNNING, seen(step=None, alerts=(STALL.replace("12", "None"),)), [Sign.STALL]),
+        (Job.RUNNING, seen(stale=True), [Sign.STALL]),
+        (Job.SUCCEEDED, seen(Job.SUCCEEDED, step=12, alerts=(STALL, SPIKE, SLOWED)), []),
+        (Job.SUCCEEDED, seen(Job.SUCCEEDED, stale=True), []),
+        (Job.RUNNING, seen(step=12, alerts=(NAN,)), [Sign.NONFINITE_LOSS]),
+        (Job.RUNNING, seen(step=13, alerts=(NAN,), metrics={"loss": 0.5}), []),
+        (Job.SUCCEEDED, seen(Job.SUCCEEDED, alerts=(NAN,)), [Sign.NONFINITE_LOSS]),
+        (Job.RUNNING, seen(alerts=("nonfinite: grad_norm is not finite at step 3",)), [Sign.NONFINITE_METRIC]),
+        (
+            Job.RUNNING,
+            seen(alerts=("nonfinite: grad_norm is not finite at step 3",), metrics={"loss": 0.0}),
+            [Sign.NONFINITE_HIDDEN],
+        ),
+        (Job.RUNNING, seen(alerts=("nonfinite: a is odd is not finite at step 3",), metrics={"a": 1.0}), 1),
+        (Job.RUNNING, seen(alerts=(SPIKE,)), [Sign.LOSS_SPIKE]),
+        (Job.RUNNING, seen(alerts=(SPIKE, "recovered: train/loss is 1.1 at step 440 again")), []),
+        (Job.RUNNING, seen(alerts=(SPIKE, "recovered: loss is 1.1 at step 440 again")), [Sign.LOSS_SPIKE]),
+        (Job.RUNNING, seen(alerts=(SLOWED,)), [Sign.SLOWED]),
+        (Job.RUNNING, seen(alerts=(SLOWED, "recovered: a step takes 2 s again")), []),
+        (Job.RUNNING, seen(alerts=("restart: attempt 2", "timeout: the time limit comes in 60 s")), []),
+        (Job.FAILED, seen(Job.FAILED, ending="time_limit", step=12, alerts=(STALL,)), [Sign.STALL, Sign.TIME_LIMIT]),
+        (Job.FAILED, seen(Job.FAILED, ending="vanished"), [Sign.VANISHED]),
+        (Job.FAILED, seen(Job.FAILED, ending="out_of_memory", beat=Beat(oom_kills=1)), [Sign.OOM_KILL]),
+        (Job.FAILED, seen(Job.FAILED, exit_code=1, beat=Beat(oom_kills=1)), [Sign.OOM_KILL]),
+        (Job.FAILED, seen(Job.FAILED, beat=Beat(disk_free=9, inodes_free=0)), [Sign.DISK_FULL, Sign.INODES_USED]),
+        (Job.FAILED, seen(Job.FAILED, beat=Beat(disk_free=9 << 30, inodes_free=900)), []),
+        (Job.RUNNING, seen(beat=Beat(disk_free=9, oom_kills=3)), []),
+        (Job.CANCELED, seen(Job.CANCELED, alerts=(NAN, STALL)), []),
+        (Job.PREEMPTED, seen(Job.PREEMPTED, alerts=(STALL,), ending="time_limit"), []),
     ],
 )
-async def test_who_is_not_well(state: Job, observation: Observation | None, expected: bool) -> None:
-    assert unwell(state, observation) is expected
+async def test_what_is_seen_of_a_job_apart_from_its_log(state: Job, observation: Observation, expected: Any) -> None:
+    signs = [s.sign for s in signs_of(state, observation)]
+    assert len(signs) == expected if isinstance(expected, int) else signs == expected
 
 
-async def test_the_runner_writes_alerts_in_the_form_that_is_read() -> None:
-    """Its sentences are matched above; this holds them to the runner's source."""
-    from gpuwarden.remote.launch import runner_source
+async def test_the_runner_writes_alerts_in_the_form_that_is_read(tmp_path: Path) -> None:
+    """Its sentences are matched above; this holds them to what the runner's own parts say."""
+    from gpuwarden.remote import runner
 
-    source = runner_source().decode()
-    assert '"nothing new for {:.0f} s (last step {})"' in source and '"{} is not finite at step {}"' in source
+    assert '"nothing new for {:.0f} s (last step {})"' in runner_source().decode()
+    assert '"{} is not finite at step {}"' in runner_source().decode()
+    course, told = runner.Course(), []
+    for step, loss in enumerate([1.0] * 30 + [9.0] * 9 + [1.0]):
+        told += filter(None, [course.loss("loss", loss, step), course.pace(step, 1.0 * step + 20 * max(0, step - 30))])
+    alerts = [f"{kind}: {text}" for kind, text in told]
+    kinds = [[s.sign for s in signs_of(Job.RUNNING, seen(alerts=tuple(alerts[:n])))] for n in range(1, len(alerts) + 1)]
+    assert kinds == [[Sign.SLOWED], [Sign.SLOWED, Sign.LOSS_SPIKE], [Sign.SLOWED]], alerts

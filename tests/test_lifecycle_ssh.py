@@ -45,6 +45,24 @@ def house(
     anyio.run(backend.aclose)
 
 
+async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: Path) -> None:
+    profiles, notes = tmp_path / "profiles", tmp_path / "notes.toml"
+    profiles.mkdir()
+    text = PROFILE.read_text("utf-8").replace("id: local", "id: lab", 1).replace("backend: local", "backend: ssh", 1)
+    (profiles / "lab.md").write_text(text)
+    notes.write_text(f"[platforms.lab]\nhost = 'box'\nscratch = '{tmp_path / 'scratch'}'\n")
+    notes.chmod(0o600)
+    w = open_house(tmp_path / "home", NoWait())
+    w.own_profiles, w.notes_file = profiles, notes
+    w._backends["ssh"] = backend = SshBackend(w.clock, config=sshd.config)
+    try:
+        job = await launch(w, training(tmp_path / "said", platform="lab", max_cost_usd=None))
+        assert await finish(w, job) is Job.SUCCEEDED
+        assert list((tmp_path / "scratch").glob("*/**/model.safetensors"))
+    finally:
+        await backend.aclose()
+
+
 async def finish(w: Warden, job: str) -> Job:
     with anyio.fail_after(60):
         while (state := (await check(w, job)).job.state) not in TERMINAL_JOBS:

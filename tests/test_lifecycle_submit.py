@@ -10,14 +10,15 @@ import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import Conflict, NotFound
-from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.errors import Conflict, NotFound, Refused
+from gpuwarden.core.policy import Caps, Policy, Secrets
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.submit import NeedsApproval, submit
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.warden import LOCK_PATIENCE_S, STEP_S, Warden
+from gpuwarden.providers.base import account_keys
 from gpuwarden.rehearsal.model import Fault, Settings
-from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training
+from lifecycle_kit import FAST, WEALTHY, launch, launches, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
 LONG_BOOT = FAST.model_copy(update={"boot_s": 60.0})
@@ -177,3 +178,61 @@ async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_p
     results.close()
     assert len(ids) == 1 and len(records(cloud)) == 1
     assert len(w.ledger.events(kind="job.accepted")) == len(w.ledger.events(kind="create.intent")) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize("key", sorted(account_keys()))
+async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: str) -> None:
+    policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
+    w = open_house(tmp_path, SystemClock(), policy=policy)
+    rent_cloud(w)
+    w.env = {key: "the-key-of-an-account", key.lower(): "x" * 9, "ALIAS": "the-key-of-an-account", "MINE": "my-own-one"}
+    w.env |= {"GPUWARDEN_WEBHOOK_SECRET": "a-secret-of-ours"}
+    for name in (key, key.lower(), "ALIAS", "GPUWARDEN_WEBHOOK_SECRET"):
+        with pytest.raises(Refused) as refused:
+            await submit(w, training(tmp_path / "said", secrets=(name,)))
+        (found,) = [f for f in refused.value.findings if f.rule == "PF-SEC-003"]
+        assert name in found.message and "the-key-of-an-account" not in str(refused.value.findings)
+    assert (await submit(w, training(tmp_path / "said", secrets=("MINE",)))).receipt
+
+
+async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path) -> None:
+    w = open_house(tmp_path, SystemClock())
+    rent_cloud(w)
+    w.env = {"HF_TOKEN": "a-token-of-the-hub", "PGPASSWORD": "something-else"}
+    assert (await submit(w, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
+    with pytest.raises(Refused, match="PF-SEC-003"):
+        await submit(w, training(tmp_path / "said", secrets=("PGPASSWORD",)))
+
+
+# ------------------------------------------------------------------------------------------------------------- locks
+
+
+async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert STEP_S < LOCK_PATIENCE_S
+    w = open_house(tmp_path, SystemClock())
+    rent_cloud(w)
+    backend = w.backend("local")
+    whole, hangs = backend.submit, True
+
+    async def slow(*args: object, **named: object) -> object:
+        if hangs:
+            await anyio.sleep_forever()
+        return await whole(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend, "submit", slow)
+    monkeypatch.setattr("gpuwarden.lifecycle.advance.STEP_S", 0.2)
+    job = await launch(w, training(tmp_path / "said"))
+    with anyio.fail_after(20):
+        while not w.ledger.events(kind="submit.intent"):
+            await check(w, job)
+            await anyio.sleep(0.05)
+        assert (await check(w, job)).job.state is Job.SUBMITTING, "it was let go, and nothing is known to have run"
+        hangs = False
+        while (await check(w, job)).job.state is not Job.SUCCEEDED:
+            await anyio.sleep(0.05)
+    assert launches(tmp_path / "said") == [(job, 1)]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.profile import Event, Profile, Unfound
-from gpuwarden.profiles import BLOCKS, load_profile, load_text, profile_names, render_blocks
+from gpuwarden.profiles import BLOCKS, BY_HAND, load_profile, load_text, profile_names, render_blocks
+from gpuwarden.providers.base import provider_names
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "profiles").glob("*.md"))
@@ -198,6 +199,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 # platform, path, asked for durable storage -> outlives (stop, terminate, preemption, end of the job)
 SURVIVES = [
     ("local", "/home/me/runs/x", False, "yyyy"),
+    ("ssh", "/home/me/runs/x", False, "nnny"),
     ("runpod", "/root/x", False, "nnny"),
     ("runpod", "/root/x", True, "nnny"),
     ("runpod", "/workspace/x", False, "ynny"),
@@ -219,6 +221,18 @@ SURVIVES = [
     ("autodl", "/root/autodl-fs/x", True, "nnnn"),
     ("paperspace", "/home/paperspace/x", False, "ynny"),
     ("prime-intellect", "/root/x", False, "nnny"),
+    ("gpushare", "/root/x", False, "nnny"),
+    ("gpushare", "/hy-tmp/x", True, "nnny"),
+    ("gpushare", "/hy-netdisk/x", True, "nnnn"),
+    ("gpushare", "/hy-nas/x", True, "nnnn"),
+    ("matpool", "/root/x", False, "nnny"),
+    ("matpool", "/mnt/x", False, "yyyy"),
+    ("featurize", "/home/featurize/x", False, "nnny"),
+    ("featurize", "/home/featurize/work/x", False, "yyyy"),
+    ("featurize", "/cloud/x", False, "yyyy"),
+    ("lanrui", "/home/user/x", False, "nnny"),
+    ("lanrui", "/home/user/datadisk/x", True, "nnnn"),
+    ("lanrui", "/home/user/netdisk/data/x", False, "yyyy"),
     ("hf-jobs", "/job/out", False, "nnnn"),
     ("hf-jobs", "/hub/models/me/x", False, "yyyy"),
 ]
@@ -250,6 +264,7 @@ def test_spellings_of_one_path_are_one_path():
 # platform -> (verbs that rest compute, verbs after which something bills, the same with durable storage)
 METER = {
     "local": ((), (), ()),
+    "ssh": ((), (), ()),
     "runpod": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
     "vastai": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
     "lambda": (("terminate",), (), ("terminate",)),
@@ -257,6 +272,10 @@ METER = {
     "paperspace": (("stop", "terminate"), ("stop", "terminate"), ("stop", "terminate")),
     "prime-intellect": (("terminate",), (), ()),
     "hf-jobs": (("terminate",), (), ()),
+    "gpushare": (("stop", "terminate"), (), ()),
+    "matpool": (("terminate",), ("terminate",), ("terminate",)),
+    "featurize": (("terminate",), ("terminate",), ("terminate",)),
+    "lanrui": (("stop", "terminate"), ("stop", "terminate"), ("stop", "terminate")),
 }
 
 
@@ -275,11 +294,27 @@ def test_the_verbs_and_interruptions_of_the_platforms():
     autodl = load_profile("autodl").verbs
     assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
     reversible = [p for p in profile_names() if "stop" in load_profile(p).verbs.reversible]
-    assert reversible == ["autodl", "paperspace", "runpod", "vastai"]
+    assert reversible == ["autodl", "gpushare", "lanrui", "paperspace", "runpod", "vastai"]
     spot = load_profile("vastai").spot
     assert (spot.offered, spot.signal, spot.grace_s, spot.then, spot.auto_resume) == (True, "none", 0, "stopped", True)
     assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
     assert [p for p in profile_names() if load_profile(p).spot.offered] == ["prime-intellect", "vastai"]
+
+
+BY_HAND_NAMES = ["featurize", "gpushare", "lanrui", "matpool"]
+
+
+def test_platforms_without_a_provider_say_what_can_not_be_done_there():
+    assert [n for n in profile_names() if load_profile(n).by_hand] == BY_HAND_NAMES
+    for name in profile_names():
+        text = (ROOT / "profiles" / f"{name}.md").read_text(encoding="utf-8")
+        assert (BY_HAND in text) is (name in BY_HAND_NAMES), name
+        assert ("rented by hand" in load_profile(name).title) is (name in BY_HAND_NAMES), name
+
+
+def test_every_provider_that_a_profile_names_is_one_and_every_provider_has_a_profile():
+    named = {load_profile(n).provider for n in profile_names()} - {None}
+    assert named == {n for n in provider_names() if n != "rehearsal"}
 
 
 def test_of_two_tiers_at_one_path_the_requested_one_is_there():

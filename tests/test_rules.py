@@ -22,7 +22,7 @@ from gpuwarden.core.models import (
     Unknown,
     Verdict,
 )
-from gpuwarden.core.policy import Policy
+from gpuwarden.core.policy import Policy, Secrets
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
 from gpuwarden.core.script import read_script
@@ -97,6 +97,7 @@ def looked(rule_id: str, severity: Severity = Severity.ERROR) -> SubmitFacts:
 GONE = {"machine": Known(None)}
 HEADER = '# /// script\n# requires-python = ">=3.11"\n# dependencies = [{}]\n# ///\nimport torch\n'
 MISPLACED = submit(load_profile("runpod"), outputs=("/root/out",), teardown="stop")
+EVERY_SECRET = Policy(secrets=Secrets(allowed=("*",)))
 ANYWHERE = changed(RENTED, "limits", default_timeout_s=1800)
 
 # rule id -> (facts that it speaks up about, facts that it is silent about); more than one of each where cases differ.
@@ -123,8 +124,20 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         [submit(), submit(policy=Policy(platforms=("vast*",)))],
     ),
     "PF-PLT-003": ([submit(unusable="no such backend")], [submit()]),
+    "PF-PLT-004": ([submit(unsold="there is no such GPU")], [submit()]),
     "PF-SEC-001": ([submit(leaks=(Leak("args[0]", "a token"),))], [submit()]),
     "PF-SEC-002": ([submit(secrets=("HF_TOKEN",), unset_secrets=("HF_TOKEN",))], [submit(secrets=("HF_TOKEN",))]),
+    "PF-SEC-003": (
+        [
+            submit(secrets=("PGPASSWORD",)),
+            submit(secrets=("VAST_API_KEY",), account_secrets=("VAST_API_KEY",), policy=EVERY_SECRET),
+            submit(secrets=("HF_TOKEN",), policy=Policy(secrets=Secrets(allowed=()))),
+        ],
+        [
+            submit(secrets=("HF_TOKEN", "WANDB_API_KEY")),
+            submit(secrets=("PGPASSWORD",), policy=EVERY_SECRET),
+        ],
+    ),
     "PF-SPOT-001": (
         [submit(changed(RENTED, "spot", offered=False), interruptible=True)],
         [submit(interruptible=True), submit(changed(RENTED, "spot", offered=False)), submit(None, interruptible=True)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +369,7 @@ def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dic
     file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
     assert cli.run(["hooks", "install", "--client", client, "--json"]) == 0
     entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
-    argv = shlex.split(entry.get("command") or entry["hooks"][0]["command"])
+    argv = ["sh", "-c", entry.get("command") or entry["hooks"][0]["command"]]
 
     def ask(command: str) -> subprocess.CompletedProcess[str]:
         told = {"command": command, "cwd": "/"} if client == "cursor" else {
@@ -384,6 +385,21 @@ def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dic
         assert (stopped.returncode, passed.returncode) == (2, 0) and "teardown_request" in stopped.stderr
         assert passed.stdout == passed.stderr == ""
     assert ask(f"rm -rf {tmp_path}/gw").returncode == (0 if client == "cursor" else 2)
+
+    argv[2] = argv[2].replace(sys.executable, "/no/such/python")
+    lost = ask("ls")
+    assert lost.returncode == 2 and "gpuwarden hooks install" in lost.stderr, "a guard that is gone lets nothing pass"
+
+
+def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]) -> None:
+    assert cli.run(["hooks", "install", "--client", "claude", "--json"]) == 0
+    file = tmp_path / ".claude" / "settings.json"
+    table = json.loads(file.read_text())
+    hook = table["hooks"]["PreToolUse"][0]["hooks"][0]
+    hook["command"] = hook["command"].partition(" ||")[0]
+    file.write_text(json.dumps(table))
+    assert hooks("status", (), load_config(env), env).clients["claude"] == "stale"
+    assert hooks("install", (), load_config(env), env).clients["claude"] == "installed"
 
 
 def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.serve.mcp_server import tend
+from gpuwarden.serve.tending import tend
 from lifecycle_kit import launch, open_house, rent_cloud, training
 
 pytestmark = pytest.mark.anyio

@@ -38,6 +38,7 @@ def open_warden(
         home=config.home,
         env=env,
         own_profiles=own if own.is_dir() else None,
+        notes_file=config.notes_file,
     )
 
 

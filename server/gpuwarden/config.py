@@ -25,6 +25,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.policy import Policy
 
 PREFIX = "GPUWARDEN_"
+NOTES = "notes.toml"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Config:
     policy_file: Path
     policy: Policy
     settings: tuple[Setting, ...]
+
+    @property
+    def notes_file(self) -> Path:
+        """What the user told about their own setup; it lies beside the policy."""
+        return self.policy_file.parent / NOTES
 
 
 def load_config(env: Mapping[str, str] | None = None) -> Config:

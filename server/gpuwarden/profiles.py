@@ -21,6 +21,11 @@ from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
+BY_HAND = (
+    "gpuwarden has no provider for this platform: it can't rent here, tell a price, see the meter, stop or release. "
+    "Rent and release in the console, and run jobs there as `ssh/ALIAS`, where no gate knows this platform's meter; "
+    "`rehearsal/` before the name practises its rules with pretend money."
+)
 _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
 
 
@@ -34,12 +39,18 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
 
     Raises NotFound, or BadRequest with file and line.
     """
+    file = profile_file(id, own)
+    return _named(load_text(_read(file), str(file)), id, file)
+
+
+def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
+    """The file that the profile `id` is read from. Raises NotFound."""
     if not _ID.fullmatch(id):
         raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
         if file.is_symlink() or file.exists():  # also one that can't be read: that is said, not passed over
-            return _named(load_text(_read(file), str(file)), id, file)
+            return file
     raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
 
 
@@ -98,7 +109,8 @@ def _named(profile: Profile, id: str, file: Path) -> Profile:  # noqa: A002
 
 def _summary(p: Profile) -> list[str]:
     rows = [("kind", p.kind), ("backend", p.backend), ("provider", p.provider or "none")]
-    return _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+    table = _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+    return [*table, "", BY_HAND] if p.by_hand else table
 
 
 def _storage(p: Profile) -> list[str]:

@@ -121,6 +121,8 @@ class Emulator:
     """The platform's names of GPUs, and what one costs an hour."""
     window: ClassVar[tuple[int, float] | None] = None
     """How many requests in how many seconds are answered; the next one is refused with 429."""
+    tells_port: ClassVar[bool] = True
+    """Whether the interface tells a port; where it does not, every boot has another address and the usual port."""
     lag_s: ClassVar[float] = 2.0
     """How long lists lag behind: a new instance is not in them yet, a gone one is still seen as ending."""
 

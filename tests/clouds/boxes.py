@@ -1,7 +1,8 @@
 """Machines behind the emulators: an OpenSSH server each, with the rehearsal cloud's storage as its whole disk.
 
 A machine is a mount and a process namespace of this one: its root is the instance's folder of the cloud, with this
-machine's programs mounted in. It goes on and off as the cloud says, at a new port each time, with the same host key.
+machine's programs mounted in. It goes on and off as the cloud says, with the same host key, at a new port each time,
+or at a new address where the platform tells no ports. Where the cloud links a volume of the account, it has a mount.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from clouds.base import Emulator
 from clouds.gpu import put_gpu
 from gpuwarden.core.models import InstanceState
+from gpuwarden.rehearsal.disk import mounted
 from gpuwarden.rehearsal.model import MARKER
 from sshd import find_sshd, free_port, keygen
 
@@ -34,12 +36,16 @@ for dir in usr bin sbin lib lib64 etc dev sys; do
 done
 mount --bind "$own" run/sshd
 mount --bind "$own/passwd" etc/passwd
-for tier in "$@"; do mount --bind "$fs$tier" "$fs$tier"; done
+for tier in "$@"; do
+  from="$fs$tier"
+  if [ -L "$from" ]; then from=$(readlink -f "$from"); rm "$fs$tier"; mkdir "$fs$tier"; fi
+  mount --bind "$from" "$fs$tier"
+done
 mount -t proc proc proc
 HOME=/root chroot "$fs" /bin/sh -c "$begin"
 exec chroot "$fs" "$SSHD" -D -e -f /run/sshd/sshd_config
 """
-CONFIG = """ListenAddress 127.0.0.1
+CONFIG = """ListenAddress {host}
 Port {port}
 HostKey /run/sshd/hostkey
 AuthorizedKeysFile /run/sshd/authorized_keys .ssh/authorized_keys
@@ -75,6 +81,7 @@ def possible() -> bool:
 @dataclass
 class _Machine:
     process: subprocess.Popen[bytes]
+    host: str
     port: int
     since: float
 
@@ -96,13 +103,15 @@ class Machines:
         keygen(folder / "clientkey")
         self.key = " ".join((folder / "clientkey.pub").read_text().split()[:2])
         self.config = folder / "ssh_config"
-        self._configure(1)
+        self.boots = 0
+        self.usual = free_port()
+        self._configure(self.usual)
         account.address = self.address
 
     def address(self, ident: str) -> tuple[str, int]:
         """Where a machine listens; it is on or off afterwards as the cloud says."""
         self.follow(ident)
-        return "127.0.0.1", self.on[ident].port if ident in self.on else 1
+        return (self.on[ident].host, self.on[ident].port) if ident in self.on else ("127.0.0.1", 1)
 
     def follow(self, ident: str) -> None:
         """Make a machine what the cloud says it is."""
@@ -128,6 +137,11 @@ class Machines:
         """A machine's whole disk, seen from outside."""
         return self.account.cloud.root / "instances" / ident / "fs"
 
+    def _next_address(self) -> tuple[str, int]:
+        """Where the next boot listens."""
+        self.boots += 1
+        return ("127.0.0.1", free_port()) if self.account.tells_port else (f"127.0.1.{self.boots}", self.usual)
+
     def _configure(self, port: int) -> None:
         """The user's own configuration. Its port counts only where the platform tells none."""
         self.config.write_text(
@@ -136,27 +150,28 @@ class Machines:
         )
 
     def _power_on(self, ident: str, since: float) -> None:
-        own, port = self.folder / ident, free_port()
+        own, (host, port) = self.folder / ident, self._next_address()
         own.mkdir(exist_ok=True)
         if not (own / "hostkey").exists():
             keygen(own / "hostkey")
         put_gpu(own / "bin", self.broken)
         (own / "passwd").write_text(PASSWD)
         (own / "authorized_keys").write_text("\n".join(self._account_keys()) + "\n")
-        (own / "sshd_config").write_text(CONFIG.format(port=port, marker=MARKER, ident=ident))
-        tiers = [t.path for t in self.account.profile.tiers(requested=False) if t.path != "/"]
+        (own / "sshd_config").write_text(CONFIG.format(host=host, port=port, marker=MARKER, ident=ident))
+        record = self.account.cloud.store.state().records[ident]
+        there = mounted(self.account.profile, durable=record.durable, sometimes=record.sometimes)
+        tiers = [t.path for t in there if t.path != "/"]
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"]
         argv += [POWER_ON, "sh", str(self.disk(ident)), str(own), self._begin(ident), *tiers]
         with (own / "log").open("ab") as log:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "SSHD": find_sshd()}
-            )
-        self.on[ident] = _Machine(process, port, since)
+            env = {**os.environ, "SSHD": find_sshd()}
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        self.on[ident] = _Machine(process, host, port, since)
         self._configure(port)
         end = time.monotonic() + 10
         while time.monotonic() < end and process.poll() is None:
             try:
-                return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return socket.create_connection((host, port), timeout=1).close()
             except OSError:
                 time.sleep(0.01)
         raise AssertionError((own / "log").read_text())

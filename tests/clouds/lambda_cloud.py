@@ -27,6 +27,7 @@ def error(status: int, code: str, message: str, suggestion: str = "Check it.") -
 class LambdaAccount(Emulator):
     """An account with one SSH key and one filesystem. Reads at one a second, launches at one in twelve."""
 
+    tells_port = False
     profile_id = "lambda"
     gpus = {"H100 (80 GB PCIe)": 2.49, "A10 (24 GB PCIe)": 0.75, "GH200 (96 GB)": 1.49}
     window = (2, 1.0)

@@ -27,6 +27,7 @@ def error(status: int, code: str, message: str) -> Told:
 class PaperspaceTeam(Emulator):
     """A team. With `retired` every address answers 404, as the older interface's do now."""
 
+    tells_port = False
     profile_id = "paperspace"
     gpus = {"H100": 5.95, "A4000": 0.76, "A6000": 1.89}
 

@@ -24,6 +24,7 @@ from gpuwarden.core.models import (
 from gpuwarden.remote import launch
 
 CALL_S = 60.0  # a verb that answers at once
+STOP_S = 15.0  # how long a stop is waited for; a job with a longer grace goes on saving
 SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
 MAX_REPLY = 256 << 20
 MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
@@ -108,9 +109,10 @@ class RunnerBackend:
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group. Never raises for a job that is gone."""
-        request = {"grace_s": grace_s, "wait_s": grace_s + 5, "token": handle.token}
-        reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=grace_s + CALL_S)
+        """End the job's process group. Never raises for a job that is gone; a long grace is PENDING meanwhile."""
+        wait_s = min(grace_s + 5, STOP_S)
+        request = {"grace_s": grace_s, "wait_s": wait_s, "token": handle.token}
+        reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=wait_s + CALL_S)
         try:
             return StopResult(str(reply.get("result")))
         except ValueError as error:

@@ -6,7 +6,7 @@ the caller's knowledge as it was.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -27,6 +27,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.registry import load, names
 from gpuwarden.core.rules import Finding
 from gpuwarden.remote.connect import HostKey
+from gpuwarden.remote.destination import bare
 from gpuwarden.remote.receive import Source
 
 
@@ -74,7 +75,10 @@ class Backend(Protocol):
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group: signal, grace, kill. Never raises for a job that is gone."""
+        """End the job's process group: signal, grace, kill. Never raises for a job that is gone.
+
+        PENDING while it still saves; asking again changes nothing about its grace.
+        """
         ...
 
 
@@ -91,11 +95,17 @@ class HandleSource:
 
 
 @runtime_checkable
-class Bundler(Protocol):
-    """A backend that can also send many small files as one stream."""
+class Sealer(Backend, Protocol):
+    """A backend that sends many small files as one stream, and whose machine hashes what it sends."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """A tar stream whose members are named by their number in `artifacts`; unreadable ones are left out."""
+        """A tar stream as `remote.bundle` describes it; unreadable files are left out."""
+        ...
+
+    async def pour(
+        self, handle: Handle, artifact: Artifact, offset: int, take: Callable[[memoryview], object]
+    ) -> str | None:
+        """Hand one file's bytes to `take`, as `remote.receive.Sealing` describes it."""
         ...
 
 
@@ -109,18 +119,35 @@ class Keyed(Backend, Protocol):
 
 
 @dataclass(frozen=True)
-class BundlingSource(HandleSource):
-    """The same, of a backend that is a `Bundler`."""
+class SealingSource(HandleSource):
+    """The same, of a backend that is a `Sealer`."""
+
+    backend: Sealer
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Many small files as one tar stream."""
-        assert isinstance(self.backend, Bundler)
         return self.backend.bundle(self.handle, artifacts)
+
+    async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
+        """One file's bytes from `offset`, and its digest where it was hashed on the way."""
+        return await self.backend.pour(self.handle, artifact, offset, take)
+
+    async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
+        """What the machine makes of files now, where they are still those of the roster."""
+        manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
+        now = {a.path: a for a in manifest.files}
+        same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)
+        return {a.path: bare(now[a.path].sha256 or "") for a in same}
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Where a job's files are received from; with bundles where the backend has them."""
-    return BundlingSource(backend, handle) if isinstance(backend, Bundler) else HandleSource(backend, handle)
+    """Where a job's files are received from; hashed on the way where the backend can."""
+    return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
+
+
+async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
+    """The files to receive under `paths`, with digests unless they are made on the way."""
+    return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
 
 def backend_names() -> list[str]:

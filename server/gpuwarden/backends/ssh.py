@@ -28,10 +28,11 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.script import read_header
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
-from gpuwarden.remote.bulk import BULK_BYTES, Unusable, available, bulk_stream
+from gpuwarden.remote.bulk import BULK_BYTES, Take, Unusable, available, bulk_pour
 from gpuwarden.remote.connect import HostKey, HostKeyChanged
 from gpuwarden.remote.hello import Hello, say_hello
 from gpuwarden.remote.judge import RENT_ANOTHER, Asked, judge
+from gpuwarden.remote.seal import Seal
 from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ssh
 from gpuwarden.remote.ssh_config import resolve
 from gpuwarden.remote.transfer import put
@@ -156,8 +157,7 @@ class SshBackend(RunnerBackend):
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
         request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
-        bulky = artifact.size - offset >= BULK_BYTES
-        async with aclosing(self._stream(handle, "read", request, bulky=bulky)) as stream:
+        async with aclosing(self._stream(handle, "read", request)) as stream:
             async for chunk in stream:
                 yield chunk
 
@@ -168,25 +168,40 @@ class SshBackend(RunnerBackend):
             async for chunk in stream:
                 yield chunk
 
-    async def _stream(
-        self, handle: Handle, verb: str, request: Mapping[str, Any], *, bulky: bool = False
-    ) -> AsyncGenerator[bytes, None]:
-        """A verb's raw output, much of it through the system's client; a missing runner is shipped again."""
-        for _ in range(3):
+    async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+        """A verb's raw output; a missing runner is shipped again."""
+        for _ in range(2):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
-            through = bulk_stream if bulky and machine.bulk else _plain_stream
             try:
-                async with aclosing(through(machine.ssh, argv, stdin=json.dumps(request).encode())) as stream:
+                async with aclosing(machine.ssh.stream(argv, stdin=json.dumps(request).encode())) as stream:
                     async for chunk in stream:
                         yield chunk
                 return
+            except CommandFailed as failed:
+                await self._ship_if_missing(handle, failed)
+        raise _no_runner()
+
+    async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
+        """Hand one file's bytes from `offset` to `take`, much through the system's client; from 0 on also hashed."""
+        request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
+        request |= {} if offset else {"seal": True, "size": artifact.size}
+        for _ in range(3):
+            machine, argv = await self._verb(handle.place, "read", handle.run_dir)
+            bulky = machine.bulk and artifact.size - offset >= BULK_BYTES
+            seal = Seal(artifact, take, artifact.size - offset)
+            try:
+                await (bulk_pour if bulky else _pour)(machine.ssh, argv, seal, stdin=json.dumps(request).encode())
+                return None if offset else seal.digest()
             except Unusable:
                 machine.bulk = False
             except CommandFailed as failed:
-                if failed.exit_code != _NO_RUNNER:
-                    _raise_for(failed)
-                await self._ship(handle.place, handle.run_dir)
-        raise BadReply("the runner is not there right after it was shipped", "Does something clean the run root?")
+                await self._ship_if_missing(handle, failed)
+        raise _no_runner()
+
+    async def _ship_if_missing(self, handle: Handle, failed: CommandFailed) -> None:
+        if failed.exit_code != _NO_RUNNER:
+            _raise_for(failed)
+        await self._ship(handle.place, handle.run_dir)
 
     # ---------------------------------------------------------------------------------------------------- the runner
 
@@ -279,7 +294,7 @@ def _key_finding(place: Place, key: HostKey) -> Finding:
 def _profile_of(place: Place) -> Profile | None:
     """The platform's profile; a machine of the user's own may have none."""
     try:
-        return load_profile(place.platform)
+        return load_profile(place.platform.partition("/")[0])
     except WardenError:
         return None
 
@@ -316,8 +331,15 @@ def _run_root(place: Place, hello: Hello) -> str:
     return posixpath.normpath(rest)
 
 
-def _plain_stream(machine: Ssh, argv: Sequence[str], *, stdin: bytes) -> AsyncGenerator[bytes, None]:
-    return machine.stream(argv, stdin=stdin)
+async def _pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: bytes) -> None:
+    """`bulk_pour` through our own connection."""
+    async with aclosing(machine.stream(argv, stdin=stdin)) as stream:
+        async for chunk in stream:
+            await anyio.to_thread.run_sync(take, memoryview(chunk))
+
+
+def _no_runner() -> BadReply:
+    return BadReply("the runner is not there right after it was shipped", "Does something clean the run root?")
 
 
 async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float) -> None:

@@ -1,49 +1,26 @@
 """One pass over a file's bytes: digests, CRCs of the format, and a search for NaN and infinity.
 
-Memory stays flat whatever the size. numpy, isal and xxhash make it fast where they are installed; without them
-the same answers come from the standard library.
+Each block is read into a buffer that stays in the processor's cache, and everything that wants to see it sees it
+there before the next one is read. Memory stays flat whatever the size. A large file may be shared out over several
+threads: it is cut into segments, whose CRCs can be joined; digests can't, so one thread computes those from end to
+end while the others scan.
 """
 
 from __future__ import annotations
 
-import hashlib
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Broken, DType, Span, Tensor
+from gpuwarden.checkpoints import kernels
+from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Span, Tensor
 from gpuwarden.checkpoints.source import Source
 
-CHUNK = 1 << 19  # fits the second-level cache, so that every pass but the first is free of memory traffic
-
-
-def _crc32() -> Callable[..., int]:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.crc32
-    fast: Callable[..., int] = isal_zlib.crc32
-    return fast
-
-
-def _numpy() -> Any:
-    try:
-        import numpy as np
-    except ImportError:
-        return None
-    return np
-
-
-def digesters() -> dict[str, Callable[[], Any]]:
-    """The digests that can be computed here, by the name they have in a manifest."""
-    made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
-    try:
-        import xxhash
-    except ImportError:
-        return made
-    made["xxh3_128"] = xxhash.xxh3_128
-    return made
+CHUNK = 1 << 21  # in cache still; smaller blocks lose more to threads that wait for each other than they gain
+SEGMENT = 1 << 26  # what one thread takes of a large file at a time
+_NEWS = 1 << 23  # bytes between two calls of `progress`
+_LINE = 16  # no element is larger
 
 
 @dataclass
@@ -58,239 +35,225 @@ class Seen:
     scanned: int = 0
 
 
-@dataclass
-class _Range:
-    start: int
-    end: int
-    dtype: str
-    tensors: list[Tensor]
-    carry: bytes = b""
-    hit: bool = False
-    high: bool = False  # any bit set at all
-    crc: int = 0
-    span: Span | None = None
-
-
 def sweep(
-    source: Source, anatomy: Anatomy, wanted: tuple[str, ...] = (), progress: Callable[[int], None] | None = None
+    source: Source,
+    anatomy: Anatomy,
+    wanted: tuple[str, ...] = (),
+    progress: Callable[[int], None] | None = None,
+    threads: int = 1,
 ) -> Seen:
-    """Read the file once from end to end. Raises Broken or Doubtful where it can't be read."""
-    known = digesters()
+    """Read the file once from end to end. Raises Broken or Doubtful where it can't be read.
+
+    `progress` is called with numbers of bytes, from several threads where there are several; what it raises ends
+    the pass. With more than one thread, digests cost a second reading of a large file.
+    """
+    known = kernels.digesters()
     hashes = {name: known[name]() for name in wanted if name in known}
-    ranges = _scan_ranges(anatomy)
-    spans = [_Range(s.start, s.end, "", [], span=s) for s in anatomy.spans]
-    todo = sorted(ranges + spans, key=lambda r: r.start)
-    crc32, test = _crc32(), kernel(anatomy.big_endian)
-    live: list[_Range] = []
-    at = next_up = 0
-    with open(source.fd, "rb", buffering=0, closefd=False) as raw:
-        raw.seek(0)
-        buffer = bytearray(CHUNK)
-        whole = memoryview(buffer)
-        while at < source.size:
-            got = raw.readinto(buffer)
-            if not got:
-                raise Broken(f"could be read only up to byte {at:,} of {source.size:,}")
-            view, end = whole[:got], at + got
-            for h in hashes.values():
-                h.update(view)
-            while next_up < len(todo) and todo[next_up].start < end:
-                live.append(todo[next_up])
-                next_up += 1
-            for r in live:
-                piece = view[max(r.start - at, 0) : r.end - at]
-                if r.span is not None:
-                    r.crc = crc32(piece, r.crc)
-                elif not r.hit:
-                    _look(r, piece, test)
-            live = [r for r in live if r.end > end]
-            at = end
-            if progress:
-                progress(got)
-    return _sum_up(source, anatomy, hashes, ranges, spans)
-
-
-def _sum_up(
-    source: Source, anatomy: Anatomy, hashes: dict[str, Any], ranges: list[_Range], spans: list[_Range]
-) -> Seen:
-    seen = Seen({name: h.hexdigest() for name, h in hashes.items()}, spans=len(spans), scanned=len(ranges))
-    seen.bad_spans = [r.span.label for r in spans if r.span is not None and r.crc != r.span.crc]
-    for r in ranges:
-        if r.hit:
-            seen.strange += r.tensors
-        elif not r.high:
-            seen.zero += [t for t in r.tensors if t.numel]
+    floats = _floats(anatomy)
+    checks = [_Checked(s.start, s.end, span=s) for s in anatomy.spans]
+    watches: list[_Watch] = sorted([*floats, *checks], key=lambda w: w.start)
+    note = progress or (lambda count: None)
+    if threads > 1 and source.size >= 2 * SEGMENT:
+        _share_out(source, watches, hashes, note, threads)
+    else:
+        _read(source, 0, source.size, watches, hashes, note)
+    seen = Seen({name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats))
+    seen.bad_spans = [c.span.label for c in checks if c.crc != c.span.crc]
+    for f in floats:
+        if f.hit:
+            seen.strange += f.tensors
+        elif not f.high:
+            seen.zero += [t for t in f.tensors if t.numel]
     return seen
 
 
-def _scan_ranges(anatomy: Anatomy) -> list[_Range]:
+# ------------------------------------------------------------------------------------------------- what is watched
+
+
+class _Watch(Protocol):
+    """A range [start, end) of the file that wants to see its bytes, in order."""
+
+    start: int
+    end: int
+
+    @property
+    def line(self) -> int: ...
+    def take(self, piece: memoryview) -> None: ...
+    def part(self, start: int, end: int) -> _Watch: ...
+    def join(self, parts: Sequence[Any]) -> None: ...
+
+
+@dataclass
+class _Checked:
+    """Bytes under a CRC."""
+
+    start: int
+    end: int
+    span: Span
+    crc: int = 0
+    crc32: Callable[..., int] = field(default_factory=kernels.crc32)
+    line: int = -1
+
+    def take(self, piece: memoryview) -> None:
+        self.crc = self.crc32(piece, self.crc)
+
+    def part(self, start: int, end: int) -> _Checked:
+        return _Checked(max(start, self.start), min(end, self.end), self.span)
+
+    def join(self, parts: Sequence[_Checked]) -> None:
+        for p in parts:
+            self.crc = kernels.crc32_joined(self.crc, p.crc, p.end - p.start)
+
+
+@dataclass
+class _Floats:
+    """Floating elements of one type: those of a tensor, or of several that share bytes."""
+
+    start: int
+    end: int
+    dtype: str
+    test: kernels.Test
+    tensors: list[Tensor] = field(default_factory=list)
+    hit: bool = False
+    high: bool = False  # any bit set at all
+    carry: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return DTYPES[self.dtype].bits // 8
+
+    @property
+    def line(self) -> int:
+        """Where its elements lie between two multiples of any element's size."""
+        return self.start % _LINE
+
+    def take(self, piece: memoryview) -> None:
+        if self.hit:
+            return
+        spare = (len(self.carry) + len(piece)) % self.size
+        if self.carry or spare:
+            self._take_cut(piece, spare)
+        elif len(piece):
+            self._look(piece)
+
+    def _take_cut(self, piece: memoryview, spare: int) -> None:
+        """A piece that begins or ends inside an element."""
+        if self.carry:
+            need = self.size - len(self.carry)
+            self.carry += bytes(piece[:need])
+            piece = piece[need:]
+            if len(self.carry) < self.size:
+                return
+            self._look(self.carry)
+        self.carry = bytes(piece[len(piece) - spare :])
+        if len(piece) > spare:
+            self._look(piece[: len(piece) - spare])
+
+    def _look(self, data: Any) -> None:
+        hit, high = self.test(data)
+        self.hit, self.high = self.hit or hit, self.high or high
+
+    def part(self, start: int, end: int) -> _Floats:
+        """The elements that begin in [start, end); the last one may reach beyond."""
+        first, last = (
+            self.start + max(0, at - self.start + self.size - 1) // self.size * self.size for at in (start, end)
+        )
+        return _Floats(first, min(last, self.end), self.dtype, self.test)
+
+    def join(self, parts: Sequence[_Floats]) -> None:
+        self.hit, self.high = any(p.hit for p in parts), any(p.high for p in parts)
+
+
+def _floats(anatomy: Anatomy) -> list[_Floats]:
     """The byte ranges of all floating tensors; tensors that share bytes are scanned once."""
-    ranges: list[_Range] = []
+    found: list[_Floats] = []
+    tests: dict[str, kernels.Test] = {}
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
         kind = DTYPES.get(dtype)
         if kind is None or (kind.top is None and kind.nan is None) or t.start < 0 or not t.extent:
             continue
-        last = ranges[-1] if ranges else None
+        last = found[-1] if found else None
         if last and t.start < last.end and last.dtype == dtype:
             last.end = max(last.end, t.start + t.extent)
             last.tensors.append(t)
-        else:
-            ranges.append(_Range(t.start, t.start + t.extent, dtype, [t]))
-    return ranges
-
-
-def _look(r: _Range, piece: memoryview, test: Callable[[Any, str], tuple[bool, bool]]) -> None:
-    size = DTYPES[r.dtype].bits // 8
-    data: Any = piece
-    if r.carry:
-        need = size - len(r.carry)
-        hit, high = test(r.carry + bytes(piece[:need]), r.dtype) if len(piece) >= need else (False, False)
-        r.hit, r.high = hit, r.high or high
-        if len(piece) < need:
-            r.carry += bytes(piece)
-            return
-        data, r.carry = piece[need:], b""
-    spare = len(data) % size
-    if spare:
-        r.carry = bytes(data[len(data) - spare :])
-        data = data[: len(data) - spare]
-    if len(data):
-        hit, high = test(data, r.dtype)
-        r.hit, r.high = r.hit or hit, r.high or high
-
-
-# ------------------------------------------------------------------------------------------------------- kernels
-
-
-def kernel(big_endian: bool = False) -> Callable[[Any, str], tuple[bool, bool]]:
-    """A function of (bytes, dtype) that answers (holds NaN or infinity, holds anything but zero bits)."""
-    numpy = _numpy()
-    if numpy is None:
-        return lambda data, dtype: plain_kernel(data, dtype, big_endian)
-    return lambda data, dtype: numpy_kernel(numpy, data, dtype, big_endian)
-
-
-def numpy_kernel(numpy: Any, data: Any, dtype: str, big_endian: bool = False) -> tuple[bool, bool]:
-    """Two maxima over the raw bits: no masks, nothing allocated, exact for every pattern."""
-    kind = DTYPES[dtype]
-    size = kind.bits // 8
-    bits = numpy.frombuffer(data, f"{'>' if big_endian else '<'}u{size}")
-    if not bits.flags.aligned:
-        bits = bits.copy()  # a copy is far cheaper than arithmetic on unaligned elements
-    top = int(bits.max())
-    if kind.nan is not None:
-        return bool((bits == kind.nan).any()), top > 0
-    assert kind.top is not None
-    if top < kind.top:
-        return False, top > 0
-    sign = 1 << (kind.bits - 1)
-    return top >= sign + kind.top or int(bits.view(f"{bits.dtype.str[0]}i{size}").max()) >= kind.top, True
-
-
-def _table(test: Callable[[int], bool]) -> bytes:
-    return bytes(1 if test(b) else 0 for b in range(256))
-
-
-def plain_kernel(data: Any, dtype: str, big_endian: bool = False) -> tuple[bool, bool]:
-    """The same answers from the standard library: slice out the exponent's bytes and look for the full ones."""
-    kind = DTYPES[dtype]
-    size = kind.bits // 8
-    data = bytes(data)
-    high = data.count(0) != len(data)
-    if kind.nan is not None:
-        return kind.nan in data, high
-    assert kind.top is not None
-    order = range(size) if big_endian else range(size - 1, -1, -1)
-    columns = [data[i::size] for i in order]
-    need = kind.top.to_bytes(size, "big")
-    mask0 = need[0]
-    marks = columns[0].translate(_table(lambda b: b & 0x7F >= mask0 if size == 1 else b & mask0 == mask0))
-    at = marks.find(1)
-    while at >= 0:
-        if size == 1 or columns[1][at] & need[1] == need[1]:
-            return True, True
-        at = marks.find(1, at + 1)
-    return False, high
-
-
-_BLOCK = 1 << 20
-
-
-@dataclass
-class Oddity:
-    """What a tensor's elements hold that is not finite. `masklike`: infinities over otherwise constant values."""
-
-    nan: int = 0
-    inf: int = 0
-    finite: int = 0
-    low: int = 1 << 64
-    high: int = -1
-
-    @property
-    def masklike(self) -> bool:
-        """Whether it looks like an attention mask or a lone counter, where infinity is meant."""
-        constant = self.low == self.high if self.finite else self.inf == 1
-        return not self.nan and self.inf > 0 and constant
-
-    def __str__(self) -> str:
-        said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
-        return f"{' and '.join(said)} of {self.nan + self.inf + self.finite:,} values"
-
-
-def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity | None:
-    """Count a tensor's NaN and infinite elements exactly, following its strides; None where they can't be counted.
-
-    Looked at only after the pass raised suspicion: the gaps of a strided tensor may hold anything.
-    """
-    numpy = _numpy()
-    dtype = PARTS.get(tensor.dtype, tensor.dtype)
-    kind = DTYPES[dtype]
-    if numpy is None or kind.bits % 8:
-        return None
-    found = Oddity()
-    for bits in _blocks(source, tensor, numpy, f"{'>' if big_endian else '<'}u{kind.bits // 8}"):
-        _count(found, bits, kind)
+            continue
+        if dtype not in tests:
+            tests[dtype] = kernels.finite_test(dtype, anatomy.big_endian)
+        found.append(_Floats(t.start, t.start + t.extent, dtype, tests[dtype], [t]))
     return found
 
 
-def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
-    """The elements as unsigned integers, a bounded number at a time, without touching the gaps."""
-    size = numpy.dtype(code).itemsize
-    each = DTYPES[t.dtype].bits // 8
-    lane = each // size  # 2 for complex numbers
-    if t.stride is None:
-        for at in range(t.start, t.start + t.extent, _BLOCK):
-            yield numpy.frombuffer(source.at(at, min(_BLOCK, t.start + t.extent - at)), code)
-        return
-    mapped = numpy.memmap(source.path, numpy.uint8, "r", t.start, (t.extent,))
-    base = numpy.ndarray((t.extent // size,), code, mapped)
-    view = numpy.lib.stride_tricks.as_strided(
-        base, (*t.shape, lane), (*(s * each for s in t.stride), size), writeable=False
-    )
-    yield from _pieces(view)
+# --------------------------------------------------------------------------------------------------------- reading
 
 
-def _pieces(view: Any) -> Iterator[Any]:
-    if view.ndim <= 1 or view.size <= _BLOCK:
-        yield view.reshape(-1)
-        return
-    for part in view:
-        yield from _pieces(part)
+def _read(
+    source: Source,
+    begin: int,
+    end: int,
+    watches: Sequence[_Watch],
+    hashes: dict[str, Any],
+    note: Callable[[int], None],
+) -> None:
+    """Show the bytes [begin, end) to all who want to see them; `watches` are sorted by where they start.
+
+    Blocks are cut, and laid out in the buffer, so that elements are whole and aligned.
+    """
+    buffer = memoryview(bytearray(CHUNK + _LINE))
+    updates = [h.update for h in hashes.values()]
+    live: list[_Watch] = []
+    at, next_up, told, line = begin, 0, begin, 0
+    while at < end:
+        while next_up < len(watches) and watches[next_up].start < at + CHUNK:
+            live.append(watches[next_up])
+            line = line if live[-1].line < 0 else live[-1].line
+            next_up += 1
+        stop = at + CHUNK - (at + CHUNK - line) % _LINE
+        lead = (at - line) % _LINE
+        block = buffer[lead : lead + min(stop, end) - at]
+        stop = at + source.into(block, at)
+        if stop - at < len(block):
+            block = block[: stop - at]
+        for update in updates:
+            update(block)
+        for w in live:
+            w.take(block if w.start <= at and stop <= w.end else block[max(w.start - at, 0) : max(w.end - at, 0)])
+        if any(w.end <= stop for w in live):
+            live = [w for w in live if w.end > stop]
+        at = stop
+        if at - told >= _NEWS or at >= end:
+            note(at - told)
+            told = at
 
 
-def _count(found: Oddity, bits: Any, kind: DType) -> None:
-    if kind.nan is not None:
-        bad = bits == kind.nan
-        found.nan += int(bad.sum())
-    else:
-        assert kind.top is not None
-        size = bits & bits.dtype.type((1 << (kind.bits - 1)) - 1)
-        bad = size >= kind.top
-        inf = 0 if kind.top == 0x7F else int((size == kind.top).sum())  # E4M3 has no infinity
-        found.inf += inf
-        found.nan += int(bad.sum()) - inf
-    rest = bits[~bad]
-    found.finite += int(rest.size)
-    if rest.size:
-        found.low, found.high = min(found.low, int(rest.min())), max(found.high, int(rest.max()))
+def _share_out(
+    source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
+) -> None:
+    """Let several threads read one file. The digests are one long job, taken first; whoever is free scans on."""
+    count = -(-source.size // SEGMENT)
+    pieces: list[list[_Watch]] = [[] for _ in range(count)]
+    joined: list[tuple[_Watch, list[_Watch]]] = []
+    for w in watches:
+        mine = []
+        for i in range(w.start // SEGMENT, min(-(-w.end // SEGMENT), count)):
+            part = w.part(i * SEGMENT, (i + 1) * SEGMENT)
+            if part.start < part.end:
+                mine.append(part)
+                pieces[i].append(part)
+        joined.append((w, mine))
+    silent: Callable[[int], None] = lambda count: None  # noqa: E731
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [pool.submit(_read, source, 0, source.size, (), hashes, note)] if hashes else []
+        for i, parts in enumerate(pieces):
+            end = max([min((i + 1) * SEGMENT, source.size), *(p.end for p in parts)])
+            begin = i * SEGMENT
+            if parts or not hashes:
+                jobs.append(pool.submit(_read, source, begin, end, parts, {}, silent if hashes else note))
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+    for w, mine in joined:
+        w.join(mine)

@@ -51,6 +51,13 @@ class Source:
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def into(self, view: memoryview, offset: int) -> int:
+        """Fill `view` from `offset` on. Returns how many bytes came, at least one; raises Broken where none is left."""
+        got = _fill(self.fd, view, offset)
+        if not got:
+            raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
+        return got
+
     def head(self, length: int = 512) -> bytes:
         """The first bytes, as many as there are."""
         return self.at(0, min(length, self.size))
@@ -135,5 +142,16 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
             return os.pread(fd, length, offset)
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, length)
+    except OSError as why:
+        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+
+
+def _fill(fd: int, view: memoryview, offset: int) -> int:
+    if not hasattr(os, "preadv"):
+        data = _pread(fd, len(view), offset)
+        view[: len(data)] = data
+        return len(data)
+    try:
+        return os.preadv(fd, [view], offset)
     except OSError as why:
         raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why

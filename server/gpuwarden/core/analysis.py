@@ -6,39 +6,18 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
+from gpuwarden.core.column_uses import ROW_FUNCTIONS, column_reads, columns_of
 from gpuwarden.core.processes import EnvRead, Shell, env_reads, shells_of
-from gpuwarden.core.repos import REPO_ID, RepoType
+from gpuwarden.core.repo_uses import RepoUse, repos_of, text_or_none
 from gpuwarden.core.syntax import UNKNOWN, Call, Program
 from gpuwarden.core.training import CONFIGS, HEADS, TRAINERS
 
-# First arguments of load_dataset that name a file format and no repo.
-BUILDERS = frozenset(
-    ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
-)
 _ARGUMENTS = re.compile(r"(Seq2Seq)?TrainingArguments|\w+Config")
 _NOT_ARGUMENTS = frozenset(
     {"LoraConfig", "BitsAndBytesConfig", "PeftConfig", "AutoConfig", "GenerationConfig", "ModelConfig"}
 )
-_TIMM_HUB = re.compile(r"hf[-_]hub:(.+)")
-_HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
-
-
-@dataclass(frozen=True)
-class RepoUse:
-    """One repo that the program reads. `role` is what for: data, model, adapter, or file."""
-
-    id: str
-    type: RepoType
-    line: int
-    role: str = "model"
-    revision: str | None = None
-    config: str | None = None
-    split: str | None = None
-    file: str | None = None
-    streaming: bool = False
-    trains: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,12 +80,12 @@ def analyse(program: Program) -> Uses:
     settings = dict(_settings(program))
     trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
     local = frozenset(_local_names(program, settings))
-    renames, makes, reshaped = _columns(program)
+    renames, makes, reshaped = columns_of(program)
     return Uses(
         imports=tuple(_imports(program, required=True)),
         optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
         calls=program.calls,
-        repos=tuple(dict.fromkeys(_repos(program, trainers, local))),
+        repos=tuple(dict.fromkeys(repos_of(program, trainers, local))),
         methods=_methods(program, trainers),
         settings=settings,
         trainers=trainers,
@@ -114,8 +93,8 @@ def analyse(program: Program) -> Uses:
         env=tuple(env_reads(program)),
         shells=tuple(shells_of(program)),
         renames=renames,
-        reads=tuple(_column_reads(program)),
-        row_functions=sum(c.last in _ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
+        reads=tuple(column_reads(program)),
+        row_functions=sum(c.last in ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
         makes=frozenset(makes),
         reshaped=reshaped,
         assigned=frozenset(_assigned_attributes(program)),
@@ -197,250 +176,6 @@ def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[
         for name in ("local_dir", "output_dir", "save_directory", "output_path"):
             if isinstance(call.kwargs.get(name), str):
                 yield call.kwargs[name]
-
-
-# --------------------------------------------------------------------------------------------------------- repos
-
-
-def _repos(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
-    uses = [*_loaded(program), *_trained(trainers), *_hf_urls(program), *_flagged(program)]
-    for use in uses:
-        if is_repo_id(use.id, local):
-            yield use
-
-
-def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
-    """Whether a string can only be meant as a repo: the right shape, and no path that the program writes."""
-    if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
-        return False
-    if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
-        return False
-    return not text.endswith((".json", ".jsonl", ".csv", ".parquet", ".txt", ".pt", ".bin", ".safetensors", ".yaml"))
-
-
-def _split_keys(program: Program) -> dict[int, list[str]]:
-    """The splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
-    held: dict[str, ast.Call | None] = {}
-    for node, _ in program.nodes:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
-                    held[target.id] = one
-    own: set[str] = set()  # keys that the script sets, or looks for before it uses them
-    for node, _ in program.nodes:
-        match node:
-            case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
-                own.add(key)
-            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn(), *_]):
-                own.add(key)
-    found: dict[int, list[str]] = {}
-    for node, _ in program.nodes:
-        match node:
-            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
-                found.setdefault(id(call), []).append(key)
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
-                if (load := held.get(name)) is not None and key not in own:
-                    found.setdefault(id(load), []).append(key)
-    return found
-
-
-def _loaded(program: Program) -> Iterator[RepoUse]:
-    keys = _split_keys(program)
-    for call in program.calls:
-        if call.last in {"load_dataset", "load_dataset_builder", "get_dataset_config_names"}:
-            yield from _dataset(call, keys.get(id(call.node), ()))
-        elif call.last == "from_pretrained":
-            yield from _pretrained(call)
-        elif call.last in {"snapshot_download", "hf_hub_download"}:
-            yield from _download(call)
-        elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
-            model = call.get("model", 1 if call.last == "pipeline" else 0) or call.get("model_name_or_path")
-            short = call.last == "SentenceTransformer" and isinstance(model, str) and "/" not in model
-            yield from _model(f"sentence-transformers/{model}" if short else model, call)
-        elif call.last == "create_model" and (found := _TIMM_HUB.fullmatch(str(call.get("model_name", 0)))):
-            yield from _model(found[1], call)
-
-
-def _dataset(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
-    path = call.get("path", 0)
-    if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
-        return
-    split = text_or_none(call.get("split"))
-    for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
-        yield RepoUse(
-            path,
-            "dataset",
-            call.line,
-            "data",
-            revision=text_or_none(call.get("revision")),
-            config=text_or_none(call.get("name", 1)),
-            split=name,
-            file=text_or_none(call.get("data_files")),
-            streaming=call.get("streaming") is True,
-        )
-
-
-def _pretrained(call: Call) -> Iterator[RepoUse]:
-    revision = text_or_none(call.get("revision"))
-    if call.name.startswith("peft.PeftModel"):
-        base, adapter = call.get("model", 0), call.get("model_id", 1)
-        yield from _model(base, call, revision=None)
-        yield from _model(adapter, call, role="adapter", revision=revision)
-        return
-    role = "adapter" if re.search(r"\.(PeftConfig|AutoPeftModel\w*)\.", call.name) else "model"
-    if (
-        re.search(r"(Tokenizer\w*|Processor\w*|FeatureExtractor|Config)\.from_pretrained$", call.name)
-        and role == "model"
-    ):
-        role = "tokenizer"  # an adapter's repo has one too
-    name = call.get("pretrained_model_name_or_path", 0)
-    yield from _model(call.kwargs.get("model_name", name), call, role=role, revision=revision)
-
-
-def _download(call: Call) -> Iterator[RepoUse]:
-    kind: Any = call.get("repo_type") or "model"
-    name = call.get("repo_id", 0)
-    if isinstance(name, str) and kind in get_args(RepoType):
-        file = call.get("filename", 1) if call.last == "hf_hub_download" else None
-        yield RepoUse(
-            name, kind, call.line, "file", revision=text_or_none(call.get("revision")), file=text_or_none(file)
-        )
-
-
-def _trained(trainers: Iterable[Call]) -> Iterator[RepoUse]:
-    for call in trainers:
-        yield from _model(call.get("model", 0), call, trains=True)
-        yield from _model(call.get("ref_model"), call)
-        rewards = call.get("reward_funcs")
-        for reward in rewards if isinstance(rewards, list) else [rewards]:
-            yield from _model(reward, call)
-
-
-def _hf_urls(program: Program) -> Iterator[RepoUse]:
-    for call in program.calls:
-        for value in (*call.args, *call.kwargs.values()):
-            if isinstance(value, str) and (found := _HF_URL.match(value)):
-                kind: RepoType = "dataset" if found[1] == "datasets" else "model"
-                yield RepoUse(found[2], kind, call.line, "file")
-
-
-def _flagged(program: Program) -> Iterator[RepoUse]:
-    """What scripts of trl and transformers take from the command line."""
-    if not any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
-        return
-    yield from flagged_repos(program.flags)
-
-
-def flagged_repos(flags: Mapping[str, Any]) -> Iterator[RepoUse]:
-    """The repos that `--model_name_or_path` and `--dataset_name` name."""
-    if isinstance(model := flags.get("model_name_or_path"), str):
-        yield RepoUse(model, "model", 0, revision=text_or_none(flags.get("model_revision")), trains=True)
-    if isinstance(data := flags.get("dataset_name"), str):
-        split = text_or_none(flags.get("dataset_train_split"))
-        yield RepoUse(data, "dataset", 0, "data", config=text_or_none(flags.get("dataset_config")), split=split)
-
-
-def _model(
-    name: Any, call: Call, role: str = "model", revision: str | None = None, trains: bool = False
-) -> Iterator[RepoUse]:
-    if isinstance(name, str) and not name.startswith((".", "/", "~")):
-        heads = re.search(
-            r"(For[A-Z]|FastLanguageModel|FastModel|FastVisionModel|SentenceTransformer|AutoModel)", call.name
-        )
-        yield RepoUse(name, "model", call.line, role, revision=revision, trains=trains or bool(heads))
-
-
-def text_or_none(value: Any) -> str | None:
-    """A text, or None for anything else, unknown values included."""
-    return value if isinstance(value, str) else None
-
-
-# ------------------------------------------------------------------------------------------------------- columns
-
-
-_RESHAPES = frozenset(
-    """map with_transform set_transform from_list from_dict from_generator from_pandas add_column extract_prompt
-    to_pandas to_list unpair_preference_dataset concatenate_datasets interleave_datasets""".split()  # noqa: SIM905
-)
-
-
-def _columns(program: Program) -> tuple[dict[str, str], set[str], bool]:
-    """Renamed columns, names of columns that are made, and whether rows are changed in ways that are not followed."""
-    renames: dict[str, str] = {}
-    reshaped = False
-    makes: set[str] = set()
-    for call in program.calls:
-        if call.last == "rename_column" and len(call.args) >= 2 and all(isinstance(a, str) for a in call.args[:2]):
-            renames[call.args[0]] = call.args[1]
-        elif call.last in {"rename_columns", "rename_column"}:
-            mapping = call.get("column_mapping", 0)
-            if isinstance(mapping, dict):
-                renames |= {k: v for k, v in mapping.items() if isinstance(v, str)}
-            else:
-                reshaped = True
-        elif call.last == "add_column" and call.args and isinstance(call.args[0], str):
-            makes.add(call.args[0])
-        elif call.last in _RESHAPES and call.name.startswith((".", "datasets.", "trl.")):
-            reshaped = True
-    for node, scope in program.nodes:
-        if isinstance(node, ast.Dict):
-            makes.update(k for key in node.keys if isinstance(k := program.value(key, scope), str))
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            if isinstance(key := program.value(node.slice, scope), str):
-                makes.add(key)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-            makes.update(k.arg for k in node.keywords if k.arg)
-    return renames, makes, reshaped
-
-
-_ROW_FUNCTIONS = frozenset({"map", "filter", "with_transform", "set_transform"})
-
-
-def _column_reads(program: Program) -> Iterator[tuple[str, int]]:
-    """Columns that the functions given to `map` and `filter` read from their rows."""
-    functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
-    seen: dict[int, ast.FunctionDef | ast.Lambda] = {}
-    for call in program.calls:
-        if call.last in _ROW_FUNCTIONS and call.name.startswith(".") and call.node is not None:
-            given = call.node.args[:1] or [k.value for k in call.node.keywords if k.arg in {"function", "transform"}]
-            inner: Any = given[0] if given else None
-            if isinstance(inner, ast.Name):
-                inner = functions.get(inner.id)
-            if isinstance(inner, ast.FunctionDef | ast.Lambda) and inner.args.args:
-                seen[id(inner)] = inner
-    for call in program.calls:
-        if call.last.endswith("Trainer") and call.node is not None:
-            named = {k.arg: k.value for k in call.node.keywords if k.arg in {"formatting_func", "reward_funcs"}}
-            formatter = named.get("formatting_func")
-            if isinstance(formatter, ast.Name) and (inner := functions.get(formatter.id)) and inner.args.args:
-                seen[id(inner)] = inner
-            yield from _reward_reads(named.get("reward_funcs"), functions)
-    for function in seen.values():
-        yield from _reads_of(function, function.args.args[0].arg)
-
-
-# What trl itself passes to a reward function; its other parameters are columns.
-_REWARD_GIVEN = frozenset(
-    {"self", "prompts", "completions", "completion_ids", "trainer_state", "environments", "log_extra", "log_metric"}
-)
-
-
-def _reward_reads(node: ast.expr | None, functions: Mapping[str, ast.FunctionDef]) -> Iterator[tuple[str, int]]:
-    for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-        function = functions.get(item.id) if isinstance(item, ast.Name) else None
-        if function is not None:
-            needed = function.args.args[: len(function.args.args) - len(function.args.defaults)]
-            yield from ((a.arg, function.lineno) for a in needed if a.arg not in _REWARD_GIVEN)
-
-
-def _reads_of(function: ast.FunctionDef | ast.Lambda, row: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(function):
-        match node:
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()) if (
-                name == row
-            ):
-                yield key, node.lineno
 
 
 # -------------------------------------------------------------------------------------------------------- pushes

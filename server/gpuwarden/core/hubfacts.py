@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.core.analysis import RepoUse
 from gpuwarden.core.models import Answer, Frozen, Known
+from gpuwarden.core.repo_uses import RepoUse
 from gpuwarden.core.repos import Config, Repo
 
 

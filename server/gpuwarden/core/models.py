@@ -62,7 +62,7 @@ def digest(value: object) -> str:
 # ---------------------------------------------------------------------------------------------------------- job
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-_PLATFORM = r"^[a-z0-9][a-z0-9_-]{0,40}(/[a-z0-9][a-z0-9_-]{0,40})?$"
+_PLATFORM = r"^[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 
@@ -203,7 +203,8 @@ class Instance(Frozen):
     """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
 
     `cost_usd` is what it has cost so far by the provider's own books, None where it does not say.
-    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not.
+    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
+    platform will stop or end it by itself, in seconds since the epoch, where it told.
     """
 
     id: str
@@ -215,6 +216,7 @@ class Instance(Frozen):
     stopped_usd_per_hour: float | None = None
     cost_usd: float | None = None
     created_at: float | None = None
+    ends_at: float | None = None
     why: str = ""
 
 
@@ -254,12 +256,23 @@ class Beat(Frozen):
     disk_total: int | None = None
     inodes_free: int | None = None
     inodes_total: int | None = None
+    oom_kills: int | None = None
+    """How often the kernel killed for memory in the job's control group since the job began."""
+
+
+class Ending(StrEnum):
+    """How a job ended, where whoever ran it says more than an exit code does."""
+
+    TIME_LIMIT = "time_limit"
+    OUT_OF_MEMORY = "out_of_memory"
+    VANISHED = "vanished"
 
 
 class Observation(Frozen):
     """Two separate answers: how is the job, and is the meter running (None counts as running).
 
     `why` says what the state rests on. `stale` is true when nothing was heard for longer than the heartbeat allows.
+    `signal` is the one that ended the job; then there is no exit code.
     """
 
     state: Job
@@ -267,6 +280,8 @@ class Observation(Frozen):
     why: str = ""
     at: float = 0.0
     exit_code: int | None = None
+    signal: int | None = None
+    ending: Ending | None = None
     attempt: int = 1
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)

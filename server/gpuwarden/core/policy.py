@@ -73,6 +73,33 @@ class Watch(Frozen):
         return url
 
 
+class Secrets(Frozen):
+    """Which variables of the user's a job may be given as secrets: names, or patterns such as `WANDB_*`.
+
+    The key of an account that rents machines is never given, whatever stands here.
+    """
+
+    allowed: tuple[str, ...] = (
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "WANDB_API_KEY",
+        "COMET_API_KEY",
+        "SWANLAB_API_KEY",
+        "NEPTUNE_API_TOKEN",
+        "MLFLOW_TRACKING_TOKEN",
+        "MLFLOW_TRACKING_USERNAME",
+        "MLFLOW_TRACKING_PASSWORD",
+        "CLEARML_API_ACCESS_KEY",
+        "CLEARML_API_SECRET_KEY",
+        "KAGGLE_USERNAME",
+        "KAGGLE_KEY",
+    )
+
+    def allows(self, name: str) -> bool:
+        """Whether a job may be given the variable of that name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.allowed)
+
+
 class Policy(Frozen):
     """The whole policy. `rehearsal_caps` bound pretend money, so that a rehearsal can show the question too."""
 
@@ -80,6 +107,7 @@ class Policy(Frozen):
     rehearsal_caps: Caps = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
     platforms: tuple[str, ...] = ("*",)
     approval: Approval = Approval()
+    secrets: Secrets = Secrets()
     watch: Watch = Watch()
     receipt_ttl_s: int = Field(default=1800, ge=30, le=86_400)
 

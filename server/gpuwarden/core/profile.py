@@ -204,6 +204,11 @@ class Profile(Frozen):
                 raise ValueError(f"a tier bills after {verb}, so meter.residue has to name {verb}")
         return self
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether machines are rented here that gpuwarden has no provider for: a person rents and releases them."""
+        return self.meter.metered and self.provider is None
+
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
         """The tier that holds an absolute path, or None where none is sure to.
 

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gpuwarden.core.analysis import Push, Setting, Uses, analyse, flagged_repos, is_repo_id, text_or_none
+from gpuwarden.core.analysis import Push, Setting, Uses, analyse
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.repo_uses import flagged_repos, is_repo_id, text_or_none
 from gpuwarden.core.syntax import Program, flags
 from gpuwarden.core.training import COLUMNS
 

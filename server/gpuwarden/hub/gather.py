@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 import anyio
 
-from gpuwarden.core.analysis import RepoUse
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.hubfacts import Account, HubFacts, RepoFact
 from gpuwarden.core.models import Answer, JobSpec, Known, Unknown
+from gpuwarden.core.repo_uses import RepoUse
 from gpuwarden.core.repos import REPO_ID, Repo
 from gpuwarden.core.script import ScriptFacts
 from gpuwarden.hub import viewer

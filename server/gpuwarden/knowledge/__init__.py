@@ -6,6 +6,7 @@ The catalogue is `references/**/*.md`. One entry serves the reader, `search` and
 from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree, shipped
 from gpuwarden.knowledge.diagnosis import Diagnosis, MatchedLine, diagnose
 from gpuwarden.knowledge.finder import Hit, search
+from gpuwarden.knowledge.signs import Seen, Sign
 
 __all__ = [
     "Catalogue",
@@ -15,6 +16,8 @@ __all__ = [
     "MatchedLine",
     "Page",
     "Problem",
+    "Seen",
+    "Sign",
     "diagnose",
     "load",
     "read_tree",

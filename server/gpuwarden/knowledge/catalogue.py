@@ -15,10 +15,10 @@ level-2 heading and one fenced block:
     verified: 2026-11
     ```
 
-Optional keys: `aliases` (other words for it), `see` (ids of related entries), `secondary` (its lines alone don't
-establish the cause, since they follow other failures too), `least_lines` (how many different lines must match before
-a log is diagnosed, for values that mean nothing once). Prose may follow the block. Every mistake is reported with file
-and line.
+Optional keys: `aliases` (other words for it), `see` (ids of related entries), `signs` (what is observed of a job apart
+from its log, see `signs.py`), `secondary` (its lines alone don't establish the cause, since they follow other failures
+too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean nothing once).
+Prose may follow the block. Every mistake is reported with file and line.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from gpuwarden.core.profile import Month
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import load_front_matter, parse_yaml, validate
 from gpuwarden.knowledge.patterns import compiled_signature, complaint
+from gpuwarden.knowledge.signs import Sign
 
 if TYPE_CHECKING:
     from gpuwarden.knowledge.finder import Index
@@ -77,6 +78,7 @@ class Block(Frozen):
     verified: Month
     aliases: tuple[Words, ...] = ()
     see: tuple[str, ...] = ()
+    signs: tuple[Sign, ...] = ()
     secondary: bool = False
     least_lines: int = Field(default=1, ge=1, le=20)
 

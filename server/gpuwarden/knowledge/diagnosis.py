@@ -1,18 +1,21 @@
-"""From a log to the entries that explain it, with the lines that say so.
+"""From a log and from what else was seen of a job to the entries that explain it, with what says so.
 
 A signature that matches is evidence, not proof: a diagnosis is at most *likely*. It is only *possible* when the line
-follows other failures too, when several entries explain it, or when there is only the exit code.
+follows other failures too, when several entries explain it and nothing else speaks for one of them, when there is only
+the exit code or a sign with several causes, or when the job has not failed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalogue import Catalogue, Gotcha
 from gpuwarden.knowledge.patterns import compiled_signature, literal_of
+from gpuwarden.knowledge.signs import Seen, Sign
 
 MAX_LOG = 1_000_000
 HEAD = 200_000
@@ -24,7 +27,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x
 
 
 class MatchedLine(Frozen):
-    """A line of the log, by its number (from 1; 0 for the exit code, which is no line)."""
+    """A line of the log, by its number (from 1; 0 for what was observed: the exit code or a sign)."""
 
     number: int
     text: str
@@ -44,28 +47,82 @@ class Diagnosis(Frozen):
 
 
 def diagnose(
-    catalogue: Catalogue, log: str, *, exit_code: int | None = None, limit: int = 3, excerpt: bool = False
+    catalogue: Catalogue,
+    log: str,
+    *,
+    exit_code: int | None = None,
+    seen: Sequence[Seen] = (),
+    failed: bool = True,
+    limit: int = 3,
+    excerpt: bool = False,
 ) -> tuple[Diagnosis, ...]:
-    """Return the entries whose signatures match lines of `log`, the best explained first; often none.
+    """Return the entries whose signatures match lines of `log` or whose signs were `seen`, the best explained first.
 
     Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000 characters from both
-    ends. An `excerpt` is a few lines that somebody chose: entries that want several lines of a log
-    are content with one of it.
+    ends. Of a job that has not `failed` only what was seen counts: its log supports that, and explains a stall. An
+    `excerpt` is a few lines that somebody chose: entries that want several lines of a log are content with one of it.
     """
     lines = _lines(log)
     if exit_code is not None:
         lines.append(MatchedLine(number=0, text=f"exit code {exit_code}"))
-    matches = _matches(catalogue, lines)
-    found = [(g, hits) for g, hits in matches if len({line for line, _ in hits}) >= (1 if excerpt else g.least_lines)]
-    claims: dict[int, int] = {}
-    for gotcha, hits in found:
-        for line in {line.number for line, _ in hits if not gotcha.secondary}:
-            claims[line] = claims.get(line, 0) + 1
-    ranked = sorted(found, key=lambda pair: _rank(pair[0], pair[1], claims))
-    return tuple(_diagnosis(gotcha, hits, claims) for gotcha, hits in ranked[:limit])
+    stalled = any(s.sign is Sign.STALL for s in seen)
+    cases = [
+        case
+        for case in _cases(catalogue, lines, seen, excerpt=excerpt)
+        if failed or case.seen or (stalled and not case.gotcha.secondary)
+    ]
+    claims = _claims(cases)
+    ranked = sorted(cases, key=lambda case: case.rank(claims))
+    return tuple(_diagnosis(case, claims, failed=failed) for case in ranked[:limit])
 
 
 Match: TypeAlias = tuple[MatchedLine, str]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What speaks for one entry: lines (the exit code among them) with their signatures, and signs."""
+
+    gotcha: Gotcha
+    hits: list[Match]
+    seen: list[Seen]
+
+    @property
+    def wording(self) -> dict[int, str]:
+        """Of each line, the longest fixed text that a matching signature has."""
+        found: dict[int, str] = {}
+        for line, pattern in self.hits:
+            found[line.number] = max(found.get(line.number, ""), literal_of(pattern), key=len)
+        return found
+
+    @property
+    def numbers(self) -> set[int]:
+        return {line.number for line, _ in self.hits}
+
+    @property
+    def sure(self) -> bool:
+        return any(s.sure for s in self.seen)
+
+    def own(self, claims: dict[int, set[str]]) -> bool:
+        """Whether something speaks for this entry and for no other."""
+        return (
+            self.sure
+            or bool(self.seen and self.hits)
+            or any(claims.get(n, {self.gotcha.id}) == {self.gotcha.id} for n in self.numbers)
+        )
+
+    def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, bool, int, str]:
+        """The most telling first; of what follows other failures, what came first."""
+        if self.gotcha.secondary and not self.seen:
+            return True, True, True, min(self.numbers), self.gotcha.id
+        specific = max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
+        return False, not self.sure, not self.own(claims), -specific, self.gotcha.id
+
+    def likely(self, claims: dict[int, set[str]]) -> bool:
+        """More than a line that others share, that follows other failures, or that is only the exit code."""
+        if self.sure or (self.seen and self.numbers - {0}):
+            return True
+        return not self.gotcha.secondary and self.own(claims) and bool(self.numbers - {0})
 
 
 def _lines(log: str) -> list[MatchedLine]:
@@ -91,6 +148,14 @@ def _bounded(line: str) -> str:
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - LINE_END - 1]} {line[-LINE_END:]}"
 
 
+def _cases(catalogue: Catalogue, lines: list[MatchedLine], seen: Sequence[Seen], *, excerpt: bool) -> Iterator[_Case]:
+    for gotcha, hits in _matches(catalogue, lines):
+        enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
+        case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs])
+        if case.hits or case.seen:
+            yield case
+
+
 def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[Gotcha, list[Match]]]:
     whole = "\n".join(line.text for line in lines).lower()
     lowered = [line.text.lower() for line in lines]
@@ -109,36 +174,52 @@ def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[G
         yield gotcha, hits
 
 
-def _own(hits: list[Match], claims: dict[int, int]) -> bool:
-    return any(claims.get(line.number, 0) <= 1 for line, _ in hits)
+def _claims(cases: list[_Case]) -> dict[int, set[str]]:
+    """Of each line, the entries that explain it. The wording of one that holds another's wins over that one."""
+    wordings: dict[int, dict[str, str]] = {}
+    for case in cases:
+        for number, wording in case.wording.items() if not case.gotcha.secondary else ():
+            wordings.setdefault(number, {})[case.gotcha.id] = wording
+    return {
+        number: {
+            key for key, text in told.items() if not any(text != other and text in other for other in told.values())
+        }
+        for number, told in wordings.items()
+    }
 
 
-def _rank(gotcha: Gotcha, hits: list[Match], claims: dict[int, int]) -> tuple[bool, bool, int, str]:
-    specific = max(len(literal_of(pattern)) for _, pattern in hits)
-    return gotcha.secondary, not _own(hits, claims), -specific, gotcha.id
-
-
-def _diagnosis(gotcha: Gotcha, hits: list[Match], claims: dict[int, int]) -> Diagnosis:
-    unique = {line.number: line for line, _ in hits}
+def _diagnosis(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
+    unique = {line.number: line for line, _ in case.hits}
     numbers = sorted(unique)
-    likely = not gotcha.secondary and _own(hits, claims) and numbers != [0]
-    if likely:
-        why = f"{len(numbers)} line{'s match' if len(numbers) > 1 else ' matches'} its signature"
-    elif numbers == [0]:
-        why = "only the exit code says so, and it has other causes too"
-    elif gotcha.secondary:
-        why = "the line alone doesn't establish this; look for what came first"
-    else:
-        why = "other entries explain the same line; check them in this order"
     kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
-    shown = tuple(MatchedLine(number=n, text=unique[n].text[:400]) for n in kept)
+    told = [MatchedLine(number=0, text=s.text[:400]) for s in case.seen[:MAX_EVIDENCE]]
+    shown = [MatchedLine(number=n, text=unique[n].text[:400]) for n in kept]
+    gotcha = case.gotcha
     return Diagnosis(
         id=gotcha.id,
         title=gotcha.title,
-        certainty="likely" if likely else "possible",
-        why=why,
+        certainty="likely" if failed and case.likely(claims) else "possible",
+        why=_why(case, claims, failed=failed),
         cause=gotcha.cause,
         fix=gotcha.fix,
-        lines=shown,
+        lines=(*told, *shown),
         page=gotcha.page,
     )
+
+
+def _why(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> str:
+    numbers = case.numbers - {0}
+    matched = f"{len(numbers)} line{'s match' if len(numbers) != 1 else ' matches'} its signature"
+    if case.seen and numbers:
+        return f"it was observed, and {matched}"
+    if case.sure:
+        return "it was observed, not read from the log"
+    if case.seen:
+        return "it was observed; what causes it is open"
+    if not failed:
+        return f"{matched}, but the job has not failed"
+    if not numbers:
+        return "only the exit code says so, and it has other causes too"
+    if case.gotcha.secondary:
+        return "the line alone doesn't establish this; look for what came first"
+    return matched if case.own(claims) else "other entries explain the same line; check them in this order"

@@ -6,6 +6,7 @@ The bar is the one of `references/self-improvement.md`: root-caused, and reprodu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -14,10 +15,19 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.frontmatter import parse_yaml, validate
 from gpuwarden.knowledge.catalogue import Block, Catalogue, Page, mistakes
 from gpuwarden.knowledge.diagnosis import diagnose
+from gpuwarden.knowledge.finder import search
 from gpuwarden.knowledge.patterns import MAX_PATTERN, literal_of
 
 MIN_FIXED = 12  # characters; `KeyError: ` alone is no signature
 GAP = ".{0,120}"
+MAX_EXAMPLES = 4
+TO_SAY = {
+    "symptom": "what one sees, in plain words",
+    "cause": "what was found to be behind it, not a guess",
+    "fix": "what ended it",
+    "scope": "the libraries or platforms it is about",
+    "source": "https address of what confirms it",
+}
 _LOOSE = re.compile(r"'[^']{0,120}'|\"[^\"]{0,120}\"|(?:/[\w.+-]+){2,}|0x[0-9a-fA-F]+|\d+(?:\.\d+)*")
 
 
@@ -73,6 +83,26 @@ def draft(
         raise BadRequest(f"the signature {broad[0]!r} would match too much", "Give a line with more fixed words.")
     known = tuple(found.id for found in diagnose(catalogue, "\n".join(lines), excerpt=True))
     return Draft(home.path, f"## {key} · {title}\n\n```yaml gotcha\n{text}```\n", known)
+
+
+def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines: tuple[str, ...]) -> Draft:
+    """What a draft would look like with the evidence filled in and the rest still to be said. Not an entry yet."""
+    home = catalogue.page(page)
+    good = [line for line in lines if len(literal_of(signature_for(line))) >= MIN_FIXED][:MAX_EXAMPLES]
+    blanks = {key: f"({words})" for key, words in TO_SAY.items()}
+    block = {**blanks, **fields, "examples": good, "signatures": [signature_for(line) for line in good]}
+    ordered = {key: block[key] for key in (*TO_SAY, *(key for key in block if key not in TO_SAY))}
+    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=110)
+    known = tuple(found.id for found in diagnose(catalogue, "\n".join(lines), excerpt=True))
+    return Draft(home.path, f"## {_next(catalogue, home)} · (title)\n\n```yaml gotcha\n{text}```\n", known)
+
+
+def home_of(catalogue: Catalogue, lines: tuple[str, ...]) -> str:
+    """The page of entries that an error fits best by its words; the universal one when none does."""
+    for hit in search(catalogue, " ".join(lines[:3]), 5):
+        if catalogue.pages[hit.page].prefix is not None:
+            return hit.page
+    return "gotchas/universal.md"
 
 
 def signature_for(line: str) -> str:

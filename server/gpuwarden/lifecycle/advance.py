@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import anyio
+
 from gpuwarden.core.errors import BadReply, NotFound, RateLimited, Refused, Unreachable, WardenError
 from gpuwarden.core.fence import scrubbed, secret_values
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Resources, Unknown
+from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Observation, Resources, Unknown
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.contact import NoContact, greet, pinned
+from gpuwarden.lifecycle.contact import NoContact, greet, greet_own, pinned
+from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.warden import LOCK_PATIENCE_S, STEP_S, Warden
 from gpuwarden.remote.launch import DIED
 
 MAX_STEPS: Final = 8
 MAX_GENERATIONS: Final = 5
+FETCH_S: Final = 3600
+"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there."""
+CANCEL_GRACE_S: Final = 10.0
+SAVE_GRACE_S: Final = 120.0
+"""What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 MAYBE_DONE = (Unreachable, BadReply)
 """After these nobody knows whether the call was carried out."""
 
@@ -33,11 +41,12 @@ async def advance(w: Warden, job_id: str) -> JobRecord:
 
 
 async def advance_locked(w: Warden, job_id: str) -> JobRecord:
-    """The same, for a caller that holds the job's lock."""
+    """The same, for a caller that holds the job's lock: a step that may be long is begun only while others can wait."""
+    begun = anyio.current_time()
     for _ in range(MAX_STEPS):
         job = read_job(w.ledger, job_id)
         step = STEPS.get(job.state)
-        if step is None or not await step(w, job):
+        if step is None or not await step(w, job) or anyio.current_time() - begun > LOCK_PATIENCE_S - STEP_S:
             break
     return read_job(w.ledger, job_id)
 
@@ -56,7 +65,13 @@ async def _accepted(w: Warden, job: JobRecord) -> bool:
         return move(w, job, Job.CANCELED, "canceled before it was launched")
     if w.profile(job.spec.platform).meter.metered:
         return await _rent(w, job)
-    place = w.owned_place(job.spec.platform)
+    try:
+        with anyio.fail_after(STEP_S):
+            place = await greet_own(w, w.owned_place(job.spec.platform))
+    except (*MAYBE_DONE, TimeoutError):
+        return False  # it does not answer now; the job waits
+    except WardenError as refusal:
+        return move(w, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
     return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
 
 
@@ -69,20 +84,40 @@ async def _rent(w: Warden, job: JobRecord) -> bool:
         w.ledger.add(f"lease/{lease}", "create.intent", intent, state=Lease.UNVERIFIED, token=lease)
         state = None if job.state is Job.PROVISIONING else Job.PROVISIONING
         w.ledger.add(job.subject, "job.provisioning", {"lease": lease, "generation": generation}, state=state)
-    spec = job.spec
-    wanted = Resources(
+    job = read_job(w.ledger, job.id)
+    return await _create(w, job, read_lease(w.ledger, lease), _bounded(w, job))
+
+
+def wanted(spec: JobSpec) -> Resources:
+    """The machine that a job asks for."""
+    return Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
         disk_gb=spec.disk_gb,
         interruptible=spec.interruptible,
         durable_storage=spec.durable_storage,
     )
-    return await _create(w, read_job(w.ledger, job.id), read_lease(w.ledger, lease), wanted)
 
 
-async def _create(w: Warden, job: JobRecord, lease: LeaseRecord, wanted: Resources) -> bool:
+def _bounded(w: Warden, job: JobRecord) -> Resources:
+    """What is asked of the provider: at no higher price than the one that was checked, and for no longer than needed.
+
+    A platform that tells no prices holds no cap, so none is asked for where none was told.
+    """
+    spec = job.spec
+    runs = 1 + spec.max_restarts if spec.interruptible else 1
+    boot_s = w.profile(spec.platform).limits.boot_timeout_s
+    return wanted(spec).model_copy(
+        update={
+            "max_price_usd_per_hour": job.price,
+            "deadline_s": spec.timeout_s and boot_s + runs * spec.timeout_s + FETCH_S,
+        }
+    )
+
+
+async def _create(w: Warden, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
     try:
-        answer: Answer[Instance] = await w.provider(lease.platform).create(wanted, lease.id)
+        answer: Answer[Instance] = await w.provider(lease.platform).create(resources, lease.id)
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
     except RateLimited as busy:
@@ -91,6 +126,8 @@ async def _create(w: Warden, job: JobRecord, lease: LeaseRecord, wanted: Resourc
     except WardenError as refusal:
         w.ledger.add(lease.subject, "create.refused", {"why": refusal.message}, state=Lease.NONE)
         return move(w, job, Job.FAILED, f"the platform refused to rent a machine: {refusal.message}", code=refusal.code)
+    if isinstance(answer, Known) and answer.value.token != lease.id:
+        answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Unknown):
         w.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
         return False
@@ -122,9 +159,8 @@ async def tend(w: Warden, lease_id: str) -> None:
     """Find out about an instance whatever became of its job. The caller holds the job's lock."""
     lease = read_lease(w.ledger, lease_id)
     if lease.instance_id is not None:
-        answer = await look(w, lease_id)
-        if w.ledger.last(lease.subject, "abandon.intent") is not None:
-            await _give_back(w, read_lease(w.ledger, lease_id), answer)
+        await look(w, lease_id)
+        await _give_back(w, lease_id)
     elif lease.state is Lease.UNVERIFIED:
         await _adopt(w, lease)
 
@@ -138,8 +174,9 @@ async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
         found = Unknown(error.message)
     if isinstance(found, Unknown):
         return False
-    if found.value:
-        first, *others = sorted(found.value, key=lambda i: (i.created_at or 0, i.id))
+    ours = [i for i in found.value if i.token == lease.id]
+    if ours:
+        first, *others = sorted(ours, key=lambda i: (i.created_at or 0, i.id))
         with w.ledger.transaction():  # once the first is known nobody looks for the others again
             _rented(w, lease, "lease.adopted", first)
             for extra in others:
@@ -179,9 +216,9 @@ async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer
         return await _meet(w, job, lease, instance)
     limit = w.profile(lease.platform).limits.boot_timeout_s
     if instance.state is InstanceState.FAILED:
-        return await _abandon(w, job, lease, instance, "it failed to boot")
+        return await _abandon(w, job, lease, "it failed to boot")
     if instance.state is InstanceState.BOOTING and w.clock.now() - lease.opened_at > limit:
-        return await _abandon(w, job, lease, instance, f"it did not boot within {limit} s")
+        return await _abandon(w, job, lease, f"it did not boot within {limit} s")
     if instance.state is InstanceState.INTERRUPTED:
         await _restart(w, lease, instance)
     return False
@@ -192,7 +229,11 @@ async def _meet(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instanc
     try:
         if instance.place is None:
             raise NoContact("the provider has not told its address yet")
-        place = await greet(w, lease, instance.place)
+        try:
+            with anyio.fail_after(STEP_S):
+                place = await greet(w, lease, instance.place)
+        except TimeoutError:
+            raise NoContact(f"it did not answer within {STEP_S:g} s") from None
     except NoContact as silence:
         waiting = w.ledger.last(lease.subject, "host.waiting")
         limit = w.profile(lease.platform).limits.boot_timeout_s
@@ -200,7 +241,7 @@ async def _meet(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instanc
             w.ledger.add(lease.subject, "host.waiting", {"why": str(silence)})
         elif w.clock.now() - waiting.at > limit:
             why = f"it ran for {limit} s and could not be reached ({silence})"
-            return await _abandon(w, job, lease, instance, why)
+            return await _abandon(w, job, lease, why)
         return False
     except Refused as unfit:
         why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
@@ -209,36 +250,21 @@ async def _meet(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instanc
     return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
 
 
-async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instance, why: str) -> bool:
+async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
     if w.ledger.last(lease.subject, "abandon.intent") is None:
         w.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
-    await _give_back(w, read_lease(w.ledger, lease.id), Known(instance))
+    await _give_back(w, lease.id)
     paid = spent(w, lease.id)
     cost = "unknown" if paid is None else f"{paid:.4f} USD"
     return move(w, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {cost}")
 
 
-async def _give_back(w: Warden, lease: LeaseRecord, answer: Answer[Instance | None]) -> None:
+async def _give_back(w: Warden, lease_id: str) -> None:
     """Ask for the end of an abandoned instance, again and again: the request may have been lost."""
-    instance = answer.value if isinstance(answer, Known) else None
-    if lease.state is Lease.STOPPING and instance is not None and instance.state is not InstanceState.TERMINATING:
-        needs_stop = w.profile(lease.platform).verbs.terminate_needs_stop
-        up = instance.state not in {InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED}
-        await ask_end(w, lease, "stop" if needs_stop and up else "terminate")
-
-
-async def ask_end(w: Warden, lease: LeaseRecord, verb: str) -> None:
-    """Ask the provider to stop or terminate, and record what it said. Only an observation ends the lease."""
-    provider = w.provider(lease.platform)
-    assert lease.instance_id is not None
-    ask = provider.stop if verb == "stop" else provider.terminate
-    try:
-        answer = await ask(lease.instance_id)
-    except WardenError as error:
-        answer = Unknown(error.message)
-    body = {"verb": verb, "answer": answer.why if isinstance(answer, Unknown) else "taken"}
-    w.ledger.add(lease.subject, "verb.sent", body)
+    subject = f"lease/{lease_id}"
+    if w.ledger.state(subject) == Lease.STOPPING and w.ledger.last(subject, "abandon.intent") is not None:
+        await ask_end(w, lease_id, "terminate")
 
 
 async def _restart(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
@@ -273,8 +299,9 @@ async def _submitting(w: Warden, job: JobRecord) -> bool:
         w.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
     backend = w.backend(w.profile(job.spec.platform).backend)
     try:
-        handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt)
-    except MAYBE_DONE:
+        with anyio.fail_after(STEP_S):
+            handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt)
+    except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:
         return move(w, job, Job.FAILED, f"the job could not be launched: {refusal.message}", code=refusal.code)
@@ -393,7 +420,8 @@ async def _end(w: Warden, job: JobRecord) -> bool:
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and not observed.why.startswith(DIED):
         return move(w, job, observed.state, observed.why)
     try:
-        result = await w.backend(job.handle.backend).stop(job.handle)
+        grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
+        result = await w.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
     except WardenError:
         return False
     if result == "pending":

@@ -1,7 +1,8 @@
-"""First contact with a rented machine behind SSH: whose key it shows, then whether it is fit for a job.
+"""First contact with a machine behind SSH: whose key it shows, then whether it is fit for a job.
 
-The key is written into the lease's story before anything is sent, and is the only one accepted from then on. The
-machine is looked over once. One that is not fit fails the job and stays rented: its end is a person's decision.
+The key is written down before anything is sent, into the story of the lease or of the user's own machine, and is the
+only one accepted from then on. A rented machine is looked over once. One that is not fit fails the job and stays
+rented: its end is a person's decision. The user's own is looked over by the submit gate.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from gpuwarden.core.models import Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.connect import HostKey, HostKeyChanged
 
 
 class NoContact(Exception):
@@ -49,6 +51,43 @@ def pinned(w: Warden, lease_id: str, place: Place) -> Place:
     return place.model_copy(update={"host_key": trusted.body["host_key"]}) if trusted else place
 
 
+async def greet_own(w: Warden, place: Place) -> Place:
+    """A machine of the user's own with its host key pinned: the one that known_hosts lists, else that of first contact.
+
+    Raises HostKeyChanged where it shows another, and whatever else keeps us out.
+    """
+    backend = w.backend(w.profile(place.platform).backend)
+    if not isinstance(backend, Keyed):
+        return place
+    key, subject = await backend.host_key(place), f"host/{place.host}"
+    trusted = w.ledger.last(subject, "host.trusted")
+    if trusted is None or trusted.body["host_key"] != key.line:
+        if trusted is not None and key.first_contact:
+            raise _another(place, trusted.body["fingerprint"], key.fingerprint)
+        w.ledger.add(subject, "host.trusted", _contact(place, key))
+    return place.model_copy(update={"host_key": key.line})
+
+
+def _another(place: Place, before: str, now: str) -> HostKeyChanged:
+    changed = HostKeyChanged(str(place.host), before, now)
+    changed.hint = (
+        "It is another machine at that address, or somebody in between. If you set it up anew, compare the "
+        f"fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
+    )
+    return changed
+
+
+def _contact(place: Place, key: HostKey) -> dict[str, object]:
+    how = "trusted on first use" if key.first_contact else "listed in known_hosts"
+    return {
+        "host_key": key.line,
+        "fingerprint": key.fingerprint,
+        "host": place.host,
+        "port": place.port,
+        "why": f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
+    }
+
+
 async def _trust(w: Warden, lease: LeaseRecord, backend: Keyed, place: Place) -> str:
     try:
         key = await backend.host_key(place)
@@ -56,15 +95,7 @@ async def _trust(w: Warden, lease: LeaseRecord, backend: Keyed, place: Place) ->
         raise
     except WardenError as silence:
         raise NoContact(silence.message) from silence
-    how = "trusted on first use" if key.first_contact else "listed in known_hosts"
-    body = {
-        "host_key": key.line,
-        "fingerprint": key.fingerprint,
-        "host": place.host,
-        "port": place.port,
-        "why": f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
-    }
-    w.ledger.add(lease.subject, "host.trusted", body)
+    w.ledger.add(lease.subject, "host.trusted", _contact(place, key))
     return key.line
 
 

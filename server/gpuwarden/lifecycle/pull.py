@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuwarden.backends.base import Backend, source
+from gpuwarden.backends.base import Backend, roster, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
 from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.lifecycle.advance import advance
@@ -47,8 +47,9 @@ async def pull(
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
     target = dest_of(w, job, dest)
     backend = w.backend(job.handle.backend)
-    manifest = await backend.manifest(job.handle, job.spec.outputs)
-    received = await receive(source(backend, job.handle), manifest, target, owner=job_id, progress=progress)
+    listed = await roster(backend, job.handle, job.spec.outputs)
+    received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
+    manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
     log = await _pull_log(backend, job.handle, target, places.values())
     missing = tuple(p.path for p in received.problems)

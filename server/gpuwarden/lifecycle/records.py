@@ -12,7 +12,10 @@ from gpuwarden.ledger.store import Event, Ledger
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered."""
+    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered.
+
+    `price` is what an hour was to cost when the job was checked, in US dollars; None where nobody told.
+    """
 
     id: str
     state: Job
@@ -20,6 +23,7 @@ class JobRecord:
     accepted_at: float
     spec: JobSpec
     worst_cost: float | None
+    price: float | None
     why: str
     attempt: int
     generation: int
@@ -95,9 +99,10 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         by_kind.get("job.submitted"),
         by_kind.get("job.provisioning"),
     )
-    place = _last_place(events)
     lease = str(rented.body["lease"]) if rented else None
     handle = Handle.model_validate(submitted.body["handle"]) if submitted else None
+    if handle is not None:
+        handle = handle.model_copy(update={"place": _readdressed(ledger, handle.place, lease)})
     return JobRecord(
         id=job_id,
         state=Job(moved.state or ""),
@@ -105,12 +110,13 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         accepted_at=accepted.at,
         spec=JobSpec.model_validate(accepted.body["spec"]),
         worst_cost=accepted.body.get("worst_cost"),
+        price=accepted.body.get("price"),
         why=str(moved.body.get("why", "")),
         attempt=int(intent.body["attempt"]) if intent else 0,
         generation=int(rented.body["generation"]) if rented else 0,
         lease=lease,
-        place=place,
-        handle=_readdressed(ledger, handle, lease) if handle and lease else handle,
+        place=_readdressed(ledger, _last_place(events), lease),
+        handle=handle,
         cancel_requested="cancel.requested" in by_kind,
     )
 
@@ -120,16 +126,15 @@ def _last_place(events: list[Event]) -> Place | None:
     return Place.model_validate(placed[-1].body["place"]) if placed else None
 
 
-def _readdressed(ledger: Ledger, handle: Handle, lease: str) -> Handle:
-    """The handle at the address that its machine was last seen at; the host key stays that of first contact."""
-    if handle.place.host is None:
-        return handle
+def _readdressed(ledger: Ledger, place: Place | None, lease: str | None) -> Place | None:
+    """A place at the address that its machine was last seen at; the host key stays that of first contact."""
+    if place is None or place.host is None or lease is None:
+        return place
     seen = [e for e in ledger.events(f"lease/{lease}") if (e.body.get("instance") or {}).get("place")]
     if not seen:
-        return handle
+        return place
     now = Place.model_validate(seen[-1].body["instance"]["place"])
-    address = {"host": now.host, "port": now.port, "user": now.user}
-    return handle.model_copy(update={"place": handle.place.model_copy(update=address)})
+    return place.model_copy(update={"host": now.host, "port": now.port, "user": now.user})
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.to_thread
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, WardenError
+from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, Refused, WardenError
 from gpuwarden.core.fence import SECRET_NAME, TOKEN, scrubbed, secret_values
 from gpuwarden.core.hubfacts import HubFacts
-from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.script import ScriptFacts, read_command, read_script
@@ -22,14 +22,16 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.ledger.store import Event
-from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.advance import advance, wanted
+from gpuwarden.lifecycle.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
+from gpuwarden.providers.base import account_keys
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Leak, SubmitFacts
 
 DAY_S = 86_400
+OWN_VARIABLES = "GPUWARDEN_"
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,13 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
     config = HubConfig.from_env(w.env)
     script, script_url = await _script(spec, config)
     quote: Answer[Quote] | None = None
+    unsold = ""
     hub: HubFacts | None = None
 
     async def ask_price() -> None:
-        nonlocal quote
+        nonlocal quote, unsold
         if profile is not None and profile.meter.metered:
-            quote = await _quote(w, spec)
+            quote, unsold = await _quote(w, spec)
 
     async def ask_hub() -> None:
         nonlocal hub
@@ -145,6 +148,8 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         unusable=_unusable(w, profile, spec.platform),
         leaks=tuple(find_leaks(spec, w)),
         unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
+        account_secrets=_account_secrets(w, spec),
+        unsold=unsold,
         hub=hub,
         script_url=script_url,
         proven_script=spec.script is not None and _has_succeeded(w, spec.script),
@@ -192,22 +197,37 @@ def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
         return ""
     try:
         w.backend(profile.backend)
-        if profile.provider is not None:
+        if profile.meter.metered:
             w.provider(platform)
     except (NotFound, NotSupported) as error:
         return f"{error.message}. {error.hint}".strip()
     return ""
 
 
-async def _quote(w: Warden, spec: JobSpec) -> Answer[Quote]:
-    wanted = Resources(
-        gpu=spec.gpu, gpu_count=spec.gpu_count, disk_gb=spec.disk_gb,
-        interruptible=spec.interruptible, durable_storage=spec.durable_storage,
-    )  # fmt: skip
+async def _quote(w: Warden, spec: JobSpec) -> tuple[Answer[Quote], str]:
+    """The price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
     try:
-        return await w.provider(spec.platform).quote(wanted)
+        answer = await w.provider(spec.platform).quote(wanted(spec))
+    except (BadRequest, NotSupported, NoCapacity) as refusal:
+        unusable = _unusable(w, w.profile(spec.platform), spec.platform)
+        return Unknown(refusal.message), "" if unusable else f"{refusal.message}. {refusal.hint}".strip()
     except WardenError as error:
-        return Unknown(error.message)
+        return Unknown(error.message), ""
+    price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
+    if price is not None and price <= 0:
+        return Unknown(f"{spec.platform} quotes {price:g} USD an hour, and nobody rents a machine for nothing"), ""
+    return answer, ""
+
+
+def _account_secrets(w: Warden, spec: JobSpec) -> tuple[str, ...]:
+    """The named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
+    keys = account_keys()
+    values = {w.env[name] for name in keys if w.env.get(name)}
+    return tuple(
+        name
+        for name in spec.secrets
+        if name.upper() in keys or name.upper().startswith(OWN_VARIABLES) or w.env.get(name) in values
+    )
 
 
 def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:
@@ -310,6 +330,7 @@ async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
         "spec_digest": spec.digest,
         "facts_digest": checked.facts.digest,
         "worst_cost": checked.facts.worst_cost,
+        "price": checked.facts.price,
         "receipt": receipt,
     }
     async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
@@ -377,10 +398,10 @@ def spent_today(w: Warden, *, pretend: bool) -> float:
 
 
 def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    spent = sum(max(lease.cost or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
+    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
     open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
-    return max(expected or 0.0, spent) if open_ended else spent
+    return max(expected or 0.0, cost) if open_ended else cost
 
 
 def _billed(w: Warden, lease: LeaseRecord, since: float) -> float:

@@ -27,8 +27,9 @@ from gpuwarden.core.policy import Channel
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease, Teardown
-from gpuwarden.lifecycle.advance import advance_locked, ask_end, observe, tend
+from gpuwarden.lifecycle.advance import advance_locked, observe, tend
 from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
+from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import believed, lease_now, look
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -45,7 +46,6 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 PATIENCE_S: Final = 600.0
 """How long a machine may take to be seen gone before a person has to look at the console."""
-ASK_AGAIN_S: Final = 30.0
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 """What a person can't waive: the platform has no such verb, or the meter would run on after it."""
 
@@ -76,7 +76,10 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
     """
     job = read_job(w.ledger, job_id)
     if not w.profile(job.spec.platform).meter.metered:
-        raise NotSupported(f"{job.spec.platform} is not rented: it has no meter and nothing to tear down")
+        raise NotSupported(
+            f"{job.spec.platform} is not rented: it has no meter and nothing to tear down",
+            "cancel_job ends the job's processes; the machine and its files stay as they are.",
+        )
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
         lease = _lease_to_end(w, job, verb)
@@ -473,10 +476,8 @@ async def _finish(w: Warden, record: TeardownRecord) -> None:
     """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
     await tend(w, record.lease)
     if not _done(w, record):
-        lease = lease_now(w, record.lease)
-        if lease.instance_id is not None:
-            await _ask(w, record, lease)
-            await tend(w, record.lease)
+        await ask_end(w, record.lease, record.verb)
+        await tend(w, record.lease)
     if _done(w, record):
         body = {"cost_usd": lease_now(w, record.lease).cost, "why": "the meter was seen to have stopped"}
         w.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
@@ -488,28 +489,6 @@ async def _finish(w: Warden, record: TeardownRecord) -> None:
 def _done(w: Warden, record: TeardownRecord) -> bool:
     """Whether the machine is seen to be stopped, or gone where its end was asked for."""
     return believed(w, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
-
-
-async def _ask(w: Warden, record: TeardownRecord, lease: LeaseRecord) -> None:
-    """Send the verb, unless it was taken a moment ago or the machine is on its way already."""
-    state = lease.instance.state if lease.instance else None
-    if _last_look(w, lease) == "gone":
-        return  # the second look confirms it
-    verb: str = record.verb
-    off = state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
-    if verb == "terminate" and w.profile(lease.platform).verbs.terminate_needs_stop and not off:
-        verb = "stop"
-    elif verb == "stop" and state is InstanceState.STOPPED:
-        return
-    sent = w.ledger.last(lease.subject, "verb.sent")
-    if sent is not None and w.clock.now() - sent.at < ASK_AGAIN_S and sent.body == {"verb": verb, "answer": "taken"}:
-        return
-    await ask_end(w, lease, verb)
-
-
-def _last_look(w: Warden, lease: LeaseRecord) -> str | None:
-    last = w.ledger.last(lease.subject, "lease.look")
-    return last.body["saw"] if last else None
 
 
 async def withdraw(w: Warden, ticket: str, why: str) -> TeardownRecord:

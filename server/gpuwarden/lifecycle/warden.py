@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import anyio
@@ -12,17 +13,23 @@ from filelock import FileLock, Timeout
 
 from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import Conflict, NotFound, NotSupported, WardenError
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
+from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, load_provider
 from gpuwarden.rehearsal.clock import ShiftedClock
 
 REHEARSAL = "rehearsal/"
-LOCK_PATIENCE_S = 30.0
+SSH = "ssh/"
+"""Before the alias of a machine of the user's own."""
+STEP_S = 55.0
+"""The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
+LOCK_PATIENCE_S = 60.0
+"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
 
 
 @dataclass
@@ -35,6 +42,7 @@ class Warden:
     home: Path
     env: Mapping[str, str]
     own_profiles: Path | None = None
+    notes_file: Path | None = None
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
     observed: dict[str, Observation] = field(default_factory=dict)
@@ -44,13 +52,18 @@ class Warden:
     _providers: dict[str, Provider] = field(default_factory=dict)
 
     def platforms(self) -> list[str]:
-        """Every platform that can be named, rehearsals included."""
+        """Every platform that can be named, rehearsals included. A machine behind SSH stands here as `ssh/ALIAS`."""
         real = profile_names(self.own_profiles)
         rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
-        return sorted(real) + [REHEARSAL + n for n in sorted(rented)]
+        named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]
+        return sorted(named) + [REHEARSAL + n for n in sorted(rented)]
 
     def profile(self, platform: str) -> Profile:
         """The profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        if f"{platform}/" == SSH:
+            raise NotFound("no machine was named", f"Write {SSH}ALIAS, with an alias of your ~/.ssh/config.")
+        if platform.startswith(SSH):
+            return load_profile(SSH.rstrip("/"), self.own_profiles)
         if not platform.startswith(REHEARSAL):
             return load_profile(platform, self.own_profiles)
         real = load_profile(platform.removeprefix(REHEARSAL), self.own_profiles)
@@ -68,6 +81,11 @@ class Warden:
         """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
         if platform not in self._providers:
             profile = self.profile(platform)
+            if profile.by_hand:
+                raise NotSupported(
+                    f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
+                    f"Rent and release by hand in its console, and run jobs on the machine as {SSH}ALIAS.",
+                )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
             if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
@@ -78,9 +96,22 @@ class Warden:
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]
 
+    @cached_property
+    def notes(self) -> Notes:
+        """What the user told about their setup. Raises BadRequest with file and line."""
+        return load_notes(self.notes_file) if self.notes_file else Notes()
+
     def owned_place(self, platform: str) -> Place:
-        """Where jobs of a platform run that is not rented."""
-        return Place(platform=platform, run_root=self.profile(platform).run_root)
+        """Where jobs of a platform run that is not rented: as the profile says, with the user's notes before it."""
+        profile, told = self.profile(platform), self.notes.of(platform)
+        run_root = told.scratch or profile.run_root
+        if run_root.startswith("/") and profile.tier_of(run_root) is None:
+            raise BadRequest(
+                f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
+                f"gpuwarden profiles {platform} lists it.",
+            )
+        alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None
+        return Place(platform=platform, run_root=run_root, host=alias or told.host)
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:

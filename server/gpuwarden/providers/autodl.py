@@ -312,6 +312,9 @@ class AutoDL(Rented):
         return known[0] if known else asked
 
 
+ACCOUNT_KEYS: Final = (AutoDL.api.key_variable, "AUTODL_API_KEY")
+
+
 def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:
     """The provider for one profile. It keeps no files."""
     return AutoDL(profile, clock)

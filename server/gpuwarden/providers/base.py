@@ -1,5 +1,7 @@
 """What every provider does. A reply of an unexpected shape is `Unknown`, never "nothing there".
 
+A provider's module names in `ACCOUNT_KEYS` the variables that hold its account's key.
+
 Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
 A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller looks before it asks again.
 """
@@ -65,6 +67,12 @@ class Provider(Protocol):
 def provider_names() -> list[str]:
     """All providers, sorted."""
     return names(providers)
+
+
+def account_keys() -> frozenset[str]:
+    """The variables that hold the key of an account that rents machines, of every provider. None goes to a machine."""
+    told = (load(providers, name, what="provider").ACCOUNT_KEYS for name in provider_names())
+    return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
 
 
 def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import NotSupported, WardenError
@@ -25,6 +25,9 @@ from gpuwarden.hub.client import HubClient, HubConfig
 def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
     """The provider."""
     return HfJobsProvider(profile, state, clock)
+
+
+ACCOUNT_KEYS: Final = ()  # the Hub's token is a job's own too: it reads and pushes with it
 
 
 class HfJobsProvider:

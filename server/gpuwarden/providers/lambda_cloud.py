@@ -12,7 +12,7 @@ There is no stop, no price cap and no bill to ask for; a cap is held against the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
@@ -329,6 +329,9 @@ def _is(kind: _Type, asked: str) -> bool:
 
 def _price(kind: _Type) -> float | None:
     return usd(kind.price_cents_per_hour / 100)
+
+
+ACCOUNT_KEYS: Final = (LambdaCloud.api.key_variable, "LAMBDA_CLOUD_API_KEY", "LAMBDALABS_API_KEY")
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:

@@ -371,6 +371,9 @@ def _price(offer: _Offer) -> float | None:
     return usd(price)
 
 
+ACCOUNT_KEYS: Final = (PrimeIntellect.api.key_variable, "PRIME_INTELLECT_API_KEY")
+
+
 def create(profile: Profile, state: Path, clock: Clock) -> PrimeIntellect:
     """The provider for one profile. It keeps no files."""
     return PrimeIntellect(profile, clock)

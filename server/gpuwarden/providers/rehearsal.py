@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from anyio import to_thread
 
@@ -11,6 +12,8 @@ from gpuwarden.core.models import Answer, Instance, Quote, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.rehearsal.cloud import Cloud
+
+ACCOUNT_KEYS: Final = ()  # pretend money needs none
 
 
 class RehearsalProvider:

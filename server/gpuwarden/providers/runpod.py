@@ -390,6 +390,9 @@ def _meter(state: InstanceState, cost: float) -> bool | None:
     return True if cost > 0 or state is _S.RUNNING else None
 
 
+ACCOUNT_KEYS: Final = (RunPod.api.key_variable, "RUNPOD_AI_API_KEY")
+
+
 def create(profile: Profile, state: Path, clock: Clock) -> RunPod:
     """The provider for one profile. It keeps no files."""
     return RunPod(profile, clock)

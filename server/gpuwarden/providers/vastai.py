@@ -48,6 +48,7 @@ class _Instance(Shape):
     dph_total: float | None = None
     storage_total_cost: float | None = None
     start_date: float | None = None
+    end_date: float | None = None
     is_bid: bool = False
     public_ipaddr: str | None = None
     ports: Any = None
@@ -323,6 +324,7 @@ class Vast(Rented):
             price_usd_per_hour=usd(i.dph_total) if state in {_S.RUNNING, _S.BOOTING, _S.STOPPING} else None,
             stopped_usd_per_hour=usd(i.storage_total_cost),
             created_at=i.start_date,
+            ends_at=i.end_date if i.end_date and i.end_date > 0 else None,
             why=why,
         )
 
@@ -398,6 +400,9 @@ def _direct_port(ports: Any) -> int | None:
     except (KeyError, IndexError, TypeError, ValueError):
         return None
     return port if 0 < port < 65536 else None
+
+
+ACCOUNT_KEYS: Final = (Vast.api.key_variable, "VASTAI_API_KEY")
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:

@@ -7,18 +7,20 @@ paramiko's way.
 
 from __future__ import annotations
 
+import io
 import os
-import queue
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
+import anyio
 from anyio import to_thread
 
 from gpuwarden.core.errors import Unreachable
@@ -26,8 +28,8 @@ from gpuwarden.remote.quote import command_line
 from gpuwarden.remote.ssh import MAX_NOISE, MAX_STDERR, CommandFailed, Ssh
 
 BULK_BYTES = 32 << 20
-_CHUNK = 1 << 20
-_AHEAD = 8
+_PIPE = 1 << 20
+_PIECE = 1 << 18
 _SSH_FAILED = 255
 _OPTIONS = {
     "BatchMode": "yes",
@@ -51,6 +53,9 @@ _OPTIONS = {
 }
 
 
+Take = Callable[[memoryview], object]
+
+
 class Unusable(Exception):
     """The system's client can't do it here; nothing was received."""
 
@@ -60,11 +65,12 @@ def available() -> bool:
     return shutil.which("ssh") is not None
 
 
-async def bulk_stream(machine: Ssh, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """The output of a command that only writes, as `Ssh.stream` gives it. Its stdin is small.
+async def bulk_pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: bytes = b"") -> None:
+    """Hand the output of a command that only writes to `take`, which runs in one worker thread. Its stdin is small.
 
-    Raises `Unusable` before the first byte, `Unreachable` when the line is lost, `CommandFailed` at the end.
-    Leaving early closes the line, on which a command that only writes ends.
+    A view that `take` was given is overwritten after its return. Raises `Unusable` before the first byte,
+    `Unreachable` when the line is lost, `CommandFailed` at the end, and what `take` raises. Leaving early closes the
+    line, on which a command that only writes ends; `take` is never called after that.
     """
     key = await machine.open()
     with tempfile.TemporaryDirectory(prefix="gpuwarden-") as folder:
@@ -72,16 +78,15 @@ async def bulk_stream(machine: Ssh, argv: Sequence[str], *, stdin: bytes = b"") 
         known.write_text(f"gpuwarden {key.line}\n", encoding="ascii")
         client = _Client(machine, argv, known)
         try:
-            await to_thread.run_sync(client.start, stdin)
-            while chunk := await to_thread.run_sync(client.read, abandon_on_cancel=True):
-                yield chunk
-            await to_thread.run_sync(client.finish, abandon_on_cancel=True)
+            await to_thread.run_sync(client.pour, take, stdin, abandon_on_cancel=True)
         finally:
-            client.close()
+            client.stop()
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(client.close)
 
 
 class _Client:
-    """One run of `ssh`, read ahead by a thread so that hashing and writing don't hold up the line."""
+    """One run of `ssh`. What it decrypts goes through one buffer that stays in the processor's cache."""
 
     def __init__(self, machine: Ssh, argv: Sequence[str], known_hosts: Path) -> None:
         self.machine, self.argv = machine, argv
@@ -93,13 +98,28 @@ class _Client:
         line = os.fsdecode(command_line(argv, self.mark))
         self.command = ["ssh", *config, *options, "-p", str(end.port), "-l", end.user, "--", end.alias, line]
         self.err = known_hosts.with_name("stderr")
+        self.gate = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
-        self.ahead: queue.Queue[bytes] = queue.Queue(_AHEAD)
-        self.started = self.stopped = False
+        self.stopped = threading.Event()
+        self.ended = threading.Event()
 
-    def start(self, stdin: bytes) -> None:
-        """Run it and send its stdin."""
-        with self.err.open("wb") as err:
+    def pour(self, take: Take, stdin: bytes) -> None:
+        """The whole course, in one thread."""
+        try:
+            self._start(stdin)
+            self._skip_noise(take)
+            piece = memoryview(bytearray(_PIECE))
+            while count := self._read_into(piece):
+                take(piece[:count])
+            self._finish()
+        finally:
+            self.ended.set()
+
+    def _start(self, stdin: bytes) -> None:
+        """Run it, unless the caller has gone, and send its stdin."""
+        with self.gate, self.err.open("wb") as err:
+            if self.stopped.is_set():
+                return
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, bufsize=0
             )
@@ -108,60 +128,35 @@ class _Client:
             import fcntl
 
             with suppress(OSError):
-                fcntl.fcntl(self.process.stdout, fcntl.F_SETPIPE_SZ, _CHUNK)
+                fcntl.fcntl(self.process.stdout, fcntl.F_SETPIPE_SZ, _PIPE)
         with suppress(OSError):
             self.process.stdin.write(stdin)
+        with suppress(OSError):
             self.process.stdin.close()
-        threading.Thread(target=self._pump, daemon=True).start()
 
-    def _pump(self) -> None:
-        """Hand on what came when somebody waits, else large pieces: each piece costs two changes of thread."""
-        assert self.process and self.process.stdout
-        held = bytearray()
-        with suppress(OSError, ValueError):
-            while data := os.read(self.process.stdout.fileno(), _CHUNK):
-                held += data
-                if len(held) >= _CHUNK or self.ahead.empty():
-                    self._offer(bytes(held))
-                    held.clear()
-        if held:
-            self._offer(bytes(held))
-        self._offer(b"")
+    def _read_into(self, piece: memoryview) -> int:
+        """How many bytes came; 0 at the end, and once the caller has gone."""
+        if self.process is None or self.stopped.is_set():
+            return 0
+        count = cast("io.RawIOBase", self.process.stdout).readinto(piece) or 0
+        return 0 if self.stopped.is_set() else count
 
-    def _offer(self, data: bytes) -> None:
-        while not self.stopped:
-            try:
-                self.ahead.put(data, timeout=0.2)
-                return
-            except queue.Full:
-                continue
-
-    def read(self) -> bytes:
-        """The next piece after the mark; empty at the end."""
-        if self.started:
-            return self._next()
-        noise, token = b"", f"\n{self.mark} ".encode()
-        while chunk := self._next():
-            noise += chunk
+    def _skip_noise(self, take: Take) -> None:
+        """Read up to the mark's line, and take what follows it."""
+        noise, token, piece = b"", f"\n{self.mark} ".encode(), memoryview(bytearray(_PIECE))
+        while len(noise) < MAX_NOISE and (count := self._read_into(piece)):
+            noise += piece[:count]
             found, _, rest = noise.partition(token)
             if len(found) < len(noise) and b"\n" in rest:
-                self.started = True
-                return rest.partition(b"\n")[2] or self._next()
-            if len(found) > MAX_NOISE:
-                break
+                if first := rest.partition(b"\n")[2]:
+                    take(memoryview(first))
+                return
         raise Unusable(self._said() or "it did not start the command")
 
-    def _next(self) -> bytes:
-        while not self.stopped:
-            try:
-                return self.ahead.get(timeout=0.2)
-            except queue.Empty:
-                continue
-        return b""
-
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Raise unless it ended well."""
-        assert self.process
+        if self.process is None or self.stopped.is_set():
+            return
         code = self.process.wait()
         if code == _SSH_FAILED:
             raise Unreachable(f"the connection to {self.machine.endpoint} was lost: {self._said()}", "It is continued.")
@@ -173,14 +168,19 @@ class _Client:
             return self.err.read_text(encoding="utf-8", errors="replace").strip()[-300:]
         return ""
 
-    def close(self) -> None:
-        """End the client, whatever it does."""
-        self.stopped = True
+    def stop(self) -> None:
+        """End the client, whatever it does; the thread that reads from it sees an end."""
+        with self.gate:
+            self.stopped.set()
         if self.process is None:
-            return
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin and self.process.stdout
-        with suppress(OSError):
-            self.process.stdin.close()
-        self.process.stdout.close()
+            self.ended.set()
+        else:
+            self.process.kill()
+
+    def close(self) -> None:
+        """Wait for both to have ended."""
+        self.ended.wait()
+        if self.process is not None:
+            self.process.wait()
+            assert self.process.stdout
+            self.process.stdout.close()

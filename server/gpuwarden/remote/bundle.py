@@ -1,24 +1,25 @@
 """Many small files as one tar stream.
 
 The far side packs an explicit roster and names each member by its number in that roster, so no name from there
-is ever used: a member without a number of ours, of another size or kind than announced, is dropped. A file that
-can't be packed is simply not in the stream; it is asked for alone afterwards, which says why.
+is ever used: a member without a number of ours, of another size or kind than announced, is dropped. A member of
+ours says in its link name, for which a file has no use, its digest and times as the machine saw them while it packed.
+A file that can't be packed is simply not in the stream; it is asked for alone afterwards, which says why.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from gpuwarden.core.errors import BadReply
 from gpuwarden.core.models import Artifact
 from gpuwarden.remote.destination import Entry, bare
-from gpuwarden.remote.part import part_name, set_time, sync_folder
+from gpuwarden.remote.names import UnsafeName
+from gpuwarden.remote.part import set_time
+from gpuwarden.remote.tree import Tree
 
 SMALL_BYTES = 1 << 20
 BATCH_FILES = 4000
@@ -40,12 +41,15 @@ def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 class Unpacker:
-    """Reads a tar stream piece by piece and writes what is right as complete parts. Blocking."""
+    """Reads a tar stream piece by piece and writes what is right into a tree. Blocking.
 
-    def __init__(self, artifacts: Sequence[Artifact], staging: Path) -> None:
-        self.artifacts = artifacts
-        self.staging = staging
-        self.landed: dict[int, Path] = {}
+    `landed` has the number of each such file and its hex sha256, which the machine had as well.
+    """
+
+    def __init__(self, wanted: Sequence[Entry], tree: Tree) -> None:
+        self.wanted = wanted
+        self.tree = tree
+        self.landed: dict[int, str] = {}
         self.ended = False
         self._buffer = bytearray()
 
@@ -59,40 +63,55 @@ class Unpacker:
                 if member is None:
                     self.ended = True
                     break
-                name, size = member
-                end = at + _BLOCK + size
-                if len(view) < end + (-size % _BLOCK):
+                end = at + _BLOCK + member.size
+                if len(view) < end + (-member.size % _BLOCK):
                     break
-                taken += self._land(name, view[at + _BLOCK : end])
-                at = end + (-size % _BLOCK)
+                taken += self._land(member, view[at + _BLOCK : end])
+                at = end + (-member.size % _BLOCK)
         del self._buffer[:at]
         return taken
 
-    def _land(self, name: bytes, content: memoryview) -> int:
-        number = int(name) if name.isdigit() else -1
-        if not 0 <= number < len(self.artifacts):
+    def _land(self, member: _Member, content: memoryview) -> int:
+        number = int(member.name) if member.name.isdigit() else -1
+        if not 0 <= number < len(self.wanted):
             return 0
-        artifact = self.artifacts[number]
-        if len(content) != artifact.size or hashlib.sha256(content).hexdigest() != bare(artifact.sha256 or ""):
+        artifact, name = self.wanted[number]
+        sha256 = hashlib.sha256(content).hexdigest()
+        if len(content) != artifact.size or sha256 != (bare(artifact.sha256 or "") or member.sealed(artifact)):
             return 0
-        path = self.staging / part_name(artifact)
+        try:
+            path = self.tree.place(name)
+        except UnsafeName:
+            return 0  # taken alone, it says why
         fd = os.open(path, _WRITE, 0o666)
         try:
             while content:
                 content = content[os.write(fd, content) :]
+            set_time(fd if os.utime in os.supports_fd else path, artifact.mtime_ns)
         finally:
             os.close(fd)
-        set_time(path, artifact.mtime_ns)
-        self.landed[number] = path
+        self.landed[number] = sha256
         return artifact.size
 
-    def settle(self) -> None:
-        """Make everything that landed durable, before it gets its names."""
-        sync_files(self.staging, list(self.landed.values()))
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: bytes
+    size: int
+    link: bytes
+
+    def sealed(self, artifact: Artifact) -> str:
+        """The digest that the machine put on it; empty where it has none, or packed a later file than `artifact`."""
+        try:
+            sha256, mtime, ctime = self.link.rstrip(b"\0").decode("ascii").split(" ")
+            same = (int(mtime, 16), int(ctime, 16)) == (artifact.mtime_ns, artifact.ctime_ns)
+        except ValueError:
+            return ""
+        return sha256 if same else ""
 
 
-def _read_header(block: bytes) -> tuple[bytes, int] | None:
-    """Name and size of a member, None for the zeros at the end. What is no regular file has no name of ours."""
+def _read_header(block: bytes) -> _Member | None:
+    """A member's name, size and link; None for the zeros at the end. What is no regular file has no name of ours."""
     if not any(block):
         return None
     try:
@@ -101,26 +120,4 @@ def _read_header(block: bytes) -> tuple[bytes, int] | None:
         raise BadReply("the machine's bundle is no tar stream", "Pull again.") from None
     if checksum != sum(block) - sum(block[148:156]) + 8 * ord(" ") or not 0 <= size <= SMALL_BYTES:
         raise BadReply("the machine's bundle is no tar stream, or holds a large file", "Pull again.")
-    return (block[:100].rstrip(b"\0") if block[156:157] in b"0\0" else b""), size
-
-
-def sync_files(folder: Path, files: Sequence[Path]) -> None:
-    """Make files of one folder durable: with one call for all where the system has it (Linux), else each."""
-    if not files:
-        return
-    if sys.platform == "linux" and _syncfs(folder):
-        return
-    for path in files:
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
-
-
-def _syncfs(folder: Path) -> bool:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
-    except (OSError, AttributeError):
-        return False
-    finally:
-        os.close(fd)
+    return _Member(block[:100].rstrip(b"\0") if block[156:157] in b"0\0" else b"", size, block[157:257])

@@ -67,6 +67,7 @@ class Destination:
         self.path = path.resolve()
         self.staging = self.path / STAGING
         self._folds = folds_names(self.staging)
+        self._fresh = False
         self._made: set[PurePosixPath] = set()
         self._changed: set[Path] = set()
 
@@ -109,7 +110,8 @@ class Destination:
     def check_room(self, entries: Sequence[Entry]) -> None:
         """Raise `BadRequest` unless bytes and inodes suffice for what is not here yet."""
         need, files = sum(a.size for a, _ in entries), len(entries)
-        if [*islice(self.path.iterdir(), 2)] != [self.staging] or any(self.staging.glob("*.part")):
+        self._fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
+        if not self._fresh:
             here = [size_of(self.path / name) == artifact.size for artifact, name in entries]
             lacking = [a for (a, _), there in zip(entries, here, strict=True) if not there]
             need = sum(a.size - min(a.size, size_of(self.part(a)) or 0) for a in lacking)
@@ -140,14 +142,20 @@ class Destination:
             self._changed.add(self.path / name.parent)
         return self.path / name
 
-    def has(self, artifact: Artifact, name: PurePosixPath) -> bool:
-        """Whether exactly this file is here already, by its digest."""
+    def holds(self, artifact: Artifact, name: PurePosixPath) -> bool:
+        """Whether a file of this name and size was here before: perhaps the same."""
+        return not self._fresh and size_of(self.path / name) == artifact.size
+
+    def has(self, artifact: Artifact, name: PurePosixPath, sha256: str | None) -> bool:
+        """Whether exactly this file was here before, by its digest."""
         try:
-            target = self.target(name)
-            same = artifact.sha256 is not None and size_of(target) == artifact.size
-            return same and hash_file(target) == bare(artifact.sha256 or "")
+            return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256
         except (UnsafeName, OSError):
             return False
+
+    def note(self, folders: set[Path]) -> None:
+        """Remember folders in which names changed."""
+        self._changed |= folders
 
     def settle(self, *, complete: bool) -> None:
         """Make the names durable; once everything is here, drop parts that belong to nothing any more."""

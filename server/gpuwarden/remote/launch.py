@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
-from gpuwarden.core.models import Artifact, Beat, Disclosure, JobSpec, Manifest, Observation, Place
+from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
 from gpuwarden.core.states import Job
 
 RUNNER_FILE: Final = Path(__file__).with_name("runner.py")
@@ -24,6 +24,9 @@ GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
 HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
+STALL_S: Final = 1800.0
+"""Without a new step, or a line where no steps are told, for so long the runner says that the job stalls."""
+_SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 
@@ -77,6 +80,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "grace_s": GRACE_S,
             "max_restarts": spec.max_restarts,
             "heartbeat_s": HEARTBEAT_S,
+            "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
             "root": place.root,
         },
@@ -101,6 +105,7 @@ class _Beat(_Lenient):
     disk_total: int | None = None
     inodes_free: int | None = None
     inodes_total: int | None = None
+    oom_kills: int | None = None
 
 
 class _Status(_Lenient):
@@ -152,6 +157,8 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         why=why,
         at=status.now,
         exit_code=status.exit_code,
+        signal=status.signal,
+        ending=_ending(status, why),
         attempt=status.attempt,
         step=status.step,
         metrics=status.metrics,
@@ -183,6 +190,15 @@ def _judge(status: _Status) -> tuple[Job, str, bool]:
     if status.alive is None:
         return Job.RUNNING, "running by its last status; this machine can't tell whether the process lives", stale
     return Job.RUNNING, f"its supervisor lives but wrote nothing for {silent:.0f} s" if stale else "alive", stale
+
+
+def _ending(status: _Status, why: str) -> Ending | None:
+    if status.state == "timeout":
+        return Ending.TIME_LIMIT
+    if why.startswith(DIED):
+        return Ending.VANISHED
+    killed = status.signal == _SIGKILL or status.exit_code == 128 + _SIGKILL
+    return Ending.OUT_OF_MEMORY if status.state == "failed" and killed and status.beat.oom_kills else None
 
 
 def _number(value: object) -> float:

@@ -1,5 +1,8 @@
 """Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
 
+The digests stand in the manifest, or the machine makes them while it sends (`Sealing`), so that it reads each file
+once. Either way a file that arrived was hashed twice: there by the machine, here by us.
+
 `receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a folder of this machine. Each file
 grows as a part below `dest/.gpuwarden/`, is hashed as it arrives, and takes its name only when size and digest are
 those of the manifest. A stall or a lost connection is retried from where it stopped; `kill -9` at any line leaves
@@ -10,7 +13,7 @@ listed in the answer with the reason; the rest still arrives.
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -26,11 +29,12 @@ from gpuwarden.core.models import Artifact, Frozen, Manifest
 from gpuwarden.core.tasks import first_error
 from gpuwarden.remote.bundle import SMALL_BYTES, Unpacker, batches
 from gpuwarden.remote.destination import Destination, Entry, bare
-from gpuwarden.remote.names import UnsafeName
 from gpuwarden.remote.part import Part
+from gpuwarden.remote.tree import Tree
 
 PARALLEL = 3
 STALL_S = 30.0
+LOOK_S = 0.2
 TRIES = 6
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -52,6 +56,23 @@ class Bundling(Source, Protocol):
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """A tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
+        ...
+
+
+@runtime_checkable
+class Sealing(Bundling, Protocol):
+    """A source whose machine hashes what it sends: a manifest without digests is enough. Bundles carry theirs."""
+
+    async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
+        """Hand a file's bytes from `offset` to `take`, in a worker thread, none after it was canceled.
+
+        The answer is the file's hex sha256 where the machine hashed it on the way: it does from offset 0. Raises as
+        `read` does, and `BadReply` for a file that is not the artifact any more.
+        """
+        ...
+
+    async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
+        """The hex sha256, by path, that the machine makes of these files now; one that changed is left out."""
         ...
 
 
@@ -100,6 +121,12 @@ class Received(Frozen):
         """Whether every file of the manifest is here with the digest the machine computed."""
         return not self.problems and all(f.verified for f in self.files)
 
+    def sealed(self, roster: Manifest) -> Manifest:
+        """The manifest with the digests that the machine made while it sent; a file not taken may have none."""
+        made = {f.path: f.sha256 for f in self.files if f.verified}
+        files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in roster.files)
+        return roster.model_copy(update={"files": tuple(files)})
+
 
 async def receive(
     source: Source,
@@ -140,6 +167,8 @@ class _Receiver:
         self.source, self.dest, self.progress = source, dest, progress
         self.stall_s, self.tries, self.clock = stall_s, tries, clock
         self.files: dict[str, ReceivedFile] = {}
+        self.digests: dict[str, str] = {}
+        self.tree = Tree(dest.staging)
         self.refused: dict[str, str] = {}
         self.sent = self.resumed = self.skipped = self.retries = 0
         self.total = self.count = 0
@@ -147,13 +176,20 @@ class _Receiver:
     async def run(self, manifest: Manifest, parallel: int) -> Received:
         """Take all files, several at a time, the largest first."""
         entries, self.refused = await to_thread.run_sync(self.dest.roster, manifest.files)
+        await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
         await to_thread.run_sync(self.dest.check_room, entries)
+        self.digests = {a.path: bare(a.sha256) for a, _ in entries if a.sha256}
+        await self._learn([a for a, n in entries if self.dest.holds(a, n)])
         self.total, self.count = sum(a.size for a, _ in entries), len(entries)
         queue = iter(list(self._portions(entries)))
-        with first_error():
-            async with anyio.create_task_group() as group:
-                for _ in range(min(parallel, len(entries))):
-                    group.start_soon(self._work, queue)
+        try:
+            with first_error():
+                async with anyio.create_task_group() as group:
+                    for _ in range(min(parallel, len(entries))):
+                        group.start_soon(self._work, queue)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._publish, entries)
         await to_thread.run_sync(lambda: self.dest.settle(complete=not self.refused))
         order = [a.path for a in manifest.files]
         return Received(
@@ -167,8 +203,8 @@ class _Receiver:
 
     def _portions(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
         """What a worker takes at a time: one file, the large ones first, or a bundle of small ones."""
-        bundling = isinstance(self.source, Bundling)
-        small = [e for e in entries if bundling and e[0].sha256 and e[0].size <= SMALL_BYTES]
+        bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
+        small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
         alone = [e for e in entries if e[0].path not in bundled]
         yield from ([e] for e in sorted(alone, key=lambda e: -e[0].size))
@@ -187,30 +223,32 @@ class _Receiver:
 
     async def _bundle(self, portion: Sequence[Entry]) -> Sequence[Entry]:
         """Take small files as tar streams; return those that did not come that way, to be taken alone."""
-        here = await to_thread.run_sync(lambda: [self.dest.has(a, n) for a, n in portion])
+        here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
         for artifact, name in compress(portion, here):
             self.skipped += artifact.size
-            self._done(artifact, name, artifact.sha256 or "")
+            self._done(artifact, name, self.digests[artifact.path])
         wanted = [e for e, there in zip(portion, here, strict=True) if not there]
         failures = 0
         while wanted and failures < self.tries:
-            unpacker = Unpacker([a for a, _ in wanted], self.dest.staging)
+            unpacker = Unpacker(wanted, self.tree)
             lost = await self._unpack(unpacker)
-            named = await to_thread.run_sync(self._name, unpacker, wanted)
-            for number in named:
-                self._done(*wanted[number], wanted[number][0].sha256 or "")
-            wanted = [e for n, e in enumerate(wanted) if n not in named]
+            for number, sha256 in unpacker.landed.items():
+                artifact, name = wanted[number]
+                self.digests[artifact.path] = sha256
+                self._done(artifact, name, sha256)
+            wanted = [e for n, e in enumerate(wanted) if n not in unpacker.landed]
             if not lost:
                 break
-            failures = 1 if named else failures + 1
+            failures = 1 if unpacker.landed else failures + 1
             await self._pause(failures)
         return wanted
 
     async def _unpack(self, unpacker: Unpacker) -> bool:
         """Read one tar stream; whether the line was lost before its end."""
         assert isinstance(self.source, Bundling)
+        artifacts = [a for a, _ in unpacker.wanted]
         try:
-            async with _closing(self.source.bundle(unpacker.artifacts)) as stream:
+            async with _closing(self.source.bundle(artifacts)) as stream:
                 while not unpacker.ended:
                     with anyio.fail_after(self.stall_s):
                         chunk = await anext(stream, b"")
@@ -218,7 +256,7 @@ class _Receiver:
                         break
                     taken = await to_thread.run_sync(unpacker.feed, chunk)
                     self.sent += taken
-                    self._report(unpacker.artifacts[0])
+                    self._report(artifacts[0])
         except (Unreachable, TimeoutError):
             self.retries += 1
             return True
@@ -226,17 +264,17 @@ class _Receiver:
             pass  # what is missing now is asked for alone, which says why
         return False
 
-    def _name(self, unpacker: Unpacker, wanted: Sequence[Entry]) -> set[int]:
-        """Give what landed its names; the numbers of those that have one."""
-        unpacker.settle()
-        named = set()
-        for number, path in unpacker.landed.items():
-            try:
-                path.replace(self.dest.target(wanted[number][1]))
-            except (UnsafeName, OSError):
-                continue  # taken alone, it says why
-            named.add(number)
-        return named
+    def _publish(self, entries: Sequence[Entry]) -> None:
+        """Give the small files that came their names; what has no place is a problem of its own."""
+        try:
+            changed, kept = self.tree.publish(self.dest.path)
+        except OSError as problem:
+            raise _disk_trouble(self.dest.path, problem) from problem
+        self.dest.note(changed)
+        for artifact, name in entries if kept else ():
+            if kept & {name, *name.parents} and artifact.path in self.files:
+                del self.files[artifact.path]
+                self.refused[artifact.path] = f"something else is in its place in {self.dest.path}"
 
     # -------------------------------------------------------------------------------------------------- single files
 
@@ -251,9 +289,9 @@ class _Receiver:
             self.refused[artifact.path] = f"this machine could not write it: {problem.strerror or problem}"
 
     async def _take(self, artifact: Artifact, name: PurePosixPath) -> None:
-        if await to_thread.run_sync(self.dest.has, artifact, name):
+        if await to_thread.run_sync(self.dest.has, artifact, name, self.digests.get(artifact.path)):
             self.skipped += artifact.size
-            self._done(artifact, name, artifact.sha256 or "")
+            self._done(artifact, name, self.digests[artifact.path])
             return
         target = await to_thread.run_sync(self.dest.target, name)
         part = Part(self.dest.part(artifact), artifact.size)
@@ -271,16 +309,37 @@ class _Receiver:
         """Fill the part and compare. A part from before that turns out wrong is fetched anew, once."""
         resumed = part.offset
         await self._stream(artifact, part)
-        if resumed and not _matches(artifact, part):
+        if resumed and not await self._matches(artifact, part):
             self.resumed -= resumed
             await to_thread.run_sync(part.restart)
             await self._stream(artifact, part)
-        if not _matches(artifact, part):
+        if not await self._matches(artifact, part):
             await to_thread.run_sync(part.restart)
             raise BadReply(
                 f"{artifact.path} changed on the machine after its manifest was taken",
                 "Take a new manifest when nothing writes to it any more.",
             )
+
+    async def _matches(self, artifact: Artifact, part: Part) -> bool:
+        """Whether the part has the digest that the machine has, where it can tell one."""
+        await self._learn([artifact])
+        digest = self.digests.get(artifact.path)
+        return part.sha256() == digest if digest or isinstance(self.source, Sealing) else True
+
+    async def _learn(self, artifacts: Sequence[Artifact]) -> None:
+        """Ask the machine for digests that nobody told yet."""
+        wanted = [a for a in artifacts if a.path not in self.digests]
+        if not wanted or not isinstance(self.source, Sealing):
+            return
+        for failures in range(1, self.tries + 1):
+            try:
+                self.digests.update(await self.source.digests(wanted))
+                return
+            except Unreachable:
+                self.retries += 1
+                if failures == self.tries:
+                    raise
+                await self._pause(failures)
 
     async def _stream(self, artifact: Artifact, part: Part) -> None:
         """Read until the part has its size, opening the stream again after a stall or a lost line."""
@@ -303,6 +362,9 @@ class _Receiver:
                 await self._pause(failures)
 
     async def _stream_once(self, artifact: Artifact, part: Part) -> None:
+        if isinstance(self.source, Sealing):
+            await self._pour(self.source, artifact, part)
+            return
         async with _closing(self.source.read(artifact, part.offset)) as stream:
             while part.offset < artifact.size:
                 with anyio.fail_after(self.stall_s):
@@ -313,6 +375,36 @@ class _Receiver:
                 self.sent += taken
                 self._report(artifact)
 
+    async def _pour(self, source: Sealing, artifact: Artifact, part: Part) -> None:
+        """Let a thread fill the part, and look at it now and then."""
+        begun, sent = part.offset, 0
+
+        def count() -> None:
+            nonlocal sent
+            new = part.offset - begun - sent
+            sent, self.sent = sent + new, self.sent + new
+
+        async def watch() -> None:
+            seen, since = -1, anyio.current_time()
+            while anyio.current_time() - since < self.stall_s:
+                if part.offset != seen:
+                    seen, since = part.offset, anyio.current_time()
+                    count()
+                    self._report(artifact)
+                await anyio.sleep(min(LOOK_S, self.stall_s / 4))
+            raise TimeoutError
+
+        with first_error():
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch)
+                try:
+                    digest = await source.pour(artifact, begun, part.write)
+                finally:
+                    count()
+                group.cancel_scope.cancel()
+        if digest is not None:
+            self.digests[artifact.path] = digest
+
     async def _pause(self, failures: int) -> None:
         await self.clock.sleep(min(2.0 ** (failures - 1) / 2, 15.0))
 
@@ -321,8 +413,8 @@ class _Receiver:
             path=artifact.path,
             local=str(self.dest.path / name),
             size=artifact.size,
-            sha256=bare(sha256),
-            verified=artifact.sha256 is not None,
+            sha256=sha256,
+            verified=artifact.path in self.digests,
         )
         self._report(artifact)
 
@@ -348,7 +440,3 @@ async def _closing(stream: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[
         close = getattr(stream, "aclose", None)
         if close is not None:
             await close()
-
-
-def _matches(artifact: Artifact, part: Part) -> bool:
-    return artifact.sha256 is None or part.sha256() == bare(artifact.sha256)

@@ -30,7 +30,7 @@ import stat
 import struct
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, NoReturn
+from typing import Any, Callable, Dict, Iterable, Iterator, NoReturn
 
 PROC = "/proc"
 FINAL = ("succeeded", "failed", "canceled", "preempted", "timeout")
@@ -40,12 +40,14 @@ RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to 
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.25
 MAX_INPUT = 16 << 20
+LOSSES = ("loss", "train_loss", "train/loss")
 PAD = 16_384  # room for a status to grow into blocks that it owns already
 MAX_ROSTER = 200_000
 MAX_SKIPPED = 1000
 MAX_ALERTS = 500
 MAX_FRESH = 200
 MAX_MEMBER = 1 << 20
+PIECE = 1 << 18
 Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
@@ -532,10 +534,10 @@ def memory() -> tuple[int | None, int | None]:
         return None, None
 
 
-def cgroup_folders() -> Iterator[str]:
-    """Where this process's memory limits may stand: its own group, then the mount's root, for v2 and v1."""
+def cgroup_folders(pid: Any = "self") -> Iterator[str]:
+    """Where a process's memory limits may stand: its own group, then the mount's root, for v2 and v1."""
     try:
-        with open(PROC + "/self/cgroup", encoding="utf-8", errors="replace") as file:
+        with open(f"{PROC}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
         return
@@ -546,38 +548,97 @@ def cgroup_folders() -> Iterator[str]:
             yield mount
 
 
-def heartbeat(folder: str) -> Json:
-    """Memory, disk and inodes now; what can't be read is left out."""
-    used, limit = memory()
-    beat: Json = {"mem_used": used, "mem_limit": limit}
-    try:
-        fs = os.statvfs(folder)
-    except OSError:
-        return beat
-    beat.update(disk_free=fs.f_bavail * fs.f_frsize, disk_total=fs.f_blocks * fs.f_frsize)
-    if fs.f_files:  # some file systems count no inodes
-        beat.update(inodes_free=fs.f_favail, inodes_total=fs.f_files)
-    return beat
+def oom_kills_in(folder: str) -> int | None:
+    """How often the kernel killed in a control group because its memory was used up; None where it isn't counted."""
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            with open(folder + "/" + name, encoding="ascii") as file:
+                counts = dict(line.split(None, 1) for line in file if " " in line)
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
 
 
-class Gpu:
-    """Asks nvidia-smi in a thread, for it may hang for a long time on a sick driver."""
+class OomKills:
+    """Counts what the kernel kills for memory in the groups of the runner and of its command, from now on."""
 
     def __init__(self) -> None:
-        import shutil
+        self.first: dict[str, int] = {}
+        self.most = 0
+        self.look()
 
-        self.program = shutil.which("nvidia-smi")
+    def look(self, pid: Any = "self") -> int | None:
+        """The kills so far: the greatest number of all groups, since an outer one counts an inner one's too."""
+        for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():
+            count = oom_kills_in(folder)
+            if count is not None:
+                self.first.setdefault(folder, count)
+        for folder, first in self.first.items():
+            self.most = max(self.most, (oom_kills_in(folder) or 0) - first)  # a group may be gone by now
+        return self.most if self.first else None
+
+
+class Asked:
+    """Asks in a thread what may hang for a long time: a sick driver, a network disk that went away."""
+
+    def __init__(self) -> None:
         self.values: Json = {}
         self.thread: Any = None
 
-    def ask(self) -> Json:
-        """The last answer; asks anew unless a question is still open."""
-        if self.program and not (self.thread and self.thread.is_alive()):
+    def ask(self, patience: float = 0.0) -> Json:
+        """The last answer, or one that comes within `patience` seconds; asks anew unless a question is still open."""
+        if not (self.thread and self.thread.is_alive()):
             import threading
 
             self.thread = threading.Thread(target=self._query, daemon=True)
             self.thread.start()
+        if patience:
+            self.thread.join(patience)
         return self.values
+
+    def _query(self) -> None:
+        raise NotImplementedError
+
+
+class Rooms(Asked):
+    """Disk and inodes where the declared outputs go: of the file system that has the least of each."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self.paths = paths
+
+    def _query(self) -> None:
+        rooms = []
+        for path in self.paths:
+            while not os.path.exists(path) and len(path) > 1:
+                path = os.path.dirname(path)
+            try:
+                rooms.append(os.statvfs(path))
+            except OSError:
+                continue
+        if rooms:
+            fs = min(rooms, key=lambda r: r.f_bavail * r.f_frsize)
+            found: Json = {"disk_free": fs.f_bavail * fs.f_frsize, "disk_total": fs.f_blocks * fs.f_frsize}
+            counted = [r for r in rooms if r.f_files]  # some file systems count no inodes
+            if counted:
+                fs = min(counted, key=lambda r: r.f_favail)
+                found.update(inodes_free=fs.f_favail, inodes_total=fs.f_files)
+            self.values = found
+
+
+class Gpu(Asked):
+    """Asks nvidia-smi."""
+
+    def __init__(self) -> None:
+        import shutil
+
+        super().__init__()
+        self.program = shutil.which("nvidia-smi")
+
+    def ask(self, patience: float = 0.0) -> Json:
+        """As above, and nothing where there is no such program."""
+        return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:
         import subprocess
@@ -660,6 +721,76 @@ def split_metrics(row: Json) -> tuple[int | None, dict[str, float], list[str]]:
     return step, finite, bad
 
 
+def middle(values: Iterable[float]) -> float:
+    """The median, the upper one of two."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+class Course:
+    """Compares a run with its own past: a loss that jumps away and stays, steps that come much slower.
+
+    Both are told once, after several in a row, and once more when they are over. What is told is in the texts.
+    """
+
+    MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before anything is judged, values in a row
+    JUMP, SLOW, SLOW_S = 5.0, 5.0, 30.0
+
+    def __init__(self) -> None:
+        self.losses: dict[str, list[float]] = {}
+        self.early: dict[str, float] = {}
+        self.high: dict[str, int] = {}
+        self.paces: list[float] = []
+        self.recent: list[tuple[float, float]] = []  # seconds, steps
+        self.slow = False
+        self.last: tuple[float, int] | None = None
+
+    def loss(self, name: str, value: float, step: int | None) -> tuple[str, str] | None:
+        """Take one value of a loss; an alert's kind and text where one is due."""
+        past = self.losses.setdefault(name, [])
+        limit = self._limit(name, past)
+        if limit is None or value <= limit:
+            was, self.high[name] = self.high.get(name, 0), 0
+            self.losses[name] = [*past, value][-self.MEMORY :]
+            return ("recovered", f"{name} is {value:.4g} at step {step} again") if was >= self.ROW else None
+        self.high[name] = self.high.get(name, 0) + 1
+        text = f"{name} is {value:.4g} at step {step}, the {self.ROW}th value in a row above {limit:.4g}"
+        return ("spike", text) if self.high[name] == self.ROW else None
+
+    def _limit(self, name: str, past: list[float]) -> float | None:
+        """What is far above the values so far: five times their median, ten times their spread, half of the start."""
+        if len(past) < self.LEAST:
+            return None
+        usual = middle(past)
+        early = self.early.setdefault(name, middle(past[: self.LEAST // 2]))
+        spread = middle(abs(v - usual) for v in past)
+        return max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
+
+    def pace(self, step: int, now: float) -> tuple[str, str] | None:
+        """Take the newest step; an alert's kind and text where one is due."""
+        last, self.last = self.last, (now, step)
+        if last is None or step <= last[1]:
+            return None
+        self.recent.append((now - last[0], float(step - last[1])))
+        if len(self.recent) <= self.ROW:
+            return None
+        if not self.slow:
+            seconds, steps = self.recent.pop(0)
+            self.paces = [*self.paces, seconds / steps][-self.MEMORY :]
+        self.recent = self.recent[-self.ROW :]
+        if len(self.paces) < self.LEAST:
+            return None
+        usual, present = middle(self.paces), middle(seconds / steps for seconds, steps in self.recent)
+        slow = present > self.SLOW * usual and sum(seconds for seconds, _ in self.recent) > self.SLOW_S
+        if self.slow and present < self.SLOW / 2 * usual:
+            self.slow = False
+            return "recovered", f"a step takes {present:.3g} s again"
+        if self.slow or not slow:
+            return None
+        self.slow = True
+        return "slowed", f"a step takes {present:.3g} s, before it took {usual:.3g} s (at step {step})"
+
+
 class Post:
     """Sends events to a URL from a thread of its own: bounded queue, retries with back-off, never in the job's way."""
 
@@ -737,6 +868,10 @@ class Supervisor:
         if os.path.lexists(folder + "/stop.json"):
             os.unlink(folder + "/stop.json")
         self.gpu = Gpu()
+        outputs, root = [str(p) for p in spec.get("outputs") or []][:16], str(spec.get("root") or "")
+        self.rooms = Rooms([folder, *(locate(folder, path, root)[0] for path in outputs)])
+        self.kills = OomKills()
+        self.course = Course()
         self.post = Post(spec["post_url"], self.post_token, order["token"]) if spec.get("post_url") else None
         self.intent = ""  # why the job is being ended: canceled, preempted or timeout
         self.signaled = 0.0
@@ -900,7 +1035,7 @@ class Supervisor:
         self.take_metrics(64)
         now = time.time()
         self.status.update(state=state, why=self.redactor.text(why), ended_at=now)
-        self.status["beat"] = {**heartbeat(self.folder), **self.gpu.values}
+        self.beat(last=True)
         self.event("state", {"state": state, "why": why})
         end = time.monotonic() + 300
         while not self.write() and time.monotonic() < end:
@@ -948,16 +1083,24 @@ class Supervisor:
     def tick(self) -> None:
         """Everything that is due now."""
         self.guard()
+        self.kills.look(self.child.pid)  # at every tick, since an ended process has no group any more
         self.take_metrics(1)
         self.limits()
         self.escalate()
         now = time.monotonic()
         if now - self.beat_at >= self.beat_every:
             self.beat_at = now
-            self.status["beat"] = {**heartbeat(self.folder), **self.gpu.ask()}
-            self.dirty = True
+            self.beat()
         if self.dirty and now - self.written_at >= TICK_S:
             self.write()
+
+    def beat(self, last: bool = False) -> None:
+        """Memory, disk, inodes and GPU now; what can't be read is left out."""
+        used, limit = memory()
+        room = self.rooms.ask(1.0 if last else 0.05)  # a disk that is well answers at once
+        gpu = self.gpu.values if last else self.gpu.ask()
+        self.status["beat"] = {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **room, **gpu}
+        self.dirty = True
 
     def guard(self) -> None:
         """When the run folder is gone, the machine is being torn down: end the job and leave."""
@@ -1018,6 +1161,9 @@ class Supervisor:
                 self.take_row(row)
             if not rows:
                 return
+            step = self.status["step"]
+            if step is not None:
+                self.tell(self.course.pace(step, time.monotonic()))
 
     def take_row(self, row: Json) -> None:
         """One line of metrics."""
@@ -1029,6 +1175,8 @@ class Supervisor:
             if name in known or len(known) < 64:
                 known[name] = value
             self.bad_names.pop(name, None)
+            if name in LOSSES:
+                self.tell(self.course.loss(name, value, step))
         for name in bad:
             known.pop(name, None)  # an older value would read as the present one
             if name not in self.bad_names and len(self.bad_names) < 64:
@@ -1036,6 +1184,11 @@ class Supervisor:
                 self.alert("nonfinite", "{} is not finite at step {}".format(name, self.status["step"]))
         self.event("metrics", {"step": self.status["step"], "metrics": finite})
         self.moved, self.stalled, self.dirty = time.monotonic(), False, True
+
+    def tell(self, alert: tuple[str, str] | None) -> None:
+        """Pass an alert on where there is one."""
+        if alert:
+            self.alert(*alert)
 
     def alert(self, kind: str, text: str) -> None:
         """Tell it: in alerts.jsonl, in the status, to the URL. The file is bounded."""
@@ -1275,7 +1428,7 @@ def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: st
     if lock < 0:  # a supervisor lives after all
         return "pending"
     kill_group(group, signal.SIGTERM)
-    hard, killed = time.monotonic() + grace, False
+    hard, killed = min(time.monotonic() + grace, end), False
     while living():
         now = time.monotonic()
         if now >= hard and not killed:
@@ -1475,7 +1628,7 @@ class Shelf:
         return self.door.open(real)
 
 
-def put_out(data: bytes) -> None:
+def put_out(data: bytes | bytearray | memoryview) -> None:
     """Write to stdout, all of it."""
     view = memoryview(data)
     while view:
@@ -1483,26 +1636,74 @@ def put_out(data: bytes) -> None:
 
 
 def read(folder: str, request: Json) -> None:
-    """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1."""
+    """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1.
+
+    With `seal` the file is hashed on its way: exactly `size` bytes, then one line with its digest and times.
+    """
     fd = Shelf(folder, request.get("root") or "").open(str(request["path"]))
     try:
-        offset = int(request.get("offset") or 0)
-        if not 0 <= offset <= os.fstat(fd).st_size:
+        offset, size = int(request.get("offset") or 0), os.fstat(fd).st_size
+        if not 0 <= offset <= size:
             raise Problem("bad_request", f"the file has no byte {offset}")
         os.lseek(fd, offset, os.SEEK_SET)
-        while True:
-            block = os.read(fd, 1 << 20)
-            if not block:
-                return
-            put_out(block)
+        if not request.get("seal"):
+            pass_on(fd, None, lambda _: None)
+        elif size != request.get("size"):
+            raise Problem("bad_reply", "it has another size than its roster says")
+        else:
+            sealed(fd, size)
     finally:
         os.close(fd)
 
 
+def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int:
+    """Write a file on to stdout, at most `size` bytes, in pieces that stay in the processor's cache; their number."""
+    piece, count = memoryview(bytearray(PIECE)), 0
+    while size is None or count < size:
+        got = os.readv(fd, [piece if size is None else piece[: size - count]])
+        if not got:
+            break
+        see(piece[:got])
+        put_out(piece[:got])
+        count += got
+    return count
+
+
+def sealed(fd: int, size: int) -> None:
+    """A whole file, then what was hashed."""
+    import hashlib
+
+    sha = hashlib.sha256()
+    widen(1)
+    if pass_on(fd, size, sha.update) != size:
+        raise Problem("bad_reply", "it became shorter while it was read")
+    put_out(json.dumps({**stamp(os.fstat(fd)), "sha256": sha.hexdigest()}).encode() + b"\n")
+
+
+def widen(pipe: int) -> None:
+    """Let more wait between us and the server, where the system can: fewer changes between the two."""
+    try:
+        import socket
+
+        kind = os.fstat(pipe).st_mode
+        if stat.S_ISSOCK(kind):
+            with socket.socket(fileno=os.dup(pipe)) as line:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        elif stat.S_ISFIFO(kind) and sys.platform == "linux":
+            import fcntl
+
+            fcntl.fcntl(pipe, 1031, 1 << 20)  # F_SETPIPE_SZ, which has no name before Python 3.10
+    except OSError:
+        pass
+
+
 def bundle(folder: str, request: Json) -> None:
-    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`; a file that
-    can't be read, or is larger than a member may be, is left out.
+    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`, and says in
+    its link name, which a file has no use for, its digest and times. A file that can't be read, or is larger than a
+    member may be, is left out.
     """
+    import hashlib
+
     shelf, out = Shelf(folder, request.get("root") or ""), bytearray()
     for number, path in enumerate(request.get("paths") or []):
         try:
@@ -1511,22 +1712,24 @@ def bundle(folder: str, request: Json) -> None:
             continue
         try:
             content = os.read(fd, MAX_MEMBER + 1)
+            info = os.fstat(fd)
         except OSError:
             continue
         finally:
             os.close(fd)
-        if len(content) <= MAX_MEMBER:
-            out += tar_header(number, len(content)) + content + bytes(-len(content) % 512)
+        if len(content) == info.st_size <= MAX_MEMBER:
+            seal = b"%s %x %x" % (hashlib.sha256(content).hexdigest().encode(), info.st_mtime_ns, info.st_ctime_ns)
+            out += tar_header(number, len(content), seal) + content + bytes(-len(content) % 512)
         if len(out) > MAX_MEMBER:
-            put_out(bytes(out))
-            out.clear()
-    put_out(bytes(out) + bytes(1024))
+            put_out(out)
+            out = bytearray()
+    put_out(out + bytes(1024))
 
 
-def tar_header(name: int, size: int) -> bytes:
+def tar_header(name: int, size: int, link: bytes) -> bytes:
     """A ustar header of a regular file; `tarfile` takes five times as long to load and to write it."""
     numbers = (b"0000600", b"0000000", b"0000000", b"%011o" % size, b"%011o" % 0)
-    fields = (b"%d" % name, *numbers, b" " * 8, b"0", b"", b"ustar\x0000")
+    fields = (b"%d" % name, *numbers, b" " * 8, b"0", link, b"ustar\x0000")
     block = struct.pack("100s8s8s8s12s12s8sc100s8s247x", *fields)
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 

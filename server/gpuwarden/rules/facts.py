@@ -43,11 +43,12 @@ class Leak:
 class SubmitFacts:
     """All that is known before a job is accepted. `profile` is None for an unknown platform.
 
-    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there. `unset_secrets` are
-    declared secrets that have no value here. `looked` is what the backend said of the place, where one is known before
-    it is rented, and the provider of the account; each finding names the rule that will show it. `hub` is None for a
-    job that does not touch the Hub. `proven_script`: this very script has succeeded before. `script_url` says what is
-    wrong with an address that a script comes from.
+    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there, `unsold` why the platform
+    does not rent what is asked. `unset_secrets` are declared secrets that have no value here, `account_secrets` those
+    that are, or hold, the key of an account that rents machines, or a secret of gpuwarden's own. `looked` is what the
+    backend said of the place, where one is known before it is rented, and the provider of the account; each finding
+    names the rule that will show it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
+    script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
     """
 
     spec: JobSpec
@@ -59,6 +60,8 @@ class SubmitFacts:
     unusable: str = ""
     leaks: tuple[Leak, ...] = ()
     unset_secrets: tuple[str, ...] = ()
+    account_secrets: tuple[str, ...] = ()
+    unsold: str = ""
     looked: tuple[Finding, ...] = ()
     hub: HubFacts | None = None
     proven_script: bool = False

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.analysis import BUILDERS
+from gpuwarden.core.repo_uses import BUILDERS
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from gpuwarden.app import open_warden
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import WardenError
+from gpuwarden.serve.notebook import summary
 from gpuwarden.serve.replies import Reply
 
 
@@ -51,8 +52,8 @@ async def examine() -> DoctorReply:
         ),
     ]
     rows += [SettingReply(setting=s.path, value=_shown(s.path, s.value), origin=s.origin) for s in config.settings]
-    checks = [_ledger(), _disk(config.home), *(_program(name, why) for name, why in PROGRAMS)]
-    bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk"}]
+    checks = [_ledger(), _disk(config.home), _notes(), *(_program(name, why) for name, why in PROGRAMS)]
+    bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
     return DoctorReply(
         ok=not bad,
         code="ok" if not bad else "failed",
@@ -78,6 +79,14 @@ def _ledger() -> CheckedReply:
         return CheckedReply(what="ledger", ok=True, found=f"{w.ledger.path}, {w.ledger.count()} events")
     except WardenError as error:
         return CheckedReply(what="ledger", ok=False, found=f"{error.message} {error.hint}")
+
+
+def _notes() -> CheckedReply:
+    try:
+        ok, found = summary(open_warden("doctor"))
+        return CheckedReply(what="notes", ok=ok, found=found)
+    except WardenError as error:
+        return CheckedReply(what="notes", ok=False, found=f"{error.message} {error.hint}")
 
 
 def _disk(home: Path) -> CheckedReply:

@@ -28,6 +28,16 @@ LIMITS: Final = (
     "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, another "
     "program that holds the account's key, or a person. Codex asks you to trust a new hook (/hooks) before it runs."
 )
+GONE: Final = (
+    "gpuwarden: the guard before this shell can not run, so nothing passes. A person can mend it with gpuwarden hooks "
+    "install, or take it out of this client's settings."
+)
+# A shell answers 126 or 127 where the guard's Python is gone, which every client takes for a pass; 2 is a no to all.
+OR_DENY: Final = (
+    ""
+    if os.name == "nt"
+    else f" || {{ code=$?; [ $code -lt 126 ] || {{ echo {shlex.quote(GONE)} >&2; code=2; }}; exit $code; }}"
+)
 BACKUP: Final = ".before-gpuwarden"
 
 
@@ -74,9 +84,9 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     files = {c: homes[c] / c.file for c in chosen}
     tables = {c: _read(c, file) for c, file in files.items()}
     if action == "install":
-        command = _place_guard(config)
+        _place_guard(config)
         for c in chosen:
-            _install(c, files[c], tables[c], f"{command[0]} {c.name} {command[1]}")
+            _install(c, files[c], tables[c], _command(c, config))
     elif action == "uninstall":
         for c in chosen:
             _uninstall(c, files[c], tables[c])
@@ -88,15 +98,20 @@ def _folder(config: Config) -> Path:
     return config.home / "hooks"
 
 
-def _place_guard(config: Config) -> tuple[str, str]:
-    """Copy the guard beside the ledger. Returns the two halves of its command; the client's name goes in between."""
+def _command(client: Client, config: Config) -> str:
+    """What the client's shell runs."""
+    guarded, told = _folder(config) / "guard.py", _folder(config) / "guard.json"
+    return f"{_quoted(sys.executable, '-I', str(guarded), client.name, str(told))}{OR_DENY}"
+
+
+def _place_guard(config: Config) -> None:
+    """Copy the guard beside the ledger."""
     folder = _folder(config)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
     kept = [config.home / "ledger.db", config.policy_file, folder]
     values = {"home": os.path.normpath(config.home.absolute()), "files": [os.path.normpath(f.absolute()) for f in kept]}
     _write(folder / "guard.json", json.dumps(values))
-    return _quoted(sys.executable, "-I", str(folder / "guard.py")), _quoted(str(folder / "guard.json"))
 
 
 def _quoted(*words: str) -> str:
@@ -119,9 +134,13 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
 
 def _is_ours(entry: Any) -> bool:
     """Whether an entry, or a hook in a matcher group, runs our guard."""
+    return any("guard.py" in text and "guard.json" in text for text in _texts(entry))
+
+
+def _texts(entry: Any) -> list[str]:
+    """The commands of an entry, or of the hooks in a matcher group."""
     inner = entry.get("hooks", [entry]) if isinstance(entry, dict) else []
-    texts = [h.get("command", "") for h in inner if isinstance(h, dict)] if isinstance(inner, list) else []
-    return any("guard.py" in str(t) and "guard.json" in str(t) for t in texts)
+    return [str(h.get("command", "")) for h in inner if isinstance(h, dict)] if isinstance(inner, list) else []
 
 
 def _without(entries: list[Any]) -> list[Any]:
@@ -187,7 +206,7 @@ def _state(client: Client, file: Path, config: Config) -> str:
     if not ours:
         return "absent"
     fresh = copy.exists() and copy.read_text("utf-8") == Path(guard.__file__).read_text("utf-8")
-    here = str(copy) in json.dumps(ours) and sys.executable in json.dumps(ours)
+    here = any(_command(client, config) in _texts(entry) for entry in ours)
     return "installed" if fresh and here and len(ours) == 1 else "stale"
 
 

@@ -51,11 +51,11 @@ from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
 from gpuwarden.lifecycle.verify import verify_file, verify_job
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.lifecycle.watch import EVERY_S, Round, Watcher
-from gpuwarden.serve import prompts, replies, skills
+from gpuwarden.serve import prompts, replies, schemas, skills
 from gpuwarden.serve.references import SearchReply, look_up
 from gpuwarden.serve.replies import Reply
 from gpuwarden.serve.resources import ENTRY_TEMPLATE, MARKDOWN, documents, entry_text
+from gpuwarden.serve.tending import tend
 
 INSTRUCTIONS = (
     "gpuwarden guards metered GPUs. submit_job checks first: on a rented platform it returns a receipt, and launches "
@@ -133,14 +133,14 @@ class WardenServer(MCPServer[Any]):
                 mime_type=d.mime_type,
                 size=len(d.content),
             )
-            for d in documents(self.warden.own_profiles).values()
+            for d in documents(self.warden.own_profiles, self.warden.notes_file).values()
         ]
 
     async def read_resource(
         self, uri: Any, context: Context[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
         """Read a document, or an entry by its id."""
-        document = documents(self.warden.own_profiles).get(str(uri))
+        document = documents(self.warden.own_profiles, self.warden.notes_file).get(str(uri))
         if document is None:
             return await super().read_resource(uri, context)
         return [ReadResourceContents(content=document.text, mime_type=document.mime_type)]
@@ -534,70 +534,15 @@ def _add_knowledge(server: WardenServer, w: Warden) -> None:
         server.prompt()(prompt)
 
 
-# -------------------------------------------------------------------------------------------------------- schema
-
-
 def _tidy(server: WardenServer) -> None:
     """Refuse unknown arguments, and strip from the schemas what only costs tokens."""
     for tool in server._tool_manager.list_tools():  # noqa: SLF001 - the SDK has no public way to do either
         model = tool.fn_metadata.arg_model
         model.model_config = ConfigDict(**{**model.model_config, "extra": "forbid"})
         model.model_rebuild(force=True)
-        tool.parameters = _slim(_inlined(model.model_json_schema(by_alias=True)))
+        tool.parameters = schemas.slim(schemas.inlined(model.model_json_schema(by_alias=True)))
         tool.description = " ".join(tool.description.split())
-        tool.fn_metadata.output_schema = _answers(tool.fn_metadata.output_schema or {})
-
-
-def _answers(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a tool answers: its reply, or an error, which has no more than these."""
-    return {**_untitled(schema), "required": ["ok", "code", "message", "hint"], "additionalProperties": True}
-
-
-def _inlined(schema: Any, defs: dict[str, Any] | None = None) -> Any:
-    """A schema without `$defs`: every one of ours is used once."""
-    if isinstance(schema, list):
-        return [_inlined(item, defs) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    defs = defs or schema.get("$defs", {})
-    target = defs.get(str(schema.get("$ref", "")).rpartition("/")[2], {})
-    return {k: _inlined(v, defs) for k, v in {**target, **schema}.items() if k not in {"$defs", "$ref"}}
-
-
-def _untitled(schema: Any) -> Any:
-    """A schema without generated titles."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {k: _untitled(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))}
-
-
-def _slim(schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool's arguments: no titles, and `anyOf: [x, null]` as plain x, since an omitted argument is null anyway."""
-    slim: dict[str, Any] = _untitled(schema)
-    for field in slim.get("properties", {}).values():
-        options = [o for o in field.pop("anyOf", []) if o != {"type": "null"}]
-        field.update(options[0] if options else {})
-        if field.get("default", ...) is None:
-            field.pop("default")
-    return slim
-
-
-async def tend(w: Warden, every_s: float = EVERY_S) -> None:
-    """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
-    said: dict[str, str] = {}
-
-    def tell(done: Round) -> None:
-        nonlocal said
-        texts = [f"{alert.kind}: {alert.text}" for alert in done.news if alert.raised]
-        texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
-        said = done.trouble
-        for text in texts:
-            logger.warning("%s", scrubbed(line(text, 600), secret_values(w.env)))
-
-    await w.clock.sleep(every_s)
-    await Watcher(w, every_s).run(tell)
+        tool.fn_metadata.output_schema = schemas.answers(tool.fn_metadata.output_schema or {})
 
 
 async def run_stdio(w: Warden) -> None:

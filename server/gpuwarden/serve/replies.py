@@ -297,14 +297,15 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
-    said = "\n".join(line(redact(matched.text, values), 240) for matched in found.lines if matched.number)
+    told = (m.text if m.number else f"[observed] {m.text}" for m in found.lines)
+    said = "\n".join(line(redact(text, values), 240) for text in told)
     return DiagnosisReply(
         id=found.id,
         title=found.title,
         certainty=found.certainty,
         why=found.why,
         fix=line(found.fix, 400),
-        lines=fence(said, f"the log, for {found.id}", values=values) if said else "",
+        lines=fence(said, f"the evidence for {found.id}", values=values),
     )
 
 

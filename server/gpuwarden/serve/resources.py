@@ -12,10 +12,12 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
 from gpuwarden.knowledge.catalogue import Gotcha, shipped
+from gpuwarden.notes import Notes, load_notes
 
-Kind: TypeAlias = Literal["references", "profiles", "skills"]
+Kind: TypeAlias = Literal["references", "profiles", "skills", "notes"]
 
 MAX_BYTES = 1 << 20
+NOTES_URI = "gpuwarden://notes"
 ENTRY_TEMPLATE = "gpuwarden://entries/{id}"
 MARKDOWN = "text/markdown"
 TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", ".json": "application/json"}
@@ -49,12 +51,29 @@ def page_uri(page: str) -> str:
     return f"gpuwarden://references/{page}"
 
 
-def documents(own_profiles: Path | None = None) -> dict[str, Document]:
-    """Every document by its URI. A profile of the user's own folder goes before a shipped one of the same name."""
+def documents(own_profiles: Path | None = None, notes_file: Path | None = None) -> dict[str, Document]:
+    """Every document by its URI. A profile of the user's own folder goes before a shipped one of the same name.
+
+    The user's notes are among them when they hold something and are in order.
+    """
     found = dict(_shipped())
     if own_profiles is not None:
         found |= {d.uri: d for d in _read_folder("profiles", own_profiles)}
-    return found
+    notes = _notes(notes_file) if notes_file is not None else None
+    return found if notes is None else found | {notes.uri: notes}
+
+
+def _notes(file: Path) -> Document | None:
+    """The user's notes as they were understood; their loader has refused what looks like a secret."""
+    try:
+        notes = load_notes(file)
+    except BadRequest:
+        return None
+    if notes == Notes():
+        return None
+    content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
+    about = "What the user told about their own setup: machines, folders, tracker, where keys live."
+    return Document("notes", file.name, NOTES_URI, "The user's notes", about, "application/json", content)
 
 
 def entry_text(key: str) -> str:
@@ -75,7 +94,7 @@ def _seen_also(gotcha: Gotcha) -> str:
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Document]:
     """What came with this installation, read once: a listing and what is read after it are always one state."""
-    kinds: tuple[Kind, ...] = ("skills", "references", "profiles")
+    kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
     return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
 
 

@@ -32,10 +32,13 @@ from gpuwarden.serve.replies import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpuwarden.remote.receive import Progress
     from gpuwarden.serve.hooks import HooksReply
+    from gpuwarden.serve.notebook import NotesReply
     from gpuwarden.serve.references import SearchReply
-    from gpuwarden.serve.upkeep import DraftReply, IssuesReply
+    from gpuwarden.serve.upkeep import DraftReply, IssuesReply, LessonReply
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -304,6 +307,20 @@ def draft(reply: DraftReply) -> None:
     message(reply)
 
 
+def lesson(reply: LessonReply) -> None:
+    """The evidence of a failed job, what it does not show, and the draft made of it."""
+    out.print(f"[bold]{escape(reply.job)}[/] on {escape(reply.platform)} [dim]{escape(', '.join(reply.versions))}[/]")
+    again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
+    worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
+    for text in (reply.lines, again, worked, reply.changes, reply.text):
+        if text:
+            out.print(escape(plain(text)), soft_wrap=True)
+    for label, words in (("missing", reply.missing), ("not shown", reply.doubts)):
+        for word in words:
+            out.print(f"[yellow]{label}:[/] {escape(word)}", soft_wrap=True)
+    message(reply)
+
+
 def platforms(titles: dict[str, str]) -> None:
     """The platforms that can be named."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
@@ -312,15 +329,34 @@ def platforms(titles: dict[str, str]) -> None:
     out.print(table)
 
 
-def profile(name: str) -> None:
-    """A profile's page."""
+def profile(file: Path, told: dict[str, str]) -> None:
+    """A profile's page, and what the user noted of the platform."""
     from rich.markdown import Markdown
 
-    from gpuwarden.data import data_dir
     from gpuwarden.frontmatter import read_front_matter
 
-    file = data_dir("profiles") / f"{name.removeprefix('rehearsal/')}.md"
-    out.print(Markdown(read_front_matter(file.read_text("utf-8"), name=file.name).body))
+    body = read_front_matter(file.read_text("utf-8"), name=file.name).body
+    noted = "".join(f"- {key}: {value}\n" for key, value in told.items())
+    out.print(Markdown(body + (f"\n## Your notes\n{noted}" if noted else "")))
+
+
+def notes(reply: NotesReply) -> None:
+    """The notes as lines, each under the key that sets it."""
+    for key, value in _flat(reply.notes):
+        out.print(f"[bold]{escape(key)}[/] {escape(str(value))}", soft_wrap=True)
+    out.print(f"[dim]{escape(reply.path)}[/]", soft_wrap=True)
+    message(reply)
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield key, item
+    else:
+        yield key, value
 
 
 def doctor(reply: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.fence import fence
 from gpuwarden.data import data_dir
 from gpuwarden.knowledge import shipped
 from gpuwarden.knowledge.freshness import check
-from gpuwarden.knowledge.proposal import Bar, draft
+from gpuwarden.knowledge.proposal import TO_SAY, Bar, Draft, draft, home_of, sketch
+from gpuwarden.lifecycle.lesson import Lesson
 from gpuwarden.serve.replies import Reply
 
 
@@ -38,6 +41,25 @@ class DraftReply(Reply):
     known: list[str] = Field(default_factory=list)
 
 
+class LessonReply(DraftReply):
+    """The evidence of a failed job, with the draft of an entry made of it. Foreign text stands between fences.
+
+    `complete` says whether the draft is an entry; `missing` is what keeps it below the bar, `doubts` what the
+    evidence does not show.
+    """
+
+    complete: bool
+    job: str
+    platform: str
+    lines: str
+    versions: list[str] = Field(default_factory=list)
+    again: list[str] = Field(default_factory=list)
+    fixed_by: str | None = None
+    changes: str = ""
+    missing: list[str] = Field(default_factory=list)
+    doubts: list[str] = Field(default_factory=list)
+
+
 def look_over(today: date, months: int) -> IssuesReply:
     """Old facts, dead references, missing sources and broken entries in the references, the profiles and the skills."""
     if months < 0:
@@ -53,6 +75,45 @@ def look_over(today: date, months: int) -> IssuesReply:
         hint="Ask the source again, correct the line, and set its month anew.",
         issues=rows,
     )
+
+
+def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
+    """The evidence of a job and a draft made of it, shown and never written.
+
+    The draft is a whole entry when title, symptom, cause, fix and source are given and the bar is met.
+    """
+    bar = replace(bar, reproduced=bar.reproduced or bool(lesson.again))
+    catalogue, given = shipped(), {key: value for key, value in fields.items() if value}
+    home = page or home_of(catalogue, lesson.lines)
+    missing = bar.missing() + [f"{key} is not said" for key in TO_SAY if key not in given]
+    missing += [] if title else ["title is not said"]
+    if missing:
+        made = sketch(catalogue, home, given, lesson.lines)
+    else:
+        made = draft(catalogue, home, title, given, lesson.lines[:1], bar)
+    label = f"job {lesson.job.id}"
+    return LessonReply(
+        page=made.page,
+        text=fence(made.text, f"a draft with lines of {label}", limit=8_000, keep="start"),
+        known=list(dict.fromkeys((*lesson.known, *made.known))),
+        message=_about(made, lesson),
+        hint=f"When it is right, add it to {made.page} by hand." if not missing else "Say what is missing, then again.",
+        complete=not missing,
+        job=lesson.job.id,
+        platform=lesson.job.spec.platform,
+        lines=fence("\n".join(lesson.lines), f"the log of {label}") if lesson.lines else "",
+        versions=list(lesson.versions),
+        again=list(lesson.again),
+        fixed_by=lesson.fixed_by.id if lesson.fixed_by else None,
+        changes=fence(lesson.changes, "what was submitted", limit=6_000, keep="start") if lesson.changes else "",
+        missing=missing,
+        doubts=lesson.doubts,
+    )
+
+
+def _about(made: Draft, lesson: Lesson) -> str:
+    known = list(dict.fromkeys((*lesson.known, *made.known)))
+    return f"{', '.join(known)} explain this already; is it really another failure?" if known else ""
 
 
 def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable
 
-from gpuwarden.checkpoints import scan, zips
+from gpuwarden.checkpoints import kernels, zips
 from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Broken, Doubtful, Limits, Tensor, short
 from gpuwarden.checkpoints.source import Source
 
@@ -75,14 +75,15 @@ def _unpack(
     def work() -> None:
         dtype = PARTS.get(t.dtype, t.dtype)
         kind = DTYPES[dtype]
-        test, size, rest, skip, strange = scan.kernel(big), kind.bits // 8, b"", start, False
+        test = None if kind.top is None else kernels.finite_test(dtype, big)
+        size, rest, skip, strange = kind.bits // 8, b"", start, False
         for piece in zips.inflate(source, m, limits):
             data = rest + piece[skip:]
             skip = max(0, skip - len(piece))
             whole = len(data) - len(data) % size
             rest = data[whole:]
-            if kind.top is not None and whole and not strange:
-                strange = test(data[:whole], dtype)[0]
+            if test and whole and not strange:
+                strange = test(data[:whole])[0]
         found.proved.append(f"the CRC of compressed member {short(t.name, 60)} fits")
         if strange:
             found.problems.append(f"not finite: {short(t.name, 60)}")

@@ -1,0 +1,1 @@
+"""The commands, a file a family. Each adds its own to the group in base.py."""

@@ -1,0 +1,64 @@
+"""What all commands share: the group they belong to, and the one way to print an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuwarden import __version__
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.warden import Warden
+    from gpuwarden.serve.replies import Reply
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+VERBS = click.Choice(["stop", "terminate"])
+EXITS = {"unknown": 2, "bad_request": 2}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="%(version)s")
+def cli() -> None:
+    """The safety layer between coding agents and metered GPUs."""
+
+
+def emit(body: dict[str, Any]) -> None:
+    """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
+    from gpuwarden.core.fence import scrubbed, secret_values
+
+    click.echo(json.dumps(scrubbed(body, secret_values(os.environ))))
+
+
+def open_house(actor: str = "cli") -> Warden:
+    """The use cases over this user's settings and ledger."""
+    from gpuwarden.app import open_warden
+
+    return open_warden(actor)
+
+
+def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
+    """Let click call a coroutine."""
+
+    @wraps(command)
+    def run_it(*args: Any, **kwargs: Any) -> int:
+        import anyio
+
+        return anyio.run(lambda: command(*args, **kwargs))
+
+    return run_it
+
+
+def answer(reply: Reply, as_json: bool, show: str) -> int:
+    """Print a reply and return its exit code."""
+    if as_json:
+        emit(reply.model_dump(mode="json"))
+    else:
+        from gpuwarden.serve import terminal
+
+        getattr(terminal, show)(reply)
+    return 0 if reply.ok else EXITS.get(reply.code, 1)

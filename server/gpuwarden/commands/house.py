@@ -1,0 +1,99 @@
+"""Commands on the installation: doctor, hooks, mcp, demo, rehearse-hub, rehearse-world."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from gpuwarden.commands.base import JSON, answer, cli, open_house, runs_async
+from gpuwarden.core.errors import BadRequest
+
+
+@cli.command()
+@JSON
+@runs_async
+async def doctor(as_json: bool) -> int:
+    """The effective settings and where each came from, and whether this machine can work with them."""
+    from gpuwarden.serve.doctor import examine
+
+    return answer(await examine(), as_json, "doctor")
+
+
+@cli.command()
+@click.argument("action", type=click.Choice(["install", "uninstall", "status"]))
+@click.option(
+    "--client", "names", multiple=True, type=click.Choice(["claude", "codex", "cursor"]), help="Only this one."
+)
+@JSON
+def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
+    """Stop an agent's shell from going around gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run."""
+    from gpuwarden.config import load_config
+    from gpuwarden.serve.hooks import hooks as use_case
+
+    return answer(use_case(action, names, load_config(), os.environ), as_json, "hooks")
+
+
+@cli.command()
+def mcp() -> NoReturn:
+    """Serve the tools to an MCP client over standard input and output."""
+    import anyio
+
+    from gpuwarden.serve.mcp_server import run_stdio
+
+    anyio.run(run_stdio, open_house("mcp"))
+    raise SystemExit(0)
+
+
+@cli.command()
+@click.option("--yes", is_flag=True, help="Answer the demo's one question with yes; recorded as such.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
+)
+@JSON
+@runs_async
+async def demo(yes: bool, keep: Path | None, as_json: bool) -> int:
+    """Walk one training job through its whole life, for real, at no cost."""
+    from gpuwarden.serve.demo import play
+
+    return await play(yes=yes, as_json=as_json, keep=keep)
+
+
+@cli.command("rehearse-hub")
+@click.option(
+    "--root", type=click.Path(path_type=Path, file_okay=False), help="Where its repos live; a fresh folder if omitted."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="A free one if omitted.")
+def rehearse_hub(root: Path | None, port: int) -> int:
+    """Serve a Hugging Face Hub of pretend repos on loopback, for practice without a network."""
+    import tempfile
+
+    from gpuwarden.rehearsal.hub_server import serve
+
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-hub-") as fresh:
+        serve(root or Path(fresh), port, click.echo)
+    return 0
+
+
+@cli.command("rehearse-world", hidden=True)
+def rehearse_world() -> int:
+    """Play the other side of a pretend world for an evaluation: orders as JSON lines, answers the same way."""
+    from gpuwarden.lifecycle.records import story
+    from gpuwarden.providers.rehearsal import RehearsalProvider
+    from gpuwarden.rehearsal.cloud import Cloud
+    from gpuwarden.rehearsal.console import Console
+
+    w = open_house("world")
+
+    def cloud(platform: str) -> Cloud:
+        provider = w.provider(platform)
+        if not isinstance(provider, RehearsalProvider):
+            raise BadRequest(f"{platform} is no rehearsal", "Name a rehearsal/ platform.")
+        return provider.cloud
+
+    for reply in Console(cloud, lambda: [e.as_dict() for e in story(w.ledger, None)]).serve(sys.stdin):
+        click.echo(reply)
+    return 0

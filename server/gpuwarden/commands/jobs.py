@@ -1,0 +1,167 @@
+"""Commands on one job: submit, check, cancel, pull, verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuwarden.commands.base import JSON, VERBS, answer, cli, open_house, runs_async
+from gpuwarden.core.errors import BadRequest
+
+LEVELS = click.Choice(["structure", "content", "load", "resume"])
+
+
+@cli.command()
+@click.argument("what", nargs=-1, required=True)
+@click.option("--platform", required=True, help="Profile name, or rehearsal/<name>.")
+@click.option("--name", default=None, help="Short name; by default the script's.")
+@click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
+)
+@click.option(
+    "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
+)
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit.")
+@click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
+@click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
+@click.option("--gpu", default=None, help="GPU name.")
+@click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
+@click.option("--disk", "disk_gb", type=int, default=None, metavar="GB")
+@click.option("--interruptible", is_flag=True, help="Cheaper; resumes from its last checkpoint.")
+@click.option("--durable-storage", is_flag=True, help="Ask for the tier that survives teardown.")
+@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machine will end.")
+@click.option("--max-restarts", type=int, default=3, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Only check.")
+@click.option("--receipt", default=None, help="From a checking call, to launch exactly these arguments.")
+@JSON
+@runs_async
+async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: str | None, **given: Any) -> int:
+    """Check a job and launch it: WHAT is a script.py with its arguments, or a command after `--`.
+
+    On a rented platform the first call prints a receipt; the same call with --receipt launches.
+    """
+    from gpuwarden.core.inputs import build
+    from gpuwarden.core.models import JobSpec
+    from gpuwarden.lifecycle.submit import submit as use_case
+    from gpuwarden.serve import replies
+
+    given["env"] = _pairs(given.pop("envs"))
+    spec = build(JobSpec, {**{k: v for k, v in given.items() if v is not None}, **_what(what, given["name"])})
+    return answer(
+        replies.submitted(await use_case(open_house(), spec, dry_run=dry_run, receipt=receipt)), as_json, "submitted"
+    )
+
+
+def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
+    """A script with its arguments, or a command."""
+    first, *rest = what
+    if not first.endswith(".py"):
+        return {"command": what, "name": name or Path(first).name[:40] or "job"}
+    return {"script": read_script_file(Path(first)), "args": rest, "name": name or Path(first).stem[:40]}
+
+
+def read_script_file(path: Path) -> str:
+    """A script's text, bounded. Raises BadRequest that says what is wrong with the file."""
+    from gpuwarden.core.models import MAX_SCRIPT_BYTES
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"the script {path} can't be read: {error.strerror}", "Check the path.") from error
+    if len(content) > MAX_SCRIPT_BYTES:
+        raise BadRequest(
+            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if any(not mark for _, mark, _ in pairs):
+        raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
+    return {name: value for name, _, value in pairs}
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option("--cursor", type=int, default=None, help="Read the log from this byte.")
+@click.option("--log-bytes", type=click.IntRange(0, 1_000_000), default=2_000, show_default=True)
+@click.option("--follow", is_flag=True, help="Look again every two seconds until the job ends.")
+@JSON
+@runs_async
+async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
+    """State, step, metrics, meter and log of a job."""
+    from gpuwarden.core.fence import secret_values
+    from gpuwarden.core.states import TERMINAL_JOBS
+    from gpuwarden.lifecycle.check import check as use_case
+    from gpuwarden.serve import replies
+
+    w = open_house()
+    while True:
+        result = await use_case(w, job_id, cursor=cursor, limit=log_bytes)
+        ended = not follow or result.job.state in TERMINAL_JOBS
+        if ended or not as_json:  # one JSON object, so only the last look
+            reply = replies.checked(result, secret_values(w.env, result.job.spec.secrets))
+            code = answer(reply, as_json, "checked")
+        if ended:
+            return code
+        cursor = result.log.next if result.log else cursor
+        await w.clock.sleep(2)
+
+
+@cli.command()
+@click.argument("job_id")
+@JSON
+@runs_async
+async def cancel(job_id: str, as_json: bool) -> int:
+    """End a job's process, with a signal first. Its machine stays and bills on."""
+    from gpuwarden.lifecycle.check import cancel as use_case
+    from gpuwarden.lifecycle.records import read_lease
+    from gpuwarden.serve import replies
+
+    w = open_house()
+    job = await use_case(w, job_id)
+    return answer(replies.canceled(job, read_lease(w.ledger, job.lease) if job.lease else None), as_json, "checked")
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option("--dest", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder to copy into.")
+@JSON
+@runs_async
+async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
+    """Copy a job's outputs and log here and compare digests. Run again to resume."""
+    from gpuwarden.lifecycle.pull import pull as use_case
+    from gpuwarden.serve import replies, terminal
+
+    with terminal.transfer_bar(as_json) as progress:
+        result = await use_case(open_house(), job_id, dest, progress=progress)
+    return answer(replies.pulled(result), as_json, "pulled")
+
+
+@cli.command()
+@click.argument("what")
+@click.option("--level", type=LEVELS, default="load", show_default=True, help="How deep.")
+@JSON
+@runs_async
+async def verify(what: str, level: str, as_json: bool) -> int:
+    """Prove a checkpoint: WHAT is a job id, whose pulled copy is meant, or a path.
+
+    Exit code 0: proven, 1: refuted, 2: could not tell.
+    """
+    from gpuwarden.core.models import Level
+    from gpuwarden.lifecycle.records import job_ids
+    from gpuwarden.lifecycle.verify import verify_file, verify_job
+    from gpuwarden.serve import replies
+
+    w = open_house()
+    is_job = what in job_ids(w.ledger)
+    report = await (verify_job(w, what, Level(level)) if is_job else verify_file(Path(what), Level(level)))
+    return answer(replies.verified(report), as_json, "verified")

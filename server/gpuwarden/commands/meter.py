@@ -1,0 +1,92 @@
+"""Commands on what costs: teardown, approve, instances, watch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuwarden.commands.base import JSON, VERBS, answer, cli, open_house, runs_async
+from gpuwarden.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.watch import Round
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option("--verb", type=VERBS, default="terminate", show_default=True)
+@click.option("--withdraw", is_flag=True, help="Take an open request back.")
+@JSON
+@runs_async
+async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int:
+    """Ask for a job's machine to be ended. A person then runs `gpuwarden approve TICKET`."""
+    from gpuwarden.lifecycle import teardown as use_case
+    from gpuwarden.serve import replies
+
+    w = open_house()
+    view = await use_case.request(w, job_id, verb)  # type: ignore[arg-type]  # click.Choice checked it
+    if withdraw:
+        await use_case.withdraw(w, view.record.id, "withdrawn on the command line")
+        view = await use_case.proceed(w, view.record.id)
+    return answer(replies.torn_down(view), as_json, "torn_down")
+
+
+@cli.command()
+@click.argument("ticket", required=False)
+@click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
+@click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type its name.")
+@JSON
+@runs_async
+async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_json: bool) -> int:
+    """Say yes, as a person at a terminal: to a teardown (t...) or to a spending (r...)."""
+    from gpuwarden.serve import approval
+
+    if set_pin:
+        return answer(await approval.choose_pin(open_house()), as_json, "message")
+    if not ticket:
+        raise BadRequest("which ticket?", "teardown and submit print it.")
+    return answer(await approval.on_terminal(open_house(), ticket, without_proof=without_proof), as_json, "message")
+
+
+@cli.command()
+@JSON
+@runs_async
+async def instances(as_json: bool) -> int:
+    """Every rented machine, ours or not: state, billing, cost, job."""
+    from gpuwarden.lifecycle.instances import list_instances
+    from gpuwarden.serve import replies
+
+    return answer(replies.listed(await list_instances(open_house())), as_json, "listed")
+
+
+@cli.command()
+@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
+@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=15, show_default=True, metavar="SECONDS")
+@JSON
+@runs_async
+async def watch(once: bool, every_s: float, as_json: bool) -> int:
+    """Move every job on and say what needs a person: idle, stalled, failed, finished but billing, over a cap.
+
+    It asks and parks; it never ends a machine. Alerts go to the ledger and where the policy's [watch] says.
+    """
+    from gpuwarden.lifecycle.watch import Watcher
+    from gpuwarden.serve import replies, terminal
+
+    if as_json and not once:
+        raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
+    watcher = Watcher(open_house("watch"), every_s)
+    if once:
+        return answer(replies.watched(await watcher.round()), as_json, "standing")
+    first = replies.watched(await watcher.round())
+    terminal.standing(first)
+    said = first.unknown
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        reply = replies.watched(done)
+        said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
+        terminal.watched(reply)
+
+    await watcher.run(tell)
+    return 0

@@ -1,0 +1,92 @@
+"""Commands that look things up: history, search, rules, profiles."""
+
+from __future__ import annotations
+
+import click
+
+from gpuwarden.commands.base import JSON, answer, cli, emit, open_house
+
+
+@cli.command()
+@click.argument("subject", required=False)
+@JSON
+def history(subject: str | None, as_json: bool) -> int:
+    """The ledger's events, of one job (its leases and teardowns too) or of all."""
+    from gpuwarden.lifecycle.records import story
+    from gpuwarden.serve import terminal
+
+    rows = [e.as_dict() for e in story(open_house().ledger, subject)]
+    if as_json:
+        emit({"ok": True, "code": "ok", "events": rows})
+    else:
+        terminal.history(rows)
+    return 0
+
+
+@cli.command()
+@click.argument("query", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True)
+@JSON
+def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Look QUERY up in the references: a symptom in any words, an entry's id, or a line of a log."""
+    from gpuwarden.serve.references import look_up
+
+    return answer(look_up(" ".join(query), limit), as_json, "found")
+
+
+def _written(changed: int, as_json: bool) -> int:
+    emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
+    return 0
+
+
+@cli.command()
+@click.argument("rule_id", required=False)
+@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
+@JSON
+def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
+    """The rules of both gates, or one of them with its reason."""
+    from gpuwarden.core.errors import NotFound
+    from gpuwarden.rules.catalog import all_rules
+    from gpuwarden.rules.page import write_page
+    from gpuwarden.serve import terminal
+
+    if write:
+        return _written(write_page(), as_json)
+    found = [r for r in all_rules() if rule_id in (None, r.id)]
+    if not found:
+        raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
+    rows = [
+        {"id": r.id, "gate": r.gate, "severity": r.severity, "title": r.title, "why": r.why, "fix": r.fix}
+        for r in found
+    ]
+    if as_json:
+        emit({"ok": True, "code": "ok", "rules": rows})
+    else:
+        terminal.rules(rows, full=rule_id is not None)
+    return 0
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles anew.")
+@JSON
+def profiles(name: str | None, write: bool, as_json: bool) -> int:
+    """The platforms that can be named, or one of them: what survives what, what bills, what happens by itself."""
+    from gpuwarden.lifecycle.warden import REHEARSAL
+    from gpuwarden.profiles import profile_file, rewrite_blocks
+    from gpuwarden.serve import terminal
+
+    if write:
+        return _written(rewrite_blocks(), as_json)
+    w = open_house()
+    if name is None:
+        titles = {p: w.profile(p).title for p in w.platforms()}
+        emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else terminal.platforms(titles)
+        return 0
+    profile = w.profile(name)
+    told = w.notes.of(name).model_dump(exclude_none=True)
+    if as_json:
+        emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": told})
+    else:
+        terminal.profile(profile_file(name.removeprefix(REHEARSAL), w.own_profiles), told)
+    return 0

@@ -1,0 +1,66 @@
+"""What a failed log shows for itself: its first error, the lines that failed, and the versions it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from gpuwarden.core.fence import line as safe_line
+
+MAX_LINES = 12
+MAX_LINE = 300
+_PREFIX = r"(?:\[?(?:rank|default)\s?\d+\]?:? ?|\d{4}-\d\d-\d\d[T ][\d:,.]+Z? |\[\w+\] ){0,3}"
+_EXCEPTION = re.compile(
+    rf"{_PREFIX}(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Expired)\b(?:: ?\S|$)"
+)
+_SAID = re.compile(
+    r"(?i)\b(?:error|fatal|killed|aborted|segmentation fault|core dumped|traceback|cannot|no such file)\b"
+)
+_NOISE = re.compile(r"(?i)\b(?:0 errors|no errors?|error_?rate|errors?=0)\b|\berror[ =:]+[\d.]+(?:e-?\d+)?\b")
+_VERSION = re.compile(
+    r"(?i)\b(python|torch|transformers|trl|accelerate|peft|datasets|tokenizers|safetensors|huggingface[_-]hub|deepspeed"
+    r"|bitsandbytes|vllm|unsloth|numpy|cuda|cudnn|nccl|triton|flash[_-]attn|xformers|driver)"
+    r"(?: version)?\s*(?:==|[:=v-]|\s)\s*v?(\d+(?:\.\d+){1,3}(?:[+.-]?[a-z0-9]+)?)"
+)
+_PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
+
+
+def first_error(log: str) -> str:
+    """The line that failed first: the first exception of a chain, else the first line that says error. Else empty."""
+    lines = _clean(log)
+    raised = [line for line in lines if _EXCEPTION.match(line)]
+    said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
+    return next(iter(raised or said), "")
+
+
+def failing_lines(log: str) -> tuple[str, ...]:
+    """At most twelve distinct lines that say what failed, the first error first, in the order of the log."""
+    first = first_error(log)
+    found = dict.fromkeys(
+        line for line in _clean(log) if _EXCEPTION.match(line) or (_SAID.search(line) and not _NOISE.search(line))
+    )
+    told = [first, *(line for line in found if line != first)] if first else list(found)
+    return tuple(told[:MAX_LINES])
+
+
+def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Libraries and their versions, as `name version`: those the log names, then requirements given in `more`."""
+    seen: dict[str, str] = {}
+    for name, number in _VERSION.findall(log):
+        seen.setdefault(name.lower().replace("_", "-"), number)
+    return (*(f"{name} {number}" for name, number in sorted(seen.items())), *(safe_line(text, 100) for text in more))
+
+
+def nameless(text: str) -> str:
+    """`text` without the names of people's home folders."""
+    return _PERSON.sub(r"\1me", text)
+
+
+def _clean(log: str) -> list[str]:
+    """Lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
+    return [text for text in _lines(log) if text]
+
+
+def _lines(log: str) -> Iterator[str]:
+    for raw in log.replace("\r", "\n").split("\n"):
+        yield nameless(safe_line(raw[: 4 * MAX_LINE], MAX_LINE))

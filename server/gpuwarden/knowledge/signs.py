@@ -1,0 +1,35 @@
+"""Signs: what was observed of a job apart from its log. A log can imitate any line, but no sign.
+
+An entry names the signs that point to it (`signs: [stall]`), as it names the lines of a log by their signatures.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from gpuwarden.core.models import Frozen
+
+
+class Sign(StrEnum):
+    """A kind of thing that the runner or a backend sees."""
+
+    NONFINITE_LOSS = "nonfinite-loss"
+    NONFINITE_HIDDEN = "nonfinite-hidden"
+    """A gradient norm that is not finite beside a loss of exactly 0."""
+    NONFINITE_METRIC = "nonfinite-metric"
+    LOSS_SPIKE = "loss-spike"
+    SLOWED = "slowed"
+    STALL = "stall"
+    OOM_KILL = "oom-kill"
+    TIME_LIMIT = "time-limit"
+    VANISHED = "vanished"
+    DISK_FULL = "disk-full"
+    INODES_USED = "inodes-used"
+
+
+class Seen(Frozen):
+    """One sign in words. `sure`: what the sign says is established by it alone, not only made likelier."""
+
+    sign: Sign
+    text: str
+    sure: bool = False

@@ -1,0 +1,81 @@
+"""Asking a provider for a machine's stop or end. Only an observation ends a lease; an answer is a claim."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gpuwarden.core.errors import RateLimited, WardenError
+from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
+from gpuwarden.core.profile import Profile
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.records import LeaseRecord
+from gpuwarden.lifecycle.warden import Warden
+
+ASK_AGAIN_S: Final = 30.0
+"""How long a verb that the platform took is given to show an effect before it is sent again."""
+FIRST_WAIT_S: Final = 5.0
+MOST_WAIT_S: Final = 300.0
+_ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
+_DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
+
+
+async def ask_end(w: Warden, lease_id: str, verb: Verb) -> None:
+    """Take the next step towards a machine's stop or end: a stop first, where the platform wants one.
+
+    Nothing is sent to a machine that is on its way already, was just seen gone, took the verb a moment ago, or whose
+    platform asked us to wait. A refusal or a lost reply is recorded, and the next call asks again.
+    """
+    lease = lease_now(w, lease_id)
+    last = w.ledger.last(lease.subject, "lease.look")
+    if lease.instance is None or (last is not None and last.body["saw"] == "gone"):
+        return  # the second look confirms it
+    step = next_verb(w.profile(lease.platform), lease.instance, verb)
+    if step is not None and w.clock.now() >= _not_before(w, lease, step):
+        await _send(w, lease, lease.instance, step)
+
+
+def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
+    """The verb to send now so that a machine gets stopped or terminated; None when there is none to send."""
+    if instance.state in _ENDING:
+        return None
+    if verb == "stop":
+        return None if instance.state is InstanceState.STOPPED else "stop"
+    return "stop" if profile.verbs.terminate_needs_stop and instance.state not in _DOWN else "terminate"
+
+
+def _not_before(w: Warden, lease: LeaseRecord, verb: Verb) -> float:
+    """When a verb may be sent, in seconds since the epoch."""
+    sent = w.ledger.last(lease.subject, "verb.sent")
+    if sent is None:
+        return 0.0
+    taken = sent.body["verb"] == verb and sent.body["answer"] == "taken"
+    return sent.at + ASK_AGAIN_S if taken else float(sent.body.get("not_before", 0.0))
+
+
+async def _send(w: Warden, lease: LeaseRecord, instance: Instance, verb: Verb) -> None:
+    provider = w.provider(lease.platform)
+    body: dict[str, Any] = {"verb": verb, "answer": "taken"}
+    try:
+        answer = await (provider.stop if verb == "stop" else provider.terminate)(instance.id)
+        if isinstance(answer, Unknown):
+            body["answer"] = answer.why
+    except RateLimited as busy:
+        body |= {"answer": busy.message, "not_before": w.clock.now() + _wait(w, lease, busy)}
+    except WardenError as error:
+        body["answer"] = error.message
+    w.ledger.add(lease.subject, "verb.sent", body)
+
+
+def _wait(w: Warden, lease: LeaseRecord, busy: RateLimited) -> float:
+    """As long as the platform asks for, and twice as long after each refusal in a row."""
+    refused = 0
+    for event in reversed(_sent(w, lease)):
+        if "not_before" not in event.body:
+            break
+        refused += 1
+    return max(busy.after_s or 0.0, min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S))
+
+
+def _sent(w: Warden, lease: LeaseRecord) -> list[Event]:
+    return [e for e in w.ledger.events(lease.subject) if e.kind == "verb.sent"]

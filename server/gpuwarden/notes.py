@@ -1,0 +1,274 @@
+"""What a person told about their own setup: one TOML file, `notes.toml`, beside the policy.
+
+    facts = ["the lab's box is shared on Fridays"]
+
+    [tracker]
+    name = "wandb"
+    entity = "my-team"
+    key = "$WANDB_API_KEY"        # where the key lives: a variable or a file, never its value
+
+    [usual]
+    gpu = "A100"
+    gpu_count = 1
+    disk_gb = 100
+
+    [platforms."ssh/lab-box"]     # machines of your own: where runs go
+    scratch = "/data/me/runs"
+    key = "~/.ssh/id_ed25519"
+    note = "ask before you use both cards"
+
+    [platforms.box]               # `box` is a profile of yours with the backend ssh
+    host = "lab-box"              # an alias of ~/.ssh/config, or an address
+
+A value that looks like a secret is refused, and no message ever repeats a value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.fence import SECRET_NAME, TOKEN
+from gpuwarden.core.models import Frozen
+from gpuwarden.frontmatter import Parsed, validate
+
+MAX_BYTES = 64 * 1024
+Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/ -]{0,79}$")]
+_HOME = re.compile(r"^(\$[A-Za-z_][A-Za-z0-9_]{0,63}|(~|\.{0,2})/[^\x00-\x1f\x7f]{1,250})$")
+Home = Annotated[str, Field(pattern=_HOME.pattern)]
+"""Where a key lives: `$NAME` for a variable, or a path."""
+Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:%-]{0,254}$")]
+Folder = Annotated[str, Field(pattern=r"^(~|/)[^\x00-\x1f\x7f]{0,250}$")]
+
+# A run of letters and digits with no word in it is a key until somebody shows otherwise: old wandb keys are 40 hex
+# digits, and many clouds hand out 32 letters.
+_OPAQUE = re.compile(r"(?=[A-Za-z0-9+]*\d)(?=[A-Za-z0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
+_TOLD = re.compile(r"(?i)\b(?:token|secret|password|passwd|api.?key)\s*(?:[=:]|is)\s*(?![$~/])\S+")
+_IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
+_HEADER = re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#.*)?$")
+_KEY = re.compile(
+    r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*="""
+)
+
+
+class Tracker(Frozen):
+    """The experiment tracker of this person."""
+
+    name: Word
+    entity: Word | None = None
+    key: Home | None = None
+
+
+class Usual(Frozen):
+    """What this person usually rents; for the reader, never a default of a submission."""
+
+    gpu: Word | None = None
+    gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
+    disk_gb: Annotated[int, Field(ge=1, le=100_000)] | None = None
+
+
+class Told(Frozen):
+    """What is particular about one platform for this person."""
+
+    host: Host | None = None
+    scratch: Folder | None = None
+    key: Home | None = None
+    note: Line | None = None
+
+
+class Notes(Frozen):
+    """The whole file."""
+
+    facts: Annotated[tuple[Line, ...], Field(max_length=50)] = ()
+    tracker: Tracker | None = None
+    usual: Usual = Usual()
+    platforms: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)?$")], Told] = {}
+
+    def of(self, platform: str) -> Told:
+        """What was told about a platform; of `ssh/ALIAS` else what was told about every `ssh` machine."""
+        return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
+
+
+def load_notes(file: Path) -> Notes:
+    """Read the notes; none where there is no file. Raises BadRequest with file and line, never with a value."""
+    text = _read(file)
+    return Notes() if text is None else read_notes(text, str(file))
+
+
+def read_notes(text: str, name: str) -> Notes:
+    """The notes in `text`; `name` stands in errors."""
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = found[1] if found else str(max(1, text.count("\n") + 1))
+        raise BadRequest(f"{name}:{line}: this is no TOML", f"Correct {name}.") from None
+    parsed = Parsed(_plain(table), {(): 1, **_lines(text)})
+    for loc, value in _strings(parsed.value):
+        if looks_secret(value) or (_named_secret(loc) and not _HOME.fullmatch(value)):
+            raise BadRequest(
+                f"{name}:{parsed.line_of(loc)}: this looks like a secret",
+                f"Take it out of {name}, replace it where it is valid, and note where it lives: $NAME, or a path.",
+            )
+    return validate(Notes, parsed, name=name)
+
+
+def change(file: Path, key: str, value: str | None, hold: Callable[[Notes], None]) -> None:
+    """Set `key` (dotted) to `value`, or take it out; the rest of the file stays as it was written. A fact is added.
+
+    The new text is read strictly, and held by `hold`, before it replaces the old one. Raises BadRequest, and then
+    nothing was changed.
+    """
+    import tomlkit
+
+    text = _read(file) or ""
+    if text:
+        read_notes(text, str(file))
+    document = tomlkit.parse(text)
+    if key == "facts" and value is not None:
+        document.setdefault("facts", tomlkit.array()).append(value)
+    else:
+        _put(document, _path(key), value)
+    new = tomlkit.dumps(document)
+    hold(read_notes(new, str(file)))
+    _write(file, new)
+
+
+def _put(table: Any, path: list[str], value: str | None) -> None:
+    """Set or delete what lies at `path`; a table that is empty then goes too."""
+    import tomlkit
+
+    step, *rest = path
+    if value is None and step not in table:
+        raise BadRequest(f"nothing is noted under {step[:80]!r}", "gpuwarden notes shows what is.")
+    if not rest and value is not None:
+        table[step] = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value
+        return
+    if rest:
+        inner = table.setdefault(step, tomlkit.table())
+        if not isinstance(inner, dict):
+            raise BadRequest(f"{step[:80]!r} is no place for notes", "gpuwarden notes shows what there is.")
+        _put(inner, rest, value)
+    if not rest or not table[step]:
+        del table[step]
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a text holds what is or may be a key, a token or a password."""
+    return any(pattern.search(text) for pattern in (TOKEN, _OPAQUE, _TOLD, _IN_URL))
+
+
+def _named_secret(loc: tuple[str | int, ...]) -> bool:
+    """A name that says its value is a secret. `key` is ours, and holds a place."""
+    return any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
+
+
+def _read(file: Path) -> str | None:
+    try:
+        with file.open("rb") as stream:
+            _private(file, os.fstat(stream.fileno()))
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadRequest(
+            f"{file}: the notes can't be read: {error.strerror or error}", "Correct or remove it."
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise BadRequest(f"{file}: notes of more than {MAX_BYTES:,} bytes", "Keep them short.")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise BadRequest(f"{file}:{line}: this is no UTF-8", f"Save {file} as UTF-8.") from None
+
+
+def _private(file: Path, status: os.stat_result) -> None:
+    """Refuse a file that somebody else may read or write: it says where keys lie and where jobs go."""
+    if not stat.S_ISREG(status.st_mode):
+        raise BadRequest(f"{file}: the notes are no plain file", "Put a plain file there.")
+    if os.name != "posix":
+        return
+    if status.st_uid != os.geteuid():
+        raise BadRequest(f"{file}: the notes belong to another user", "Write a file of your own.")
+    if status.st_mode & 0o077:
+        raise BadRequest(f"{file}: others may use the notes (mode {status.st_mode & 0o777:04o})", f"chmod 600 {file}")
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = file.with_name(f"{file.name}.part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(file)
+
+
+def _path(key: str) -> list[str]:
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_/-]+){0,2}", key):
+        raise BadRequest(f"{key[:80]!r} names no note", "Such as tracker.name or platforms.ssh.host.")
+    return key.split(".")
+
+
+def _plain(value: Any) -> Any:
+    """TOML's dates and times as text: nothing here is one."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Every text of the file with its path; the names count too, since a secret can stand on the wrong side."""
+    if isinstance(value, str):
+        yield loc, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if looks_secret(key):
+                yield (*loc, key), key
+            yield from _strings(item, (*loc, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _strings(item, (*loc, number))
+
+
+def _lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """The line of every table and key. tomllib tells none, so each heading and each name is parsed by itself."""
+    found: dict[tuple[str | int, ...], int] = {}
+    base: tuple[str, ...] = ()
+    for number, line in enumerate(text.split("\n"), 1):
+        if head := _HEADER.match(line):
+            base = _chain(head[1])
+            path = base
+        elif name := _KEY.match(line):
+            path = (*base, *_chain(f"{name[1]}=0"))
+        else:
+            continue
+        for width in range(1, len(path) + 1):
+            found.setdefault(path[:width], number)
+    return found
+
+
+def _chain(snippet: str) -> tuple[str, ...]:
+    """The names along a heading or a dotted key."""
+    try:
+        table: Any = tomllib.loads(snippet)
+    except tomllib.TOMLDecodeError:
+        return ()
+    names: list[str] = []
+    while isinstance(table, dict) and table:
+        name, table = next(iter(table.items()))
+        names.append(name)
+    return tuple(names)

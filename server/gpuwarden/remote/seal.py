@@ -1,0 +1,42 @@
+"""A file that was hashed while it was sent: its bytes, then one line with the machine's digest and times of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from gpuwarden.core.errors import BadReply
+from gpuwarden.core.models import Artifact
+
+MAX_LINE = 4096
+
+
+class Seal:
+    """Hands a file's bytes on to `take` and keeps the line after them."""
+
+    def __init__(self, artifact: Artifact, take: Callable[[memoryview], object], size: int) -> None:
+        self.artifact, self.take, self.left = artifact, take, size
+        self.line = b""
+
+    def __call__(self, view: memoryview) -> None:
+        """The next piece of the stream."""
+        count = min(self.left, len(view))
+        if count:
+            self.take(view[:count])
+            self.left -= count
+        if count < len(view):
+            self.line = (self.line + bytes(view[count : count + MAX_LINE]))[:MAX_LINE]
+
+    def digest(self) -> str:
+        """What the machine hashed, in hex. Raises `BadReply` when that is not the artifact, or no line came."""
+        try:
+            said = json.loads(self.line) if self.left == 0 else {}
+            seen = Artifact.model_validate({"path": self.artifact.path, **said})
+        except (ValueError, TypeError, RecursionError):
+            seen = None
+        if seen is None or not seen.sha256 or (self.artifact.ctime_ns and seen.stamp != self.artifact.stamp):
+            raise BadReply(
+                f"{self.artifact.path} changed on the machine after its manifest was taken",
+                "Pull again when nothing writes to it any more.",
+            )
+        return seen.sha256

@@ -1,0 +1,41 @@
+"""The schemas of the tools, without what only costs tokens. A model pays for them on every turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def answers(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a tool answers: its reply, or an error, which has no more than these."""
+    return {**untitled(schema), "required": ["ok", "code", "message", "hint"], "additionalProperties": True}
+
+
+def inlined(schema: Any, defs: dict[str, Any] | None = None) -> Any:
+    """A schema without `$defs`: every one of ours is used once."""
+    if isinstance(schema, list):
+        return [inlined(item, defs) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    defs = defs or schema.get("$defs", {})
+    target = defs.get(str(schema.get("$ref", "")).rpartition("/")[2], {})
+    return {k: inlined(v, defs) for k, v in {**target, **schema}.items() if k not in {"$defs", "$ref"}}
+
+
+def untitled(schema: Any) -> Any:
+    """A schema without generated titles."""
+    if isinstance(schema, list):
+        return [untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {k: untitled(v) for k, v in schema.items() if not (k == "title" and isinstance(v, str))}
+
+
+def slim(schema: dict[str, Any]) -> dict[str, Any]:
+    """A tool's arguments: no titles, and `anyOf: [x, null]` as plain x, since an omitted argument is null anyway."""
+    shown: dict[str, Any] = untitled(schema)
+    for field in shown.get("properties", {}).values():
+        options = [o for o in field.pop("anyOf", []) if o != {"type": "null"}]
+        field.update(options[0] if options else {})
+        if field.get("default", ...) is None:
+            field.pop("default")
+    return shown

@@ -1,0 +1,296 @@
+"""A house whose machines come from an emulated platform: its own interface over HTTP, real machines behind OpenSSH.
+
+A test file imports `house` and `web`. `every_platform` walks a test over all six, `each_platform` leaves four of them
+to the proofs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from clouds.autodl import AutoDLAccount
+from clouds.base import KEY, Emulator, Web
+from clouds.boxes import Machines, possible
+from clouds.lambda_cloud import LambdaAccount
+from clouds.paperspace import PaperspaceTeam
+from clouds.prime_intellect import PrimeAccount
+from clouds.runpod import RunPodCloud
+from clouds.vastai import VastCloud
+from clouds_kit import web  # noqa: F401
+from conftest import need
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.models import JobSpec, Verdict
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import TERMINAL_JOBS, Teardown
+from gpuwarden.lifecycle.check import Checked, check
+from gpuwarden.lifecycle.pull import PullResult, pull
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import approve, proceed, request
+from gpuwarden.lifecycle.verify import verify_job
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.providers._http import Api
+from gpuwarden.providers.autodl import AutoDL
+from gpuwarden.providers.lambda_cloud import LambdaCloud
+from gpuwarden.providers.paperspace import Paperspace
+from gpuwarden.providers.prime_intellect import PrimeIntellect
+from gpuwarden.providers.runpod import RunPod
+from gpuwarden.providers.vastai import Vast
+from gpuwarden.rehearsal.model import Fault as CloudFault
+from gpuwarden.serve.approval import grant_spending
+from lifecycle_kit import open_house, story
+
+RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
+
+# Saves a checkpoint at every step and goes on from it. Told to wait, the first attempt stops after three steps, as a
+# machine does whose work takes long. What it sees of the world is an output too.
+TRAIN = """
+# /// script
+# dependencies = []
+# ///
+import json, os, struct, sys, time
+attempt = int(os.environ["GPUWARDEN_ATTEMPT"])
+out = os.environ.get("OUT", "out")
+os.makedirs(out, exist_ok=True)
+os.makedirs("state", exist_ok=True)
+with open("state/seen.%d.json" % attempt, "w") as file:
+    json.dump({"env": dict(os.environ), "argv": sys.argv, "folder": os.getcwd()}, file)
+
+def save(step):
+    head = json.dumps({"w": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open(out + "/model.tmp", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<256f", *(step + n for n in range(256))))
+    os.rename(out + "/model.tmp", out + "/model.safetensors")
+    with open("state/step.tmp", "w") as file:
+        file.write(str(step))
+    os.rename("state/step.tmp", "state/step")
+
+start = int(open("state/step").read()) if os.path.exists("state/step") else 0
+print("begins at step", start, flush=True)
+for step in range(start + 1, 6):
+    save(step)
+    with open(os.environ["GPUWARDEN_METRICS"], "a") as file:
+        file.write(json.dumps({"step": step, "loss": 1.0 / step}) + "\\n")
+    while step == 3 and attempt == 1 and sys.argv[1] == "wait":
+        time.sleep(0.05)
+"""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One platform: its account, its interface, what is asked for, and which requests create and end.
+
+    `taken` is what becomes of a machine that the platform takes: it comes back by itself (`resumed`), it lies stopped
+    until somebody starts it (`stopped`), or it is `gone`. `durable` is an output on the storage that has to be asked
+    for, None where there is none.
+    """
+
+    name: str
+    account: type[Emulator]
+    api: Api
+    gpu: str
+    creates: str
+    ends: str
+    taken: Literal["resumed", "stopped", "gone"]
+    spot: bool = False
+    durable: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+
+PLATFORMS = (
+    Platform(
+        "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /pods$", r"^DELETE /pods/", "stopped", durable="out",
+    ),
+    Platform(
+        "vastai", VastCloud, Vast.api, "H100", r"^PUT /api/v0/asks/", r"^DELETE /api/v0/instances/", "resumed",
+        spot=True, durable="/data/out",
+    ),
+    Platform(
+        "lambda", LambdaAccount, LambdaCloud.api, "H100", r"instance-operations/launch", r"operations/terminate",
+        "gone", durable="/lambda/nfs/gpuwarden/out",
+    ),
+    Platform(
+        "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$", "stopped",
+        env=(("AUTODL_CNY_PER_USD", "7.0"),),
+    ),
+    Platform(
+        "paperspace", PaperspaceTeam, Paperspace.api, "H100", r"^POST /machines$", r"^DELETE /machines/", "stopped",
+        env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")),
+    ),
+    Platform(
+        "prime-intellect", PrimeAccount, PrimeIntellect.api, "H100", r"^POST /pods/$", r"^DELETE /pods/", "gone",
+    ),
+)  # fmt: skip
+RUNPOD, VASTAI = PLATFORMS[:2]
+every_platform = pytest.mark.parametrize("house", PLATFORMS, ids=lambda p: p.name, indirect=True)
+# One platform that ends a machine at once and one that wants it stopped first; the others are among the proofs.
+ORDINARY = ("runpod", "autodl")
+each_platform = pytest.mark.parametrize(
+    "house",
+    [pytest.param(p, id=p.name, marks=() if p.name in ORDINARY else pytest.mark.prove) for p in PLATFORMS],
+    indirect=True,
+)
+
+
+class JumpingClock:
+    """The machine's clock, ahead of it by what was slept: boots and second looks take no time, processes do."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead
+
+    async def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+        await anyio.lowlevel.checkpoint()
+
+
+class House:
+    """A warden with one platform's account, and its machines."""
+
+    def __init__(self, home: Path, platform: Platform, server: Web, env: pytest.MonkeyPatch) -> None:
+        self.platform, self.home, self.clock = platform, home, JumpingClock()
+        self.account = platform.account(home / "cloud", self.clock)
+        self.machines = Machines(self.account, home / "machines")
+        for name, value in {
+            platform.api.key_variable: KEY,
+            platform.api.url_variable: server.add(self.account),
+            "GPUWARDEN_SSH_PUBLIC_KEY": str(self.machines.folder / "clientkey.pub"),
+            **dict(platform.env),
+        }.items():
+            env.setenv(name, value)
+        match self.account:  # those that take no key with an order
+            case LambdaAccount():
+                self.account.ssh_keys[0]["public_key"] = self.machines.key
+            case PrimeAccount():
+                self.account.keys[1]["publicKey"] = self.machines.key
+            case PaperspaceTeam():
+                self.machines.image_keys = [self.machines.key]
+        self.w = self.opens()
+
+    def opens(self) -> Warden:
+        """A process of gpuwarden, knowing only what is in the ledger."""
+        w = open_house(self.home / "house", self.clock, policy=RICH)
+        w._backends["ssh"] = SshBackend(self.clock, config=self.machines.config)
+        return w
+
+    async def reopens(self) -> None:
+        await self.closes()
+        self.w = self.opens()
+
+    async def closes(self) -> None:
+        backend = self.w.backend("ssh")
+        assert isinstance(backend, SshBackend)
+        await backend.aclose()
+        self.w.ledger.close()
+
+    def spec(self, how: str = "go", **changes: Any) -> JobSpec:
+        values = {
+            "name": "train", "platform": self.platform.name, "script": TRAIN, "args": (how,), "outputs": ("out",),
+            "gpu": self.platform.gpu, "timeout_s": 3600, "max_cost_usd": 50.0,
+        }  # fmt: skip
+        return JobSpec.model_validate(values | changes)
+
+    async def launch(self, spec: JobSpec) -> str:
+        first = await submit(self.w, spec)
+        assert first.job is None and first.receipt
+        if first.ask:  # a price that the platform does not tell is always a person's decision
+            issued = self.w.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
+            assert issued is not None and "unknown" in first.ask
+            grant_spending(self.w, issued, "terminal", "test")
+        self.clock.ahead += 15  # or a rate limit answers the create, whose reply is lost in its stead
+        done = await submit(self.w, spec, receipt=first.receipt)
+        assert done.job is not None
+        return done.job.id
+
+    async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
+        """Check again and again, as an agent does."""
+        for _ in range(150):
+            seen = await check(self.w, job)
+            if done(seen):
+                return seen
+            self.clock.ahead += jump_s
+            await anyio.sleep(0.05)
+        raise AssertionError(f"{seen}\n{self.story()}")
+
+    async def running(self, job: str) -> Checked:
+        return await self.until(job, lambda c: c.job.handle is not None, jump_s=5)
+
+    async def reached(self, job: str, step: int) -> Checked:
+        return await self.until(job, lambda c: bool(c.observation and c.observation.step == step))
+
+    async def ended(self, job: str) -> Checked:
+        return await self.until(job, lambda c: c.job.state in TERMINAL_JOBS, jump_s=1)
+
+    def machine(self) -> str:
+        """The machine that was rented last."""
+        return list(self.account.own)[-1]
+
+    def breaks(self, *faults: CloudFault) -> None:
+        """Give the machines that are rented from now on these faults too."""
+        cloud = self.account.cloud
+        config = cloud.store.config()
+        assert config is not None
+        cloud.configure(faults=config.faults.model_copy(update={"faults": (*config.faults.faults, *faults)}))
+
+    def take(self) -> None:
+        """Take the machine away in the middle of the run, as its platform does."""
+        cloud, ident = self.account.cloud, self.machine()
+        if self.platform.spot:
+            cloud.preempt(ident)
+        elif self.platform.taken == "stopped":
+            cloud.stop(ident)
+        else:
+            cloud.inject(ident, CloudFault(kind="vanish"))
+        self.clock.ahead += 6
+        self.machines.follow(ident)
+
+    def billing(self) -> list[str]:
+        return [ident for ident, truth in self.account.cloud.truths().items() if truth.meter]
+
+    def story(self) -> str:
+        return story(self.w.ledger.events(limit=10_000))
+
+
+@pytest.fixture
+def house(
+    request: pytest.FixtureRequest, tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    need_program: Callable[[str], str],
+) -> Iterator[House]:  # fmt: skip
+    need_program("sshd")
+    need("a kernel that lets us make machines of namespaces", possible())
+    made = House(tmp_path, getattr(request, "param", RUNPOD), web, monkeypatch)
+    yield made
+    anyio.run(made.closes)
+    made.machines.close()
+
+
+async def bring_home(house: House, job: str) -> PullResult:
+    """Pull and prove what a job saved."""
+    pulled = await pull(house.w, job)
+    assert not pulled.missing and not pulled.received.problems and pulled.log
+    report = await verify_job(house.w, job)
+    assert report.verdict is Verdict.PROVEN, report
+    return pulled
+
+
+async def take_down(house: House, job: str, loss: str | None = None) -> None:
+    """Ask, approve as a person does, and look until the machine is seen gone."""
+    view = await request(house.w, job, "terminate")
+    assert view.record.state is (Teardown.BLOCKED if loss else Teardown.AWAITING_HUMAN), view.findings
+    assert view.record.digest
+    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test", loss=loss)
+    for _ in range(12):
+        if view.record.state is Teardown.VERIFIED_STOPPED:
+            break
+        house.clock.ahead += 61
+        view = await proceed(house.w, view.record.id)
+    assert view.record.state is Teardown.VERIFIED_STOPPED, house.story()

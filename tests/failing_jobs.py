@@ -1,0 +1,86 @@
+"""Small programs run as jobs, the way an agent runs them: submit_job and check_job of one server, the local backend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client.client import Client
+
+from doors import environment
+from gpuwarden.app import open_warden
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.serve.mcp_server import make_server
+
+ENDED = {"succeeded", "failed", "canceled", "preempted"}
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def script(code: str, *needs: str) -> str:
+    """A program with the header that the submit gate wants."""
+    return f"# /// script\n# requires-python = '>=3.11'\n# dependencies = {list(needs)!r}\n# ///\n{code}"
+
+
+def told(reply: dict[str, Any], want: str | None, *shown: str, sure: bool = True) -> None:
+    """Check what check_job told of a job that is not well: the entry that comes first, its evidence, how certain."""
+    found = reply.get("diagnoses")
+    assert found, reply
+    first, *others = found
+    assert want in {None, first["id"]}, (found, reply["log"])
+    assert first["certainty"] == ("likely" if sure else "possible"), found
+    assert first["lines"].startswith("<<<DATA ") and first["fix"] and first["title"]
+    for piece in shown:
+        assert any(option in first["lines"] for option in piece.split("|")), (piece, first["lines"])
+    rivals = [d["id"] for d in others if d["certainty"] == "likely"]
+    assert sure or not rivals, f"{rivals} are more certain than the first"
+
+
+class Jobs:
+    """A client's conversation with the server about jobs on this machine."""
+
+    def __init__(self, client: Client, warden: Warden) -> None:
+        self.client, self.warden = client, warden
+        self.runs = Path(warden.profile("local").run_root).expanduser()
+
+    async def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
+        """One tool call that must succeed."""
+        body = (await self.client.call_tool(tool, arguments)).structured_content
+        assert body is not None and body["ok"], body
+        return body
+
+    async def start(self, **spec: Any) -> str:
+        """Submit a job and return its id."""
+        spec = {"platform": "local", "outputs": ["out"], "timeout_s": 300, **spec}
+        body = await self.call("submit_job", **{**spec, "env": {**QUIET, **spec.get("env", {})}})
+        return str(body["job_id"])
+
+    async def until(self, job_id: str, seconds: float = 120, **wanted: Any) -> dict[str, Any]:
+        """Look until the reply has the wanted values (by default: until the job has ended)."""
+        with anyio.fail_after(seconds):
+            while True:
+                body = await self.call("check_job", job_id=job_id, log_bytes=4_000)
+                if (body["state"] in ENDED) if not wanted else all(body.get(k) == v for k, v in wanted.items()):
+                    return body
+                await anyio.sleep(0.1)
+
+    def folder(self, job_id: str) -> Path:
+        """A job's run folder."""
+        return self.runs / f"gw-{job_id}"
+
+    async def ended(self, seconds: float = 120, **spec: Any) -> dict[str, Any]:
+        """Run a job to its end."""
+        return await self.until(await self.start(**spec), seconds)
+
+
+@asynccontextmanager
+async def jobs_here(home: Path) -> AsyncIterator[Jobs]:
+    """One server over a home folder of its own, for as many jobs as wanted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home / "user"))
+        warden = open_warden("test", env=environment(home))
+        async with Client(make_server(warden)) as client:
+            yield Jobs(client, warden)

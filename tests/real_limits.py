@@ -1,0 +1,94 @@
+"""Limits that can really be reached, by whichever way this machine permits: small disks, groups with little memory.
+
+A container's root may be refused `mount`. Then a user namespace of the job's own may do it; and where that is refused
+too, the kernel is told (seccomp) to refuse new files to the job with the very error of a full disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuwarden.remote.runner import cgroup_folders
+
+ENOSPC = 28
+MKNOD_WAYS = {"x86_64": (0xC000003E, 257), "aarch64": (0xC00000B7, 56)}  # audit architecture, number of openat
+O_CREAT = 0o100
+
+
+@contextmanager
+def mounted(folder: Path, size: str, inodes: int) -> Iterator[Path | None]:
+    """A tmpfs of that size over a folder; None where mounting is refused."""
+    folder.mkdir(parents=True)
+    if shutil.which("mount") is None or subprocess.run(_mount(folder, size, inodes), capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)
+
+
+def _mount(folder: Path, size: str, inodes: int) -> list[str]:
+    return ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "small", str(folder)]
+
+
+def in_namespace(folder: Path, size: str, inodes: int) -> list[str] | None:
+    """What goes before a command so that it sees a tmpfs there; None where user namespaces are refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = " ".join(_mount(folder, size, inodes)) + ' && exec "$@"'
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", line, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode:
+        return None
+    return words
+
+
+def refuse_new_files() -> None:
+    """From now on the kernel answers every attempt of this process to create a file as a disk without inodes does.
+
+    A seccomp filter; it needs no privilege. Linux on x86-64 and arm64.
+    """
+    architecture, openat = MKNOD_WAYS[platform.machine()]
+    load, equal, has, give = 0x20, 0x15, 0x45, 0x06
+    program = [
+        (load, 0, 0, 4), (equal, 0, 5, architecture),
+        (load, 0, 0, 0), (equal, 0, 3, openat),
+        (load, 0, 0, 32), (has, 0, 1, O_CREAT),
+        (give, 0, 0, 0x00050000 | ENOSPC),
+        (give, 0, 0, 0x7FFF0000),
+    ]  # fmt: skip
+    code = b"".join(struct.pack("HBBI", *step) for step in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for words in ((38, 1, 0, 0, 0), (22, 2, header)):  # PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP, a filter
+        if libc.prctl(*words):
+            raise OSError(ctypes.get_errno(), "seccomp is refused here")
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[Path | None]:
+    """A control group with so many bytes of memory; None where groups can't be made."""
+    for parent in map(Path, cgroup_folders()):
+        group = parent / f"gpuwarden-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            names = ("memory.max", "memory.limit_in_bytes")
+            next(file for name in names if (file := group / name).exists()).write_text(str(limit))
+            yield group
+            return
+        except (OSError, StopIteration):
+            continue
+        finally:
+            group.rmdir()
+    yield None

@@ -1,0 +1,78 @@
+"""Who reads which file, so that no thread idles."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from gpuwarden.checkpoints import manifest, order, scan
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import Level, Manifest, Verdict
+
+
+def names(*sizes: int) -> dict[str, int]:
+    return {f"f{i}": size for i, size in enumerate(sizes)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "together"),
+    [
+        ((9,) * 16, []),  # sixteen equal shards: eight each
+        ((100,), ["f0"]),  # one file: all threads
+        ((10, 20, 1), ["f1", "f0"]),  # a model and an optimizer of twice its size
+        ((50, 50, 50), ["f0"]),  # one for all, then one each
+        ((5, 1), []),  # too small to share
+        ((), []),
+    ],
+)
+def test_large_files_that_leave_threads_idle_are_shared(sizes: tuple[int, ...], together: list[str]) -> None:
+    assert order.plan(names(*sizes), 2, 8)[0] == together
+    assert order.plan(names(*sizes), 1, 8)[0] == []
+
+
+@given(st.lists(st.integers(0, 1000)), st.integers(1, 8), st.integers(0, 500))
+def test_every_file_is_looked_at_once(sizes: list[int], threads: int, least: int) -> None:
+    together, apart = order.plan(names(*sizes), threads, least)
+    assert sorted(together + apart) == sorted(names(*sizes))
+    assert [sizes[int(n[1:])] for n in apart] == sorted((sizes[int(n[1:])] for n in apart), reverse=True)
+
+
+def test_a_lone_large_file_is_shared_and_judged_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SEGMENT", 1 << 16)
+    values = np.random.default_rng(0).normal(size=(500, 1000)).astype("f4")
+    save_file({"w": values, "half": values.astype("f2"), "z": np.zeros((64, 64), "f4")}, tmp_path / "a.safetensors")
+    seen = set()
+    report = verify(tmp_path / "a.safetensors", progress=lambda count: seen.add(threading.get_ident()))
+    assert report.verdict is Verdict.PROVEN
+    assert threading.get_ident() not in seen
+    assert report.files[0].warnings == ("all zero: z",)
+    values[321, 7] = np.nan
+    save_file({"w": values}, tmp_path / "a.safetensors")
+    assert verify(tmp_path / "a.safetensors").files[0].problems == ("not finite: w (1 NaN of 500,000 values)",)
+
+
+def test_crcs_of_a_lone_large_archive_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SEGMENT", 1 << 16)
+    np.savez(tmp_path / "a.npz", w=np.random.default_rng(0).normal(size=200_000), v=np.ones(9))
+    assert "the CRC of 2 members fits" in verify(tmp_path / "a.npz").files[0].proved
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[1_000_000] ^= 1
+    (tmp_path / "a.npz").write_bytes(data)
+    assert "the CRC of w.npy does not fit" in verify(tmp_path / "a.npz").files[0].problems[0]
+
+
+def test_one_digest_is_compared_the_one_that_the_purpose_asks_for(tmp_path: Path) -> None:
+    save_file({"w": np.ones((4, 4), "f4")}, tmp_path / "a.safetensors")
+    taken = manifest.take(tmp_path)
+    roster = Manifest.model_validate(taken)
+    assert "sha256 equals the manifest's" in verify(tmp_path, Level.CONTENT, manifest=roster).files[0].proved
+    manifest.write(tmp_path, taken)
+    beside = next(f for f in verify(tmp_path).files if f.path == "a.safetensors")
+    quickest = "xxh3_128" if "xxh3_128" in taken["files"][0] else "sha256"
+    assert f"{quickest} equals the manifest's" in beside.proved

@@ -1,0 +1,132 @@
+"""A machine of the user's own, `ssh/ALIAS`: a job's life on a real OpenSSH server, with no meter and nothing to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from doors import TRAIN
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import NotFound, NotSupported, Refused
+from gpuwarden.core.models import JobSpec, Verdict
+from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.data import data_dir
+from gpuwarden.lifecycle.check import Checked, cancel, check
+from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import request
+from gpuwarden.lifecycle.verify import verify_job
+from gpuwarden.lifecycle.warden import Warden
+from lifecycle_kit import open_house
+from sshd import Sshd
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Sshd]:
+    server = Sshd(tmp_path / "sshd").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def w(tmp_path: Path, box: Sshd) -> Iterator[Warden]:
+    """A warden whose runs on the machine go below a folder of the test's."""
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    text = (data_dir("profiles") / "ssh.md").read_text("utf-8")
+    runs = "~/.local/share/gpuwarden/runs"
+    assert f"run_root: {runs}" in text
+    (profiles / "ssh.md").write_text(text.replace(f"run_root: {runs}", f"run_root: {tmp_path}/far"), "utf-8")
+    w = open_house(tmp_path / "home", SystemClock())
+    w.own_profiles = profiles
+    backend = w._backends["ssh"] = SshBackend(w.clock, config=box.config)
+    yield w
+    anyio.run(backend.aclose)
+
+
+def spec(**changes: object) -> JobSpec:
+    values = {"platform": "ssh/box", "script": TRAIN, "outputs": ("out",), "timeout_s": 600, "name": "tiny"}
+    return JobSpec.model_validate(values | changes)
+
+
+async def ended(w: Warden, job: str) -> Checked:
+    for _ in range(200):
+        seen = await check(w, job)
+        if seen.job.state in TERMINAL_JOBS:
+            return seen
+        await anyio.sleep(0.05)
+    raise AssertionError(seen)
+
+
+async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(w: Warden, box: Sshd) -> None:
+    done = await submit(w, spec())
+    assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
+    assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
+    seen = await ended(w, done.job.id)
+    assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
+    pulled = await pull(w, done.job.id)
+    assert [f.path for f in pulled.manifest.files] == ["out/model.safetensors"]
+    assert (await verify_job(w, done.job.id)).verdict is Verdict.PROVEN
+    with pytest.raises(NotSupported, match="nothing to tear down") as refused:
+        await request(w, done.job.id, "terminate")
+    assert "cancel_job" in refused.value.hint
+    assert (await list_instances(w)).rows == ()
+    again = await submit(w, spec(args=("again",)))
+    assert again.job and (await ended(w, again.job.id)).job.state is Job.SUCCEEDED
+    assert len(w.ledger.events(kind="host.trusted")) == 1, "the key was trusted once, for every job"
+
+
+async def test_canceling_ends_the_job_and_nothing_else(w: Warden) -> None:
+    sleeper = "# /// script\n# dependencies = []\n# ///\nimport time\nprint('up', flush=True)\ntime.sleep(600)\n"
+    one, two = [await submit(w, spec(script=sleeper, args=(name,))) for name in ("one", "two")]
+    assert one.job and two.job
+    assert (await cancel(w, one.job.id)).state is Job.CANCELED
+    assert (await check(w, two.job.id)).job.state is Job.RUNNING
+    assert [j.id for j in (await list_instances(w)).jobs] == [two.job.id]
+    assert (await cancel(w, two.job.id)).state is Job.CANCELED
+
+
+async def test_another_key_is_refused_until_the_user_lists_it(w: Warden, box: Sshd) -> None:
+    done = await submit(w, spec())
+    assert done.job and (await ended(w, done.job.id)).job.state is Job.SUCCEEDED
+    await w.backend("ssh").aclose()  # type: ignore[attr-defined]
+    box.stop()
+    for file in box.folder.glob("hostkey*"):
+        file.unlink()
+    box.start()
+    w._backends["ssh"] = SshBackend(w.clock, config=box.config)
+    other = await submit(w, spec(args=("after",)))
+    assert other.job and other.job.state is Job.FAILED
+    assert "host key" in other.job.why and "ssh box" in other.job.why and "known_hosts" in other.job.why
+    assert len(list((Path(w.profile("ssh/box").run_root)).glob("gw-*"))) == 1, "nothing was sent to it"
+    (box.folder / "known_hosts").write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
+    await w.backend("ssh").aclose()  # type: ignore[attr-defined]
+    w._backends["ssh"] = SshBackend(w.clock, config=box.config)
+    listed = await submit(w, spec(args=("listed",)))
+    assert listed.job and (await ended(w, listed.job.id)).job.state is Job.SUCCEEDED
+
+
+async def test_a_machine_that_does_not_answer_is_refused_by_the_gate(w: Warden, box: Sshd) -> None:
+    box.stop()
+    with pytest.raises(Refused, match="PF-PLACE-001"):
+        await submit(w, spec())
+    assert w.ledger.events(kind="submit.intent") == []
+
+
+@pytest.mark.parametrize("platform", ["ssh", "ssh/-oProxyCommand=x", "ssh/a b", "ssh/a/b", "ssh/", "ssh/.."])
+async def test_a_machine_is_named_by_a_plain_alias(w: Warden, platform: str) -> None:
+    with pytest.raises((ValueError, Refused)):
+        await submit(w, spec(platform=platform))
+
+
+def test_the_list_of_platforms_says_how_to_name_one(w: Warden) -> None:
+    assert "ssh/ALIAS" in w.platforms() and "ssh" not in w.platforms()
+    with pytest.raises(NotFound, match="no machine was named"):
+        w.profile("ssh")
