@@ -18,7 +18,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
+from gpuwarden.lifecycle.copies import Pulled, Standing, last_pull, verified_now
 from gpuwarden.lifecycle.meter import look
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -42,7 +42,7 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         machine = Known(None)
     pulled = last_pull(w, job.id)
     listed = await _listed(w, job, lease, machine, pulled)
-    verdict, problems = verified_now(w, job.id, pulled) if pulled else (None, ())
+    copy = verified_now(w, job.id, pulled) if pulled else Standing()
     facts = TeardownFacts(
         job_id=job.id,
         job_state=await _state_now(w, job),
@@ -54,8 +54,9 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         skipped=() if isinstance(listed, Unknown) else listed.value.skipped,
         manifest=pulled.manifest if pulled else None,
         changed=_changed(listed, pulled),
-        copy_verdict=verdict,
-        copy_problems=problems,
+        copy_verdict=copy.verdict,
+        copy_problems=copy.problems,
+        copy_unread=copy.unread,
         other_jobs=_others(w, job, lease),
         durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(w, job, lease),

@@ -83,7 +83,7 @@ class Warden:
             if profile.by_hand:
                 raise NotSupported(
                     f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
-                    "Rent and release by hand in its console, and use the machine as any SSH machine.",
+                    f"Rent and release by hand in its console, and run jobs on the machine as {SSH}ALIAS.",
                 )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
