@@ -10,8 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ import pytest
 
 from conftest import need
 from failing_jobs import Jobs, jobs_here, script, told
-from gpuwarden.remote.runner import cgroup_folders
-from small_disks import MKNOD_WAYS, in_namespace, mounted
+from real_limits import MKNOD_WAYS, in_namespace, memory_group, mounted
 
 pytestmark = [
     pytest.mark.anyio,
@@ -207,7 +205,7 @@ def inode_ways(folder: Path) -> dict[str, list[str]]:
     if inside := in_namespace(folder / "own", "8m", 40):
         ways["namespace"] = [*inside, PYTHON, "-c", LITTER, str(folder / "own")]
     if os.uname().machine in MKNOD_WAYS:
-        begin = f"import sys\nsys.path.insert(0, {TESTS!r})\nfrom small_disks import refuse_new_files\n"
+        begin = f"import sys\nsys.path.insert(0, {TESTS!r})\nfrom real_limits import refuse_new_files\n"
         ways["seccomp"] = [PYTHON, "-c", f"{begin}refuse_new_files()\n{LITTER}", str(folder)]
     return ways
 
@@ -226,27 +224,6 @@ async def test_inodes_that_the_runner_can_not_count_leave_two_possible_causes(
 
 
 # -------------------------------------------------------------------------------------------------- ends by signals
-
-
-@contextmanager
-def memory_group(limit: int) -> Iterator[Path | None]:
-    """A control group with so much memory; None where groups can't be made."""
-    for parent in map(Path, cgroup_folders()):
-        group = parent / f"gpuwarden-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            names = ("memory.max", "memory.limit_in_bytes")
-            next(file for name in names if (file := group / name).exists()).write_text(str(limit))
-            yield group
-            return
-        except (OSError, StopIteration):
-            continue
-        finally:
-            group.rmdir()
-    yield None
 
 
 GROW = """

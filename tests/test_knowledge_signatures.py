@@ -132,8 +132,8 @@ def test_a_follow_up_line_is_only_possible_and_comes_after_the_cause() -> None:
     found = diagnose(shipped(), log, limit=5)
     assert [(d.id, d.certainty) for d in found] == [
         ("OOM-001", "likely"),
-        ("DIST-027", "possible"),
         ("DIST-025", "possible"),
+        ("DIST-027", "possible"),
     ]
 
 

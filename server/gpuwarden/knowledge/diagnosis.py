@@ -112,9 +112,11 @@ class _Case:
         )
 
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, bool, int, str]:
+        """The most telling first; of what follows other failures, what came first."""
+        if self.gotcha.secondary and not self.seen:
+            return True, True, True, min(self.numbers), self.gotcha.id
         specific = max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
-        secondary = self.gotcha.secondary and not self.seen
-        return secondary, not self.sure, not self.own(claims), -specific, self.gotcha.id
+        return False, not self.sure, not self.own(claims), -specific, self.gotcha.id
 
     def likely(self, claims: dict[int, set[str]]) -> bool:
         """More than a line that others share, that follows other failures, or that is only the exit code."""

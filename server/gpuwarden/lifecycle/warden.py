@@ -25,7 +25,10 @@ from gpuwarden.providers.base import Provider, load_provider
 REHEARSAL = "rehearsal/"
 SSH = "ssh/"
 """Before the alias of a machine of the user's own."""
-LOCK_PATIENCE_S = 30.0
+STEP_S = 55.0
+"""The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
+LOCK_PATIENCE_S = 60.0
+"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
     python tests/corpus/failures/record.py        # with torch, transformers, trl, peft, datasets and safetensors
 
-runs each of them, named `<entry>--<what>.py` after the entry that explains it, and writes its output to
-`../logs/failing/`, shortened to its ends. The ordinary tests read the recorded logs and need none of these packages.
+runs each of them (or those that are named), called `<entry>--<what>.py` after the entry that explains it, and writes its
+output to `../logs/failing/`, shortened to its ends. A first line `# run: -m module ...` says how Python is to start it.
+The ordinary tests read the recorded logs and need none of these packages.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "logs" / "failing"
-HEAD, TAIL = 4, 40
+HEAD, TAIL = 4, 80
+
+
+def command_of(program: Path) -> list[str]:
+    """How to start a program."""
+    first = program.read_text().partition("\n")[0]
+    launcher = first.removeprefix("# run: ").split() if first.startswith("# run: ") else []
+    return [sys.executable, *launcher, str(program)]
 
 
 def record(program: Path) -> str:
     """Run one program and return its output, shortened, with the paths of this machine taken out."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, str(program)]
-        done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+        done = subprocess.run(command_of(program), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
         text = done.stdout.decode(errors="replace")
     for real, shown in ((str(program), "/job/train.py"), (str(HERE), "/job"), (folder, "/job"), (sys.prefix, "/venv")):
         text = text.replace(real, shown)
@@ -38,6 +45,7 @@ def shortened(text: str, code: int) -> str:
 
 if __name__ == "__main__":
     LOGS.mkdir(parents=True, exist_ok=True)
-    for program in sorted(HERE.glob("*--*.py")):
+    named = [HERE / name for name in sys.argv[1:]]
+    for program in named or sorted(HERE.glob("*--*.py")):
         (LOGS / f"{program.stem}.log").write_text(record(program))
         print(program.stem, flush=True)

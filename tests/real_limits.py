@@ -1,4 +1,4 @@
-"""Small file systems that can really be filled, by whichever way this machine permits.
+"""Limits that can really be reached, by whichever way this machine permits: small disks, groups with little memory.
 
 A container's root may be refused `mount`. Then a user namespace of the job's own may do it; and where that is refused
 too, the kernel is told (seccomp) to refuse new files to the job with the very error of a full disk.
@@ -7,6 +7,7 @@ too, the kernel is told (seccomp) to refuse new files to the job with the very e
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import shutil
 import struct
@@ -14,6 +15,8 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from gpuwarden.remote.runner import cgroup_folders
 
 ENOSPC = 28
 MKNOD_WAYS = {"x86_64": (0xC000003E, 257), "aarch64": (0xC00000B7, 56)}  # audit architecture, number of openat
@@ -68,3 +71,24 @@ def refuse_new_files() -> None:
     for words in ((38, 1, 0, 0, 0), (22, 2, header)):  # PR_SET_NO_NEW_PRIVS; PR_SET_SECCOMP, a filter
         if libc.prctl(*words):
             raise OSError(ctypes.get_errno(), "seccomp is refused here")
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[Path | None]:
+    """A control group with so many bytes of memory; None where groups can't be made."""
+    for parent in map(Path, cgroup_folders()):
+        group = parent / f"gpuwarden-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            names = ("memory.max", "memory.limit_in_bytes")
+            next(file for name in names if (file := group / name).exists()).write_text(str(limit))
+            yield group
+            return
+        except (OSError, StopIteration):
+            continue
+        finally:
+            group.rmdir()
+    yield None
