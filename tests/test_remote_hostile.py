@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def gather(count: int) -> list[str]:
     def collect(values: list[str]) -> None:
         found.update(dict.fromkeys(values))
 
-    collect()
+    for _ in range(50):
+        if len(found) < count:
+            collect()
     assert len(found) >= count
     return list(found)[:count]
 
@@ -114,7 +117,7 @@ async def back(sshd: Sshd, tmp_path: Path, names: list[str]) -> None:
     try:
         files = {name: tmp_path / "here" / name for name in names}
         far = tmp_path / "far `touch canary`"
-        await push(machine, files, str(far))
+        await push(machine, files, str(far), python=sys.executable)
         for name, path in files.items():
             assert (far / name).read_bytes() == path.read_bytes()
     finally:
