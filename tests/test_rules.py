@@ -27,7 +27,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
 from gpuwarden.core.script import read_script
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle.submit import gather
+from gpuwarden.lifecycle.submit_facts import gather
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules import catalog, page
 from gpuwarden.rules.facts import Leak, OutputFile, SubmitFacts, TeardownFacts

@@ -2,6 +2,9 @@
 
 It needs no more than a POSIX shell and `sha256sum` on the far side, because the runner itself arrives this way. A
 file grows as `.NAME.DIGEST.part` beside its name; a cut continues there, and another version never continues it.
+
+What is under way when the line is cut is lost, so the machine confirms each piece before the next one goes. Pieces
+grow with what one connection has carried: a cut costs a small share of that, and a line that holds is not kept waiting.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.core.tasks import first_error
 from gpuwarden.remote.names import local_name
 from gpuwarden.remote.receive import Progress
-from gpuwarden.remote.ssh import Ran, Ssh
+from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ran, Ssh
 
 PUT_S = 60.0
 PARALLEL = 3
@@ -30,6 +33,9 @@ TRIES = 6
 SPARE_KIB = 16 << 10
 SPARE_INODES = 64
 _CHUNK = 1 << 18
+PIECE = 64 << 10
+MAX_PIECE = 2 << 20
+SHARE = 40
 
 # $1 folder, $2 name, $3 size. What is there under its name is complete.
 _PUT = r"""
@@ -61,12 +67,23 @@ mkdir -p -- "${1%/*}" || exit 73
 if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
 """.strip()
 
-# $1 part, $2 offset: append stdin, unless somebody else wrote meanwhile.
+# $1 part, $2 offset: append pieces, unless somebody else wrote meanwhile. Each comes as a line with its size, its
+# bytes and a line end; each is confirmed by a line with what the part holds then.
 _APPEND = r"""
 umask 077
 : >> "$1" || exit 74
 [ "$(wc -c < "$1")" -eq "$2" ] || exit 75
-cat >> "$1" || exit 74
+while read -r size; do
+  head -c "$size" >> "$1" || exit 74
+  read -r end
+  wc -c < "$1" || exit 74
+done
+""".strip()
+
+# $1 part: make it, without a byte.
+_EMPTY = r"""
+umask 077
+: >> "$1" || exit 74
 """.strip()
 
 # $1 file, $2 part, $3 digest: give it its name; a wrong part is dropped.
@@ -246,31 +263,38 @@ class _Pusher:
     async def _append(self, entry: _Entry, target: str, part: str, offset: int) -> bool:
         """Send the rest and give it its name; False when the part turned out wrong and was dropped."""
         if offset < entry.size:
-            argv = ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)]
-            ran = await self.machine.feed(argv, self._pieces(entry, offset), stall_s=self.stall_s)
-            if ran.code == 75:
-                raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
-            _check(ran, target)
+            await self._send_pieces(entry, target, part, offset)
         elif entry.size == 0:
-            _check(await self.machine.feed(["/bin/sh", "-c", _APPEND, "sh", part, "0"], _nothing()), target)
+            await self._shell(_EMPTY, part)
         ran = await self.machine.run(["/bin/sh", "-c", _FINISH, "sh", target, part, entry.sha256], timeout_s=600)
         if ran.code == 76:
             return False
         _check(ran, target)
         return True
 
-    async def _pieces(self, entry: _Entry, offset: int) -> AsyncGenerator[bytes, None]:
-        with await to_thread.run_sync(_open, entry.path) as file:
-            file.seek(offset)
-            left = entry.size - offset
-            while left > 0:
-                chunk = await to_thread.run_sync(file.read, min(_CHUNK, left))
-                if not chunk:
-                    return
-                yield chunk
-                left -= len(chunk)
-                self.sent += len(chunk)
-                self._report(entry, 0)
+    async def _send_pieces(self, entry: _Entry, target: str, part: str, offset: int) -> None:
+        talk = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
+        at = offset
+        try:
+            with await to_thread.run_sync(_open, entry.path) as file:
+                file.seek(offset)
+                while at < entry.size:
+                    size = min(max(PIECE, (at - offset) // SHARE), MAX_PIECE, entry.size - at)
+                    piece = await to_thread.run_sync(file.read, size)
+                    if len(piece) < size:
+                        raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+                    self.sent += size
+                    answer = await talk.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
+                    at += size
+                    if answer.strip() != b"%d" % at:
+                        raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
+                    self._report(entry, 0)
+        except CommandFailed as failed:
+            if failed.exit_code == 75:
+                raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.") from failed
+            _check(Ran(failed.exit_code, b"", failed.err), target)
+        finally:
+            talk.close()
 
     async def _shell(self, script: str, *args: str) -> Ran:
         ran = await self.machine.run(["/bin/sh", "-c", script, "sh", *args], timeout_s=600)
@@ -282,11 +306,6 @@ class _Pusher:
         if self.progress is not None:
             bytes_done = min(self.sent + self.resumed + self.skipped, self.total)
             self.progress(Progress(entry.name, bytes_done, self.total, self.done, self.count))
-
-
-async def _nothing() -> AsyncGenerator[bytes, None]:
-    for _ in ():
-        yield b""
 
 
 def _check(ran: Ran, path: str) -> None:
