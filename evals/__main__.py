@@ -25,8 +25,11 @@ from evals.endstate import read as read_end
 from evals.errors import EvalError
 from evals.judge import agreement, judge
 from evals.loaders import formats, read
-from evals.runner import agents
+from evals.proxy import hide_memory
+from evals.runner import agents, is_real
 from evals.selftest import selftest
+from evals.setup import Setup, add_flags, from_flags
+from evals.shown import as_text, schemas, shown
 from evals.stage import stages
 from evals.summary import Summary, summarize
 from evals.surface import HERE
@@ -127,6 +130,16 @@ def cmd_plan(args: Args) -> int:
     return Exit.PASS
 
 
+def cmd_tools(args: Args) -> int:
+    """Say whether tools.json is what the server shows now; with --write make it so."""
+    now = as_text(schemas(shown([sys.executable, "-m", "gpuwarden", "mcp"], dict(os.environ))))
+    if args.write:
+        _write(HERE / "tools.json", now)
+    same = now == (HERE / "tools.json").read_text("utf-8")
+    print("tools.json is what the server shows" if same else "tools.json is old: python -m evals tools --write")
+    return Exit.PASS if same else Exit.REGRESSION
+
+
 def cmd_export(args: Args) -> int:
     """Write a transcript as ATIF or in our own form."""
     from evals.canonical import dump
@@ -146,9 +159,10 @@ def cmd_run(args: Args) -> int:
     chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
     if not chosen:
         raise EvalError("no case was named", "Name cases, or pass --all")
+    setup = _setup(args) if is_real(args.agent) else None
     folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
     done, trials = evidence.play(
-        args.agent, args.stage, folder, cases, worlds, chosen, trials=args.trials, jobs=args.jobs
+        args.agent, args.stage, folder, cases, worlds, chosen, trials=args.trials, jobs=args.jobs, setup=setup
     )
     for trial in trials if args.verbose else ():
         print(f"{trial.score.verdict.value}\t{trial.case}\t{trial.n}\t{trial.score.why}")
@@ -158,6 +172,13 @@ def cmd_run(args: Args) -> int:
     if summary.undecidable:
         return Exit.UNDECIDABLE
     return Exit.PASS if args.stage == outcome.RAW or summary.verdicts[Verdict.PASS] == summary.n else Exit.REGRESSION
+
+
+def _setup(args: Args) -> Setup:
+    if args.stage == outcome.RAW:
+        raise EvalError("the raw stage has no server for a real agent to call", "Leave --stage out")
+    hide_memory()
+    return from_flags(args)
 
 
 def cmd_evidence(args: Args) -> int:
@@ -236,6 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
     todo.add_argument("--model", help="the model in use now; the run's own where left out")
+    add("tools", cmd_tools).add_argument("--write", action="store_true", help="write the file anew")
     export = add("export", cmd_export)
     add_file(export)
     export.add_argument("--to", choices=("atif", "canonical"), default="atif")
@@ -247,6 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--all", action="store_true", help="every case")
     play.add_argument("--trials", type=int, default=1, metavar="N", help="of each case")
     play.add_argument("-v", "--verbose", action="store_true", help="a line for each trial")
+    add_flags(play.add_argument_group("real agents", "claude, codex and endpoint; see README.md, 'Agents'"))
     proof = add("evidence", cmd_evidence)
     proof.add_argument("--write-readme", action="store_true", help="put the table into README.md")
     for sub in (play, proof):

@@ -11,6 +11,7 @@ from evals.digests import of_pack
 from evals.errors import EvalError
 from evals.outcome import by_agent
 from evals.runner import agent, new_run, run
+from evals.setup import Setup
 from evals.stage import stage
 from evals.surface import HERE
 from evals.trials import Run, Trial, read_run, score_run
@@ -36,11 +37,12 @@ _MONEY: Final = (4, 5, 6)
 
 def play(
     name: str, arm: str, folder: Path, cases: dict[str, Case], worlds: dict[str, World], chosen: list[str],
-    *, trials: int = 1, jobs: int = 1,
+    *, trials: int = 1, jobs: int = 1, setup: Setup | None = None,
 ) -> tuple[Run, list[Trial]]:  # fmt: skip
-    """Play one agent on one stage, and score what it did."""
-    head = new_run(folder, name, arm, chosen, trials, of_pack(HERE.parent))
-    run(head, agent(name), stage(arm), cases, worlds, jobs=jobs)
+    """Play one agent on one stage, and score what it did. The arm of a real agent is the one it is set up for."""
+    root = setup.pack.root if setup else HERE.parent
+    head = new_run(folder, name, setup.pack.arm if setup else arm, chosen, trials, of_pack(root), setup)
+    run(head, agent(name, setup), stage(arm), cases, worlds, jobs=jobs)
     done = read_run(folder)
     return done, score_run(done, cases)
 

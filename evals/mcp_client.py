@@ -23,8 +23,9 @@ class McpClient:
         self._id = 0
         shown: dict[str, Any] = {"elicitation": {}} if answer else {}
         info = {"name": "gpuwarden-evals", "version": "1"}
+        hello = {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info}
         try:
-            self.request("initialize", {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info})
+            self.greeting = self.request("initialize", hello)
             self._wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
         except BaseException:
             self._wire.close()

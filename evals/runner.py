@@ -1,7 +1,8 @@
 """Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
 
-An agent is a file `agent_<name>.py` with `play(case, recorder)`, found by its name. Scripted agents get the case, since
-the oracle follows its witness; an agent that is a model is handed the prompt and the server only.
+An agent is a file `agent_<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the case,
+since the oracle follows its witness. A real one offers `make(setup)`, which gives such a function; of the case it reads
+the limits only, and it is handed the prompt and the server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from evals import ledger_check
 from evals.cases import Case
 from evals.digests import of_trial
 from evals.errors import EvalError
-from evals.recorder import LimitReached, Recorder, SceneDied
+from evals.recorder import AgentDied, LimitReached, Recorder, SceneDied
+from evals.setup import Setup
 from evals.stage import OpenScene, Scene
 from evals.trials import Run
 from evals.worlds import World
@@ -33,11 +35,24 @@ def agents() -> list[str]:
     return sorted(p.stem.removeprefix("agent_") for p in Path(__file__).parent.glob("agent_*.py"))
 
 
-def agent(name: str) -> Play:
-    """The agent of a name. Raises EvalError where there is none."""
+def agent(name: str, setup: Setup | None = None) -> Play:
+    """The agent of a name. Raises EvalError where there is none, or where it can't be set up."""
     if name not in agents():
         raise EvalError(f"there is no agent {name!r}", f"There are: {', '.join(agents())}")
-    return cast("Play", import_module(f"evals.agent_{name}").play)
+    module = import_module(f"evals.agent_{name}")
+    make: Callable[[Setup], Play] | None = getattr(module, "make", None)
+    return make(setup or Setup()) if make else cast("Play", module.play)
+
+
+def is_real(name: str) -> bool:
+    """Whether an agent asks a model, and so has to be set up."""
+    return hasattr(import_module(f"evals.agent_{name}"), "make")
+
+
+def harness(name: str, setup: Setup) -> str:
+    """What stands between the model and the server, with its version: part of what a run is compared by."""
+    program: str | None = getattr(import_module(f"evals.agent_{name}"), "PROGRAM", None)
+    return f"{program} {setup.version(program)}".strip() if program else "evals"
 
 
 def run(
@@ -54,8 +69,12 @@ def run(
             for n, folder, case in todo
             if not (folder / "trial.json").is_file()
         ]
-        for each in played:
-            each.result()
+        try:
+            for each in played:
+                each.result()
+        except BaseException:  # such as Ctrl-C: what has not begun stays for the next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
@@ -84,7 +103,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         play(case, recorder)
     except LimitReached:
         ended, why = "limit", f"{limit} calls"
-    except SceneDied as error:
+    except (SceneDied, AgentDied) as error:
         ended, why, infra = "error", str(error), str(error)
     except Exception as error:  # an agent that crashes has died; it did not fail the case
         ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
@@ -114,6 +133,9 @@ def fill(prompt: str, facts: dict[str, Any]) -> str:
     return prompt
 
 
-def new_run(folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str) -> Run:
-    """The head of a run by a scripted agent."""
-    return Run(folder, name, tuple(cases), arm=arm, harness="evals", pack=pack, bare=None, trials=trials)
+def new_run(
+    folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str, setup: Setup | None = None
+) -> Run:
+    """The head of a run; with a setup for an agent that has one."""
+    model, between = (setup.model, harness(name, setup)) if setup else ("", "evals")
+    return Run(folder, name, tuple(cases), arm, model, between, pack, None, trials)

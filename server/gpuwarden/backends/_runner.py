@@ -99,13 +99,34 @@ class RunnerBackend:
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), "root": handle.place.root}
+        request = {"paths": list(paths), **handle.place.ground}
         return launch.manifest(await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S))
+
+    async def examine(
+        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+    ) -> dict[str, dict[str, Any]]:
+        """What the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
+        archive, content = launch.checker()
+        request = {"paths": list(paths), "archive": archive, "structure": structure, "seconds": seconds}
+        request |= handle.place.ground
+        for last in (False, True):
+            lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
+            try:
+                return launch.findings(lines)
+            except launch.NoArchive:
+                if last:
+                    raise
+                await self.put_file(handle, archive, content)
+        raise AssertionError("unreachable")
+
+    async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
+        """Put a file of ours into a run folder."""
+        raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
         """Processes and fresh files that are no declared part of a job."""
         value = handle.place.env.get(MARKER)
-        request = {"marker": f"{MARKER}={value}" if value else None, "root": handle.place.root}
+        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.ground}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:

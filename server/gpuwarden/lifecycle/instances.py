@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
-from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
+from gpuwarden.lifecycle.advance import advance_locked
 from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.renting import record_extra, tend
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
 
