@@ -302,8 +302,8 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
-    told = (m.text if m.number else f"[observed] {m.text}" for m in found.lines)
-    said = "\n".join(line(redact(text, values), 240) for text in told)
+    # Each line says where it is from, so that a log can't pass its own words off as what was observed.
+    said = "\n".join(f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines)
     return DiagnosisReply(
         id=found.id,
         title=found.title,
