@@ -120,7 +120,7 @@ async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House
 
 @every_platform
 async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house: House) -> None:
-    """Vast keeps the disk; Prime Intellect sells interruptions, and nobody knows what they keep; the rest sells none."""
+    """Vast keeps the disk; Prime Intellect sells interruptions, and nobody knows what they keep; others sell none."""
     if house.platform.spot:
         assert (await submit(house.w, house.spec(interruptible=True))).receipt
         return
