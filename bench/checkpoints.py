@@ -1,9 +1,11 @@
 """How fast verification is, as multiples of a plain sequential read of the same files in the same run.
 
-    python bench/checkpoints.py [--gib 2] [--files 16] [--folder DIR]
+    python bench/checkpoints.py [--gib 2] [--files 16] [--repeats 5] [--folder DIR]
 
-Every figure is the median of five runs over a warm page cache. The ratio is what counts: it carries over between
-machines, seconds do not. Lines for torch, sha256sum and safetensors appear where those are installed.
+Each row is measured in turn with the plain read, so that both meet the same machine. The ratio is what counts: it
+carries over between machines, seconds do not. "Warm" is out of the page cache; "cold" is after the files were put out
+of it, as a checkpoint is that was pulled or mounted. Rows of torch, sha256sum and safetensors appear where those are
+installed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,144 +27,213 @@ from typing import Any
 import numpy as np
 
 from gpuwarden.checkpoints import manifest
-from gpuwarden.checkpoints.kernels import digesters
+from gpuwarden.checkpoints.kernels import digests
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 
-REPEATS = 5
+FAST = digests()[-1]
+TORCH = importlib.util.find_spec("torch") is not None
 
 
-def write(folder: Path, gib: float, files: int) -> None:
+class Bench:
+    """Files of one kind, and the plain read of them that everything is measured against."""
+
+    def __init__(self, folder: Path, repeats: int) -> None:
+        self.folder, self.repeats = folder, repeats
+        self.gib = sum(p.stat().st_size for p in folder.iterdir()) / 2**30
+
+    def row(self, label: str, work: Callable[[], Any], *, cold: bool = False) -> None:
+        """Time the plain read and the work in turn, and print the middle and the best of both."""
+        reads, works = [], []
+        self._prepare(cold)
+        for _ in range(self.repeats):
+            reads.append(timed(self.read))
+            if cold:
+                self._prepare(cold)
+            works.append(timed(work))
+            if cold:
+                self._prepare(cold)
+        took, ratio = statistics.median(works), statistics.median(w / r for w, r in zip(works, reads, strict=True))
+        print(
+            f"{label:58} {took * 1000:9.1f} ms {ratio:7.2f}x {min(works) / min(reads):7.2f}x {self.gib / took:6.1f}",
+            flush=True,
+        )
+
+    def head(self, what: str) -> None:
+        """Print what is measured, and what each column is."""
+        print(f"\n{what}\n{'':58} {'median':>12} {'median':>8} {'best':>8} {'GiB/s':>6}")
+        self.row("plain sequential read, 1 thread", self.read)
+
+    def read(self) -> None:
+        """Read every file once, 1 MiB at a time: what the ratios are to."""
+        buffer = bytearray(1 << 20)
+        for path in sorted(self.folder.iterdir()):
+            with path.open("rb", buffering=0) as f:
+                while f.readinto(buffer):
+                    pass
+
+    def proven(self, level: Level, roster: Manifest | None = None, threads: int = 2) -> Callable[[], None]:
+        """A verification; a wrong verdict ends the benchmark."""
+
+        def work() -> None:
+            report = verify(self.folder, level, manifest=roster, threads=threads)
+            assert report.verdict is Verdict.PROVEN, report
+
+        return work
+
+    def roster(self, digest: str) -> Manifest:
+        """A manifest of the files with one digest."""
+        return Manifest.model_validate(manifest.take(self.folder, digests=(digest,)))
+
+    def _prepare(self, cold: bool) -> None:
+        if not cold:
+            self.read()
+            return
+        for path in self.folder.iterdir():
+            with path.open("rb") as f:
+                os.fsync(f.fileno())
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Print the tables."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--gib", type=float, default=2.0)
+    ask.add_argument("--files", type=int, default=16)
+    ask.add_argument("--repeats", type=int, default=5)
+    ask.add_argument("--folder", type=Path, default=None, help="where to put the files for a while")
+    args = ask.parse_args()
+    kinds: list[tuple[Callable[..., None], Callable[[Bench], None], int]] = [
+        (safetensors, shards, args.files),
+        (archives, zips, args.files),
+        (safetensors, lone, 1),
+    ]
+    for write, measure, files in kinds:
+        with tempfile.TemporaryDirectory(dir=args.folder) as made:
+            write(Path(made), args.gib, files)
+            measure(Bench(Path(made), args.repeats))
+
+
+# ----------------------------------------------------------------------------------------------------------- files
+
+
+def safetensors(folder: Path, gib: float, files: int) -> None:
     """bf16 weights in so many files. The header is written by hand: safetensors' numpy writer has no bf16."""
     rng = np.random.default_rng(0)
-    rows = int(gib * 2**30 / files / 2 / 2 / 1024)
+    rows = int(gib * 2**30 / files / 16 / 2 / 1024)
     for i in range(files):
         bits = (rng.normal(size=(rows, 1024)).astype("f4").view("u4") >> 16).astype("<u2")
         size = bits.nbytes
         entry = {"dtype": "BF16", "shape": [rows, 1024]}
-        header = {
-            f"layer{i}.a": {**entry, "data_offsets": [0, size]},
-            f"layer{i}.b": {**entry, "data_offsets": [size, 2 * size]},
-        }
+        header = {f"layer{i}.{j}": {**entry, "data_offsets": [j * size, (j + 1) * size]} for j in range(16)}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         with (folder / f"part-{i:02}.safetensors").open("wb") as out:
             out.write(len(text).to_bytes(8, "little") + text)
-            out.write(bits.tobytes())
-            out.write(bits[::-1].tobytes())
+            for j in range(16):
+                out.write(np.roll(bits, j).tobytes())
 
 
-def plain_read(folder: Path) -> None:
-    """Read every file once, 1 MiB at a time: what the ratios are to."""
-    buffer = bytearray(1 << 20)
-    for path in sorted(folder.iterdir()):
-        with path.open("rb", buffering=0) as f:
-            while f.readinto(buffer):
-                pass
-
-
-def main() -> None:
-    """Print the table."""
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("--gib", type=float, default=2.0)
-    ask.add_argument("--files", type=int, default=16)
-    ask.add_argument("--folder", type=Path, default=None)
-    args = ask.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.folder) as made:
-        measure(Path(made), args.gib, args.files)
-
-
-def measure(root: Path, gib: float, files: int) -> None:
-    """Write the files, then time each way of looking at them."""
-    folder = root / "model"
-    folder.mkdir()
-    write(folder, gib, files)
-    fast = "xxh3_128" if "xxh3_128" in digesters() else "sha256"
-    rosters = {d: Manifest.model_validate(manifest.take(folder, digests=(d,))) for d in {fast, "sha256"}}
-    base = median(lambda: plain_read(folder))
-    print(f"{'plain sequential read, 1 thread':52} {base * 1000:9.1f} ms   1.00x   {gib / base:5.1f} GiB/s")
-    rows: list[tuple[str, Callable[[], Any]]] = [
-        ("structure", lambda: proven(folder, Level.STRUCTURE)),
-        ("content: scan, 1 thread", lambda: proven(folder, Level.CONTENT, threads=1)),
-        ("content: scan, 2 threads", lambda: proven(folder, Level.CONTENT)),
-        (f"content: scan + {fast}, 1 thread", lambda: proven(folder, Level.CONTENT, rosters[fast], threads=1)),
-        (f"content: scan + {fast}, 2 threads", lambda: proven(folder, Level.CONTENT, rosters[fast])),
-        ("content: scan + sha256, 2 threads", lambda: proven(folder, Level.CONTENT, rosters["sha256"])),
-    ]
-    for label, work in rows + zips(root, gib, files):
-        show(label, median(work), base, gib)
-    print(f"peak memory of a process that verifies the content: {peak(folder)}")
-    for label, work in others(folder):
-        show(label, median(work), base, gib)
-
-
-def peak(folder: Path) -> str:
-    """What a fresh process needs; this one has made the files and remembers them. Linux only: getrusage inherits."""
-    code = (
-        "import pathlib, sys; from gpuwarden.checkpoints.verify import verify; verify(pathlib.Path(sys.argv[1]));"
-        "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], check=False, capture_output=True)
-    return f"{int(done.stdout) / 1024:.0f} MiB" if done.returncode == 0 else "unknown here"
-
-
-def show(label: str, took: float, base: float, gib: float) -> None:
-    """One row."""
-    print(f"{label:52} {took * 1000:9.1f} ms {took / base:6.2f}x   {gib / took:5.1f} GiB/s", flush=True)
-
-
-def proven(folder: Path, level: Level, roster: Manifest | None = None, threads: int = 2) -> None:
-    """Verify; a wrong verdict ends the benchmark."""
-    report = verify(folder, level, manifest=roster, threads=threads)
-    assert report.verdict is Verdict.PROVEN, report.problems
-
-
-def zips(root: Path, gib: float, files: int) -> list[tuple[str, Callable[[], Any]]]:
-    """The same amount as .npz, which carries a CRC per array."""
-    folder = root / "zips"
-    folder.mkdir()
+def archives(folder: Path, gib: float, files: int) -> None:
+    """fp32 tensors in so many torch archives, which carry a CRC per tensor; in .npz where torch is not installed."""
     rng = np.random.default_rng(1)
     for i in range(files):
-        np.savez(folder / f"part-{i:02}.npz", w=rng.normal(size=int(gib * 2**30 / files / 8)).astype("f8"))
-    roster = Manifest.model_validate(manifest.take(folder))
-    quick = roster.model_copy(update={"files": tuple(f.model_copy(update={"sha256": None}) for f in roster.files)})
-    table: list[tuple[str, Callable[[], Any]]] = [
-        ("npz content: scan + CRC, 2 threads", lambda: proven(folder, Level.CONTENT)),
-    ]
-    if all(f.xxh3_128 for f in quick.files):
-        table.append(("npz content: scan + CRC + xxh3_128, 2 threads", lambda: proven(folder, Level.CONTENT, quick)))
-    return table
+        arrays = {f"{j}": rng.standard_normal((int(gib * 2**30 / files / 4 / 1024 / 4), 1024), "f4") for j in range(4)}
+        if TORCH:
+            import torch
+
+            torch.save({k: torch.from_numpy(v) for k, v in arrays.items()}, folder / f"part-{i:02}.pt")
+        else:
+            np.savez(folder / f"part-{i:02}.npz", **arrays)
 
 
-def others(folder: Path) -> list[tuple[str, Callable[[], Any]]]:
-    """What people would use instead."""
-    names = sorted(str(p) for p in folder.iterdir())
-    table: list[tuple[str, Callable[[], Any]]] = []
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+def shards(bench: Bench) -> None:
+    """A sharded model, as safetensors."""
+    bench.head(f"{bench.gib:.1f} GiB of bf16 in {len(list(bench.folder.iterdir()))} safetensors files, warm")
+    bench.row("structure", bench.proven(Level.STRUCTURE))
+    quick, sure = bench.roster(FAST), bench.roster("sha256")
+    bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
+    bench.row("content: scan, 2 threads", bench.proven(Level.CONTENT))
+    bench.row(f"content: scan + {FAST}, 1 thread", bench.proven(Level.CONTENT, quick, 1))
+    bench.row(f"content: scan + {FAST}, 2 threads", bench.proven(Level.CONTENT, quick))
+    bench.row("content: scan + sha256, 2 threads", bench.proven(Level.CONTENT, sure))
+    names = sorted(map(str, bench.folder.iterdir()))
     if shutil.which("sha256sum"):
-        table.append(("sha256sum", lambda: subprocess.run(["sha256sum", *names], check=True, capture_output=True)))
-    if importlib.util.find_spec("torch"):
+        bench.row("sha256sum", lambda: subprocess.run(["sha256sum", *names], check=True, capture_output=True))
+    if TORCH:
+        bench.row("safetensors load_file + torch.isfinite", lambda: [finite(name) for name in names])
+    cold(bench, ("content: scan, 2 threads", None), (f"content: scan + {FAST}, 2 threads", quick),
+         ("content: scan + sha256, 2 threads", sure))  # fmt: skip
+    memory(bench)
+
+
+def zips(bench: Bench) -> None:
+    """The same amount in archives with CRCs."""
+    kind = "torch archives" if TORCH else "npz archives"
+    bench.head(f"{bench.gib:.1f} GiB of fp32 in {len(list(bench.folder.iterdir()))} {kind}, warm")
+    quick = bench.roster(FAST)
+    bench.row("structure", bench.proven(Level.STRUCTURE))
+    bench.row("content: scan + CRC, 1 thread", bench.proven(Level.CONTENT, threads=1))
+    bench.row("content: scan + CRC, 2 threads", bench.proven(Level.CONTENT))
+    bench.row(f"content: scan + CRC + {FAST}, 2 threads", bench.proven(Level.CONTENT, quick))
+    if TORCH:
         import torch
-        from safetensors.torch import load_file
 
-        def load() -> None:
-            for name in names:
-                assert all(bool(torch.isfinite(t).all()) for t in load_file(name).values())
-
-        torch.save(load_file(names[0]), folder.parent / "one.pt")
-        table.append(("safetensors load + torch.isfinite", load))
-        one = folder.parent / "one.pt"
-        table.append(("torch.load of one file of these", lambda: torch.load(one, weights_only=True)))
-    return table
+        names = sorted(bench.folder.iterdir())
+        bench.row("torch.load, weights_only", lambda: [len(torch.load(n, weights_only=True)) for n in names])
+    cold(bench, ("content: scan + CRC, 2 threads", None), (f"content: scan + CRC + {FAST}, 2 threads", quick))
+    memory(bench)
 
 
-def median(work: Callable[[], Any]) -> float:
-    """Seconds, the middle of five runs."""
-    times = []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+def lone(bench: Bench) -> None:
+    """A single file, which two threads share."""
+    bench.head(f"{bench.gib:.1f} GiB of bf16 in one safetensors file, warm")
+    quick = bench.roster(FAST)
+    bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
+    bench.row("content: scan, 2 threads", bench.proven(Level.CONTENT))
+    bench.row(f"content: scan + {FAST}, 1 thread", bench.proven(Level.CONTENT, quick, 1))
+    bench.row(f"content: scan + {FAST}, 2 threads", bench.proven(Level.CONTENT, quick))
+
+
+def cold(bench: Bench, *rows: tuple[str, Manifest | None]) -> None:
+    """The same with nothing in the page cache, where the system lets us empty it."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    print("cold")
+    bench.row("plain sequential read, 1 thread", bench.read, cold=True)
+    for label, roster in rows:
+        bench.row(label, bench.proven(Level.CONTENT, roster), cold=True)
+
+
+def finite(name: str) -> None:
+    """What a careful person would write."""
+    import torch
+    from safetensors.torch import load_file
+
+    assert all(bool(torch.isfinite(t).all()) for t in load_file(name).values())
+
+
+def memory(bench: Bench) -> None:
+    """What a fresh process needs; this one has made the files and remembers them. Linux only: getrusage inherits."""
+    code = (
+        "import pathlib, sys; from gpuwarden.checkpoints import manifest; from gpuwarden.core.models import Manifest;"
+        "from gpuwarden.checkpoints.verify import verify; folder = pathlib.Path(sys.argv[1]);"
+        "verify(folder, manifest=Manifest.model_validate(manifest.take(folder)));"
+        "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(bench.folder)], check=False, capture_output=True)
+    peak = f"{int(done.stdout) / 1024:.0f} MiB" if done.returncode == 0 else "unknown here"
+    print(f"peak memory of a process that takes a manifest and verifies all of it: {peak}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import pytest
 
-from gpuwarden.backends.base import Backend
+from gpuwarden.backends.base import Backend, Examiner
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Observation, Place, StopResult
 from gpuwarden.core.states import Job
@@ -92,6 +93,21 @@ class BackendContract:
         assert seen.state is Job.SUCCEEDED
         await backend.submit(spec, place, "t-again", secrets={}, attempt=1)  # a late repetition launches nothing
         assert (await backend.logs(handle)).text == "attempt 1\nattempt 2\nsaved\n"
+
+    async def test_the_machine_looks_at_its_own_checkpoints(self, backend: Backend, place: Place) -> None:
+        if not isinstance(backend, Examiner):
+            pytest.skip("this backend can't look at files where they lie")
+        made = "mkdir out; printf '%s' '{\"a\": 1}' > out/a.json; printf '{' > out/b.json; printf x > lone.txt"
+        handle = await backend.submit(shell(made), place, "t-look", secrets={})
+        await ended(backend, handle)
+        for _ in range(2):
+            found = await backend.examine(handle, ["out", "lone.txt", "none"], structure=False, seconds=30)
+            verdicts = {f["path"]: f["verdict"] for f in found["out"]["files"]}
+            assert verdicts == {"a.json": "proven", "b.json": "refuted"}
+            assert [f["path"] for f in found["lone.txt"]["files"]] == ["lone.txt"]
+            assert "nothing" in found["none"]["error"]
+            (archive,) = Path(handle.run_dir).glob("gpuwarden-checkpoints-*.pyz")
+            archive.write_bytes(b"raise SystemExit")  # a job may write there; what is not ours is shipped again
 
     async def test_find_tells_launched_from_never_launched(self, backend: Backend, place: Place) -> None:
         assert await backend.find(place, "t-find") == Known(None)

@@ -9,7 +9,7 @@ from gpuwarden.core.models import JobSpec, Known, Quote
 from gpuwarden.core.policy import Policy
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
-from gpuwarden.lifecycle.submit import _script
+from gpuwarden.lifecycle.submit_facts import read_spec
 from gpuwarden.profiles import load_profile
 from gpuwarden.rehearsal.hub_seed import TOKEN as HF_TOKEN
 from gpuwarden.rehearsal.hub_store import HubStore
@@ -23,7 +23,7 @@ async def facts_for(
 ) -> SubmitFacts:
     """The facts of one job, as the submit gate gathers them."""
     job = JobSpec(name="t", platform=platform, script=script, **spec)
-    read, script_url = await _script(job, hub)
+    read, script_url = await read_spec(job, hub)
     profile = load_profile(platform, None)
     return SubmitFacts(
         spec=job,

@@ -83,6 +83,7 @@ def test_a_conversion_against_its_source(tmp_path: Path, layers: int, verdict: V
     writer.add_embedding_length(64)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(32)])
     writer.add_tensor("token_embd.weight", np.ones((32, 64), "f4"))
+    writer.add_tensor("output_norm.weight", np.ones(64, "f4"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -150,7 +150,11 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
     job_id = launched(run, train)
     assert ended(run, job_id)["meter"]["billing"] is True
     assert run("teardown", job_id)[0] == 1, "nothing was pulled"
-    assert run("verify", job_id)[1]["code"] == "conflict"
+    code, body = run("verify", job_id)
+    assert (code, body["code"]) == (0, "claimed"), "the machine's own word, and no more"
+    assert run("teardown", job_id)[0] == 1, "it counts as no copy"
+    code, body = run("verify", job_id, "--where", "here")
+    assert (code, body["code"]) == (2, "conflict")
     assert run("pull", job_id)[1]["files"] == 1
     copy = home / "artifacts" / job_id / "out/model.safetensors"
     whole = copy.read_bytes()
@@ -195,7 +199,7 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
         (["rules", "PF-NONE-001"], 1, "not_found", "PF-NONE-001"),
         (["profiles", "moonbase"], 1, "not_found", "moonbase"),
         (["profiles", "../../etc/passwd"], 1, "not_found", "passwd"),
-        (["verify", "no/such/file"], 1, "not_found", "no/such/file"),
+        (["verify", "no/such/file"], 2, "not_found", "no/such/file"),
     ],
 )
 def test_every_error_is_one_object_with_its_exit_code(
@@ -207,7 +211,17 @@ def test_every_error_is_one_object_with_its_exit_code(
 
 
 @pytest.mark.parametrize(
-    "words", [["rules"], ["profiles"], ["profiles", "vastai"], ["doctor"], ["history"], ["instances"]]
+    "words",
+    [
+        ["rules"],
+        ["profiles"],
+        ["profiles", "vastai"],
+        ["profiles", "ssh"],
+        ["profiles", "ssh/box"],
+        ["doctor"],
+        ["history"],
+        ["instances"],
+    ],
 )
 def test_what_only_shows_something_ends_well(run: Cli, words: list[str]) -> None:
     assert run(*words)[0] == 0

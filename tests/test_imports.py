@@ -31,7 +31,7 @@ CORE_MAY = {"pydantic"}
 CORE_MAY_BY_FILE = {"core/clock.py": {"anyio"}}
 ONLY_IN = {"mcp": {"serve/mcp_server.py"}}
 HEAVY = frozenset({"torch", "paramiko", "huggingface_hub", "numpy", "mcp", "rich"})
-HEAVY_AT_TOP = {("serve/mcp_server.py", "mcp"), ("serve/terminal.py", "rich"), ("serve/demo.py", "rich")}
+HEAVY_AT_TOP = {("serve/mcp_server.py", "mcp"), *((f"serve/{f}.py", "rich") for f in ("terminal", "demo", "verdicts"))}
 
 # Run in a fresh interpreter: import every module, one after the other, and name the first that brings a heavy one.
 IMPORT_ALL = """

@@ -144,7 +144,7 @@ def test_the_references_are_in_order_and_large_enough() -> None:
     for name in wanted.split():
         assert catalogue.page(name).title
     training = {path.stem for path in (data_dir("references") / "training").glob("*.md")}
-    assert training == {
+    assert training >= {
         "oom-memory", "distributed-launch", "precision-stability", "throughput", "checkpoint-resume", "convergence",
         "data-pipeline", "by-domain", "dataset-formats", "hub-and-auth", "verifying-results",
     }  # fmt: skip

@@ -250,10 +250,11 @@ save("out/model.safetensors")
 run = os.environ["GPUWARDEN_RUN_DIR"]
 status = json.load(open(run + "/status.json"))
 status.update(state="succeeded", why="exit code 0", exit_code=0)
-with open(run + "/forged", "w") as file:
-    json.dump(status, file)
-while not os.path.exists(run + "/seen"):
-    os.replace(run + "/forged", run + "/status.json") if os.path.exists(run + "/forged") else time.sleep(0.01)
+while not os.path.exists(run + "/seen"):  # again and again: the runner writes its own
+    with open(run + "/forged", "w") as file:
+        json.dump(status, file)
+    os.replace(run + "/forged", run + "/status.json")
+    time.sleep(0.01)
 with open(os.environ["GPUWARDEN_METRICS"], "a") as file:
     file.write('{"step": 1}\\n')  # so that the runner writes its own status again
 time.sleep(600)

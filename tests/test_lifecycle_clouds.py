@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clouds.base import KEY, Fault
-from clouds_house import VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
+from clouds_house import TRAIN, VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
 from gpuwarden.core.errors import Conflict, Refused, WardenError
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
@@ -17,10 +17,22 @@ from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.teardown import approve, request
+from gpuwarden.lifecycle.watch import Watcher
 from gpuwarden.remote.connect import HostKeyChanged, fingerprint
 from gpuwarden.serve.replies import checked as check_reply
 
 pytestmark = pytest.mark.anyio
+
+# Takes a second to write what it has when it is told to end.
+PARKS = """
+import signal
+def park(*_):
+    time.sleep(1)
+    open("out/parked.txt", "w").write("saved at the signal")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, park)
+
+def save(step):"""
 
 
 @every_platform
@@ -192,14 +204,20 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     assert kinds.count("host.trusted") == kinds.count("host.checked") == 1
 
 
-async def test_the_cost_cap_is_met_where_the_platform_tells_no_cost(house: House) -> None:
-    """RunPod tells prices while a Pod runs, and its cost afterwards."""
-    job = await house.launch(house.spec("wait", max_cost_usd=10.0))
+async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: House) -> None:
+    """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
+    parks = TRAIN.replace("def save(step):", PARKS)
+    job = await house.launch(house.spec("wait", script=parks, max_cost_usd=10.0))
     await house.running(job)
-    await house.until(job, lambda c: bool(c.observation and c.observation.step == 3))
+    await house.reached(job, 3)
     house.clock.ahead += 3600
     assert (await check(house.w, job)).job.state is Job.RUNNING
     house.clock.ahead += 3 * 3600
+    told = [a for _ in range(3) for a in (await Watcher(house.w).round()).news]
     seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
     assert seen.job.state is Job.CANCELED and "max_cost_usd" in seen.job.why
-    assert house.billing() == [house.machine()]
+    (asked,) = [a for a in told if a.kind == "cost_cap"]
+    assert "its process is" in asked.text and "stays and bills" in asked.text and "May it go?" in asked.text
+    assert house.billing() == [house.machine()] and house.w.ledger.events(kind="verb.sent") == []
+    pulled = await bring_home(house, job)
+    assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/parked.txt"]

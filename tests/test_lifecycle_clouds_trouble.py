@@ -7,7 +7,8 @@ import json
 import pytest
 
 from clouds.base import Fault
-from clouds_house import House, bring_home, each_platform, every_platform, house, take_down, web  # noqa: F401
+from clouds.vastai import VastCloud
+from clouds_house import PLATFORMS, House, bring_home, each_platform, every_platform, house, take_down, web  # noqa: F401
 from gpuwarden.core.errors import Refused
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.lifecycle.check import check
@@ -15,6 +16,7 @@ from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import approve, proceed, request
+from gpuwarden.lifecycle.watch import Watcher
 from gpuwarden.rehearsal.model import Fault as CloudFault
 
 pytestmark = pytest.mark.anyio
@@ -77,6 +79,21 @@ async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatc
     assert lease.instance_id != "someone-elses" and len(house.account.own) == 1
     unknown = house.w.ledger.last(lease.subject, "create.unknown")
     assert unknown and "someone-elses" in unknown.body["why"]
+
+
+@pytest.mark.parametrize("house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace"}], indirect=True)
+async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House) -> None:
+    """Vast tells the contract's end at every look, Paperspace its own shutdown only in answer to the create."""
+    if isinstance(house.account, VastCloud):
+        house.account.end_date = house.clock.now() + 3 * 3600
+    job = await house.launch(house.spec())
+    await house.running(job)
+    (row,) = (await list_instances(house.w)).rows
+    assert [(c.trigger, round((c.at - house.clock.now()) / 3600)) for c in row.clocks] == [
+        ("the end that the platform has set", 3)
+    ]
+    news = (await Watcher(house.w).round()).news
+    assert "danger_clock" in {a.kind for a in news}
 
 
 @every_platform

@@ -15,7 +15,7 @@ from gpuwarden.core.policy import Caps, Policy, Secrets
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.submit import NeedsApproval, submit
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.warden import LOCK_PATIENCE_S, STEP_S, Warden
 from gpuwarden.providers.base import account_keys
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import FAST, WEALTHY, launch, launches, open_house, records, rent_cloud, training
@@ -205,3 +205,35 @@ async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path)
     assert (await submit(w, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
     with pytest.raises(Refused, match="PF-SEC-003"):
         await submit(w, training(tmp_path / "said", secrets=("PGPASSWORD",)))
+
+
+# ------------------------------------------------------------------------------------------------------------- locks
+
+
+async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert STEP_S < LOCK_PATIENCE_S
+    w = open_house(tmp_path, SystemClock())
+    rent_cloud(w)
+    backend = w.backend("local")
+    whole, hangs = backend.submit, True
+
+    async def slow(*args: object, **named: object) -> object:
+        if hangs:
+            await anyio.sleep_forever()
+        return await whole(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend, "submit", slow)
+    monkeypatch.setattr("gpuwarden.lifecycle.running.STEP_S", 0.2)
+    job = await launch(w, training(tmp_path / "said"))
+    with anyio.fail_after(60):
+        while not w.ledger.events(kind="submit.intent"):
+            await check(w, job)
+            await anyio.sleep(0.05)
+        assert (await check(w, job)).job.state is Job.SUBMITTING, "it was let go, and nothing is known to have run"
+        hangs = False
+        monkeypatch.setattr("gpuwarden.lifecycle.running.STEP_S", STEP_S)
+        while (await check(w, job)).job.state is not Job.SUCCEEDED:
+            await anyio.sleep(0.05)
+    assert launches(tmp_path / "said") == [(job, 1)]

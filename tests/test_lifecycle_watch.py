@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from pydantic import ValidationError
 
@@ -23,13 +26,16 @@ from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, StopResult
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.notify import SECRET, sign
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.watch import Round, Watcher
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.model import Settings
+from gpuwarden.rehearsal.model import Fault, Settings
 from gpuwarden.remote.connect import HostKeyChanged
-from lifecycle_kit import WEALTHY, launch, open_house, promises, rent_cloud, training
+from gpuwarden.remote.launch import DIED
+from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
 MINUTE = 60.0
@@ -42,6 +48,7 @@ class Seen:
         self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
         self.beat = Beat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)
         self.error: Exception | None = None
+        self.alerts: tuple[str, ...] = ()
 
     async def submit(self, spec: JobSpec, place: Place, token: str, **_: object) -> Handle:
         return Handle(backend="local", token=token, run_dir="/x", place=place)
@@ -53,10 +60,12 @@ class Seen:
         if self.error is not None:
             raise self.error
         self.step += 1
-        seen = Observation(state=self.state, why=self.why, step=self.step, log_bytes=self.log, beat=self.beat)
+        seen = Observation(
+            state=self.state, why=self.why, step=self.step, log_bytes=self.log, beat=self.beat, alerts=self.alerts
+        )
         return {h.token: seen for h in handles}
 
-    async def stop(self, handle: Handle) -> StopResult:
+    async def stop(self, handle: Handle, *, grace_s: float) -> StopResult:
         self.stops += 1
         self.state = Job.CANCELED
         return StopResult.STOPPED
@@ -65,17 +74,20 @@ class Seen:
 class House:
     """A watched house with one running job; time moves only when the test says so."""
 
-    def __init__(self, tmp_path: Path, policy: Policy = WEALTHY, **env: str) -> None:
+    def __init__(self, tmp_path: Path, policy: Policy = WEALTHY, platform: str = PLATFORM, **env: str) -> None:
         self.clock, self.seen = FakeClock(), Seen()
         self.w = open_house(tmp_path, self.clock, policy=policy)
         self.w.env = env
-        self.cloud: Cloud = rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
+        self.platform = platform
+        self.cloud: Cloud = rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=platform)
         self.w._backends["local"] = self.seen  # type: ignore[assignment]
         self.watcher = Watcher(self.w)
         self.job, self.said = "", tmp_path / "said"
 
     async def start(self, **spec: object) -> House:
-        self.job = await launch(self.w, training(self.said, **{"max_cost_usd": 900.0} | spec))
+        self.job = await launch(
+            self.w, training(self.said, **{"max_cost_usd": 900.0, "platform": self.platform} | spec)
+        )
         for _ in range(4):
             await self.go(0)
         assert read_job(self.w.ledger, self.job).state is Job.RUNNING
@@ -154,6 +166,73 @@ async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
     assert await house.go(10, times=3) == ["+stalled"]
     house.seen.log += 1
     assert await house.go(10) == ["-stalled"]
+
+
+async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) -> None:
+    """A watch that was not there while it began, such as one that cron starts, need not wait as long again."""
+    stopped_at = house.seen.step + 1
+    house.seen.alerts = (f"stall: nothing new for 1800 s (last step {stopped_at})",)
+    assert await house.go(1) == ["+stalled"]
+    assert await house.go(1) == ["-stalled"], "it went on: the runner's alert is of an earlier step"
+
+
+async def test_a_job_that_died_without_a_status_is_told(tmp_path: Path) -> None:
+    """Its runner and its process are killed, as a machine out of memory does it; no status is ever written."""
+    w = open_house(tmp_path, SystemClock())
+    cloud = rent_cloud(w)
+    said = tmp_path / "said"
+    job = await launch(w, training(said, 600.0))
+    while not said.exists():
+        await check(w, job)
+        await anyio.sleep(0.05)
+    (machine,) = cloud.truths().values()
+    for pid in machine.processes:
+        os.kill(pid, signal.SIGKILL)
+    watcher, news = Watcher(w, 0.05), []
+    while not news:
+        news = [a for a in (await watcher.round()).news if a.kind == "failed"]
+        await anyio.sleep(0.05)
+    assert DIED in news[0].text and read_job(w.ledger, job).state is Job.FAILED
+    assert cloud.truth(machine.id).meter and promises(w.ledger, cloud) == [], "its machine stays"
+
+
+async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path: Path) -> None:
+    """AutoDL releases what was off for fifteen days; two days before, a person hears of it."""
+    house = await House(tmp_path, platform="rehearsal/autodl").start()
+    machine = records(house.cloud)[0].id
+    house.cloud.stop(machine)
+    house.seen.state = Job.PREEMPTED
+    assert "+preempted" in await house.go(1, times=3)
+    (row,) = (await list_instances(house.w)).rows
+    assert row.clocks and row.clocks[0].at == row.stopped_at + 15 * 86400  # type: ignore[operator]
+    assert "+danger_clock" not in await house.go(24 * 60, times=12)
+    assert (await house.go(12 * 60, times=3)).count("+danger_clock") == 1
+    assert await house.go(6 * 60, times=3) == [], "it is told once"
+
+
+async def test_an_instance_that_costs_more_than_its_cap_is_asked_about(tmp_path: Path) -> None:
+    house = await House(tmp_path).start()
+    house.w.policy = WEALTHY.model_copy(
+        update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=1e5, per_instance_usd=2.0)}
+    )
+    assert (await house.go(60, times=20)).count("+instance_cap") == 1
+    assert house.seen.stops == 0 and promises(house.w.ledger, house.cloud) == []
+
+
+async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(tmp_path: Path) -> None:
+    house = await House(tmp_path).start()
+    house.seen.state = Job.SUCCEEDED
+    await house.go(1)
+    machine = records(house.cloud)[0].id
+    house.cloud.inject(machine, Fault(kind="comes_back", seconds=7200))
+    house.cloud.terminate(machine)
+    await house.go(1, times=4)
+    assert not house.cloud.truth(machine).meter
+    asked = house.cloud.store.state().calls["list"]
+    assert await house.go(1, times=60) == []
+    assert 4 <= house.cloud.store.state().calls["list"] - asked <= 8, "the lists are read seldom"
+    news = await house.go(5, times=24)
+    assert news.count("+came_back") == 1 and house.cloud.truth(machine).meter
 
 
 async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> None:

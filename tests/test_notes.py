@@ -209,6 +209,18 @@ def test_host_and_scratch_become_the_place_of_a_machine_of_ones_own(tmp_path: Pa
     assert (before.host, before.run_root) == (None, w.profile("box").run_root)
 
 
+def test_a_machine_behind_ssh_has_notes_of_its_own_or_those_of_all(tmp_path: Path) -> None:
+    w = open_house(tmp_path / "home", FakeClock())
+    w.notes_file = private(
+        tmp_path / "notes.toml",
+        "[platforms.ssh]\nscratch = '/scratch'\n[platforms.'ssh/lab']\nscratch = '/data/runs'\n",
+    )
+    assert [(p.host, p.run_root) for p in map(w.owned_place, ("ssh/lab", "ssh/other"))] == [
+        ("lab", "/data/runs"),
+        ("other", "/scratch"),
+    ]
+
+
 def test_a_scratch_folder_that_climbs_is_refused(tmp_path: Path) -> None:
     w = open_house(tmp_path / "home", FakeClock())
     w.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratch = '/data/../etc'\n")
@@ -249,7 +261,10 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert HEX not in (policy.parent / "notes.toml").read_text()
     assert "machines of your own" in str(run("notes", "set", "platforms.runpod.host", "x")["message"])
     assert "no such platform" in str(run("notes", "set", "platforms.rumpod.note", "x")["message"])
-    assert "has no host" in str(run("notes", "set", "platforms.local.host", "x")["message"])
+    for name in ("local", "ssh", "ssh/lab"):
+        assert "host says nothing" in str(run("notes", "set", f"platforms.{name}.host", "x")["message"])
+    assert run("notes", "set", "platforms.ssh/lab.scratch", "/data")["ok"] is True
+    assert run("notes", "unset", "platforms.ssh/lab.scratch")["ok"] is True
     assert run("notes", "set", "platforms.runpod.key", "$RUNPOD_API_KEY")["ok"] is True
     assert run("profiles", "runpod")["notes"] == {"key": "$RUNPOD_API_KEY"}
     assert run("notes", "unset", "tracker.name")["notes"] == {"platforms": {"runpod": {"key": "$RUNPOD_API_KEY"}}}

@@ -67,6 +67,13 @@ class TestVast(CloudContract):
         order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
         assert order["volume_info"] == {"create_new": True, "volume_id": 9101, "size": 50, "mount_path": "/data"}
 
+    async def test_the_end_of_the_contract_is_told(self, rig: CloudRig) -> None:
+        instance = await self.rent(rig)
+        assert instance.ends_at == (instance.created_at or 0) + 30 * 86400
+        rig.cloud.end_date = 1_900_000_000.5  # type: ignore[attr-defined]
+        (listed,) = known(await rig.provider.list())
+        assert listed.ends_at == 1_900_000_000.5
+
     async def test_outbid_is_interrupted_and_comes_back(self, rig: CloudRig) -> None:
         made = known(await rig.provider.create(BID, "token-1"))
         await rig.settle()

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import pytest
 
 from contract_backend import ended, shell
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
-from gpuwarden.backends.base import source
+from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Handle, Known, Place
 from gpuwarden.core.states import Job
-from gpuwarden.remote.receive import receive
+from gpuwarden.remote.receive import Received, receive
+from gpuwarden.remote.ssh import Ssh
+from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.transfer import push
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -47,19 +55,27 @@ async def cut_pull(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path, *, cuts: int, large: int, small: int
 ) -> None:
     handle = await outputs(backend, far(proxy, tmp_path), large, small)
-    manifest = await backend.manifest(handle, ["o"])
+    listed = await roster(backend, handle, ["o"])
     rng = random.Random(7)
-    points = iter([rng.randrange(20_000, 2 * manifest.bytes // cuts) for _ in range(cuts)])
+    points = iter([rng.randrange(20_000, 2 * listed.bytes // cuts) for _ in range(cuts)])
     before = proxy.down
     proxy.arm(lambda: next(points, None))
-    got = await receive(source(backend, handle), manifest, tmp_path / "here", clock=NoWait(), tries=50, parallel=2)
+    got = await receive(source(backend, handle), listed, tmp_path / "here", clock=NoWait(), tries=50, parallel=2)
     crossed = proxy.down - before
     assert got.complete
     assert proxy.cuts >= cuts * 3 // 4
-    assert got.bytes_sent <= manifest.bytes * 1.05
+    assert got.bytes_sent <= listed.bytes * 1.05
+    same(got, handle)
+    print(f"{proxy.cuts} cuts; {listed.bytes:,} bytes of files, {got.bytes_sent:,} taken, {crossed:,} on the wire")
+
+
+def same(got: Received, handle: Handle) -> None:
+    """Every file that arrived is the one on the machine, and its digest was compared."""
+    assert got.complete
     for file in got.files:
-        assert Path(file.local).read_bytes() == (Path(handle.run_dir) / "work" / file.path).read_bytes()
-    print(f"{proxy.cuts} cuts; {manifest.bytes:,} bytes of files, {got.bytes_sent:,} taken, {crossed:,} on the wire")
+        data = (Path(handle.run_dir) / "work" / file.path).read_bytes()
+        assert Path(file.local).read_bytes() == data
+        assert file.sha256 == hashlib.sha256(data).hexdigest()
 
 
 async def test_a_pull_goes_on_after_every_cut(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
@@ -112,3 +128,109 @@ async def test_jobs_are_launched_once_through_a_hundred_cuts(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
     await launch_through_cuts(backend, proxy, tmp_path, 100)
+
+
+# ------------------------------------------------------------------------------------------------- the whole course
+
+
+@dataclass
+class Course:
+    """One job's way through a line that is cut again and again: push its input, launch, poll, pull its outputs."""
+
+    backend: SshBackend
+    proxy: CuttingProxy
+    place: Place
+    here: Path
+    cuts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("push", "launch", "poll", "pull"), 0))
+    clean: int = 0
+    crossed: int = 0
+
+    async def stage(self, name: str, points: list[int], work: Callable[[], Awaitable[T]], again: bool = False) -> T:
+        """Do one stage while the line is cut after each of `points` bytes; `again` asks anew until all are used up."""
+        before = self.proxy.cuts
+        self.proxy.arm(lambda: points.pop() if points else None)
+        try:
+            while True:
+                try:
+                    done = await work()
+                except Unreachable:
+                    if not again:
+                        raise
+                else:
+                    if not points or not again:
+                        return done
+        finally:
+            self.proxy.arm(lambda: None)
+            self.cuts[name] += self.proxy.cuts - before
+
+    async def run(self, number: int, size: int, cuts: int, rng: random.Random) -> None:
+        def points(most: int) -> list[int]:
+            return [int(10 ** rng.uniform(2.5, math.log10(most))) for _ in range(cuts)]
+
+        machine = Ssh(
+            resolve("127.0.0.1", port=self.proxy.port, config=self.backend._config), config=self.backend._config
+        )
+        try:
+            model = self.here / f"model-{number}"
+            model.write_bytes(rng.randbytes(size))
+            folder = f"{self.place.run_root}/inputs-{number}"
+            even = [rng.randrange(20_000, 2 * size // cuts) for _ in range(cuts)]
+            pushed = await self.stage(
+                "push", even, lambda: push(machine, {"model": model}, folder, clock=NoWait(), tries=50)
+            )
+        finally:
+            await machine.aclose()
+        text = f"echo run >> ../count; mkdir o; cp {folder}/model o/large; for i in $(seq 40); do echo $i > o/$i; done"
+        spec = shell(text, outputs=["o"])
+
+        async def launch() -> Handle:
+            return await self.backend.submit(spec, self.place, f"t-{number}", secrets={"KEY": "k" * 20})
+
+        handle = await self.stage("launch", points(400_000), launch, again=True)
+
+        async def poll() -> Job:
+            return (await self.backend.poll([handle]))[handle.token].state
+
+        state = await self.stage("poll", points(20_000), poll, again=True)
+        while state is not Job.SUCCEEDED:
+            assert state is Job.RUNNING
+            state = await poll()
+        assert (Path(handle.run_dir) / "count").read_text() == "run\n"
+        listed = await roster(self.backend, handle, ["o"])
+        even = [rng.randrange(20_000, 2 * size // cuts) for _ in range(cuts)]
+        got = await self.stage(
+            "pull",
+            even,
+            lambda: receive(
+                source(self.backend, handle), listed, self.here / f"out-{number}", clock=NoWait(), tries=50, parallel=2
+            ),
+        )
+        same(got, handle)
+        assert (self.here / f"out-{number}/o/large").read_bytes() == model.read_bytes()
+        self.clean += size + listed.bytes
+        self.crossed += pushed.bytes_sent + got.bytes_sent
+        assert pushed.bytes_sent <= size * 1.05 and got.bytes_sent <= listed.bytes * 1.05
+
+
+async def whole_course(
+    backend: SshBackend, proxy: CuttingProxy, tmp_path: Path, jobs: int, cuts: int, size: int
+) -> None:
+    course = Course(backend, proxy, far(proxy, tmp_path), tmp_path)
+    for number in range(jobs):
+        await course.run(number, size, cuts, random.Random(f"course {number}"))
+    again = course.crossed / course.clean - 1
+    print(f"cuts {course.cuts}; {course.clean:,} bytes pushed and pulled, {again:.2%} of them again")
+    assert sum(course.cuts.values()) >= jobs * cuts * 4 * 3 // 4
+    assert min(course.cuts.values()) >= jobs * cuts // 2
+
+
+async def test_a_job_goes_its_way_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
+    await whole_course(backend, proxy, tmp_path, jobs=1, cuts=2, size=8_000_000)
+
+
+@pytest.mark.prove
+async def test_jobs_go_their_way_through_a_hundred_cuts(
+    backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
+) -> None:
+    """At least 100 cuts, spread over push, launch, poll and pull."""
+    await whole_course(backend, proxy, tmp_path, jobs=7, cuts=5, size=20_000_000)

@@ -27,7 +27,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
 from gpuwarden.core.script import read_script
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle.submit import gather
+from gpuwarden.lifecycle.submit_facts import gather
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules import catalog, page
 from gpuwarden.rules.facts import Leak, OutputFile, SubmitFacts, TeardownFacts
@@ -245,6 +245,9 @@ def severities(rule_id: str, facts: object) -> set[Severity]:
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED), Severity.ERROR),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, job_state=Job.FAILED), Severity.WARNING),
         ("TD-LOAD-001", teardown(copy_verdict=None, job_state=Job.FAILED), Severity.ERROR),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN), Severity.ERROR),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN, copy_unread=("a.dat",)), Severity.WARNING),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, copy_unread=("a.dat",)), Severity.ERROR),
         ("TD-VERB-002", teardown(verb="stop"), Severity.WARNING),
         ("TD-VERB-002", teardown(profile=changed(RENTED, "meter", stops_on=("stop",))), Severity.ERROR),
     ],

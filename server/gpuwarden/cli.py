@@ -12,7 +12,7 @@ import sys
 import click
 
 from gpuwarden.commands import house, jobs, knowledge, meter, pages  # noqa: F401 - each adds its commands to the group
-from gpuwarden.commands.base import EXITS, cli, emit
+from gpuwarden.commands.base import cli, fail
 from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
 
 
@@ -26,9 +26,9 @@ def run(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         return 1
     except Exception as error:
-        return _fail(_in_our_words(error), _wants_json(argv))
+        return fail(_in_our_words(error), _wants_json(argv))
     except KeyboardInterrupt as error:
-        return _fail(_in_our_words(error), _wants_json(argv))
+        return fail(_in_our_words(error), _wants_json(argv))
 
 
 def _in_our_words(error: BaseException) -> WardenError:
@@ -50,13 +50,3 @@ def _wants_json(argv: list[str] | None) -> bool:
     """Whether `--json` is among our own words; those after `--` belong to the job."""
     words = sys.argv[1:] if argv is None else argv
     return "--json" in words[: words.index("--") if "--" in words else None]
-
-
-def _fail(error: WardenError, as_json: bool) -> int:
-    if as_json:
-        emit(error.as_dict())
-    else:
-        from gpuwarden.serve.terminal import show_error
-
-        show_error(error)
-    return EXITS.get(error.code, 1)

@@ -12,11 +12,13 @@
     gpu_count = 1
     disk_gb = 100
 
-    [platforms.box]               # `box` is a profile; `host` and `scratch` are defaults for machines of your own
-    host = "lab-box"              # an alias of ~/.ssh/config, or an address
+    [platforms."ssh/lab-box"]     # machines of your own: where runs go
     scratch = "/data/me/runs"
     key = "~/.ssh/id_ed25519"
     note = "ask before you use both cards"
+
+    [platforms.box]               # `box` is a profile of yours with the backend ssh
+    host = "lab-box"              # an alias of ~/.ssh/config, or an address
 
 A value that looks like a secret is refused, and no message ever repeats a value.
 """
@@ -89,11 +91,11 @@ class Notes(Frozen):
     facts: Annotated[tuple[Line, ...], Field(max_length=50)] = ()
     tracker: Tracker | None = None
     usual: Usual = Usual()
-    platforms: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")], Told] = {}
+    platforms: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)?$")], Told] = {}
 
     def of(self, platform: str) -> Told:
-        """What was told about a platform."""
-        return self.platforms.get(platform, Told())
+        """What was told about a platform; of `ssh/ALIAS` else what was told about every `ssh` machine."""
+        return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
 
 
 def load_notes(file: Path) -> Notes:
@@ -214,7 +216,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _path(key: str) -> list[str]:
-    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+){0,2}", key):
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_/-]+){0,2}", key):
         raise BadRequest(f"{key[:80]!r} names no note", "Such as tracker.name or platforms.ssh.host.")
     return key.split(".")
 

@@ -23,8 +23,8 @@ from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 BY_HAND = (
     "gpuwarden has no provider for this platform: it can't rent here, tell a price, see the meter, stop or release. "
-    "Rent and release in the console, and use the machine as any SSH machine; `rehearsal/` before the name practises "
-    "the platform's rules with pretend money."
+    "Rent and release in the console, and run jobs there as `ssh/ALIAS`, where no gate knows this platform's meter; "
+    "`rehearsal/` before the name practises its rules with pretend money."
 )
 _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
 

@@ -24,6 +24,7 @@ from gpuwarden.core.models import (
 from gpuwarden.remote import launch
 
 CALL_S = 60.0  # a verb that answers at once
+STOP_S = 15.0  # how long a stop is waited for; a job with a longer grace goes on saving
 SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
 MAX_REPLY = 256 << 20
 MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
@@ -98,19 +99,41 @@ class RunnerBackend:
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), "root": handle.place.root}
+        request = {"paths": list(paths), **handle.place.ground}
         return launch.manifest(await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S))
+
+    async def examine(
+        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+    ) -> dict[str, dict[str, Any]]:
+        """What the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
+        archive, content = launch.checker()
+        request = {"paths": list(paths), "archive": archive, "structure": structure, "seconds": seconds}
+        request |= handle.place.ground
+        for last in (False, True):
+            lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
+            try:
+                return launch.findings(lines)
+            except launch.NoArchive:
+                if last:
+                    raise
+                await self.put_file(handle, archive, content)
+        raise AssertionError("unreachable")
+
+    async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
+        """Put a file of ours into a run folder."""
+        raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
         """Processes and fresh files that are no declared part of a job."""
         value = handle.place.env.get(MARKER)
-        request = {"marker": f"{MARKER}={value}" if value else None, "root": handle.place.root}
+        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.ground}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group. Never raises for a job that is gone."""
-        request = {"grace_s": grace_s, "wait_s": grace_s + 5, "token": handle.token}
-        reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=grace_s + CALL_S)
+        """End the job's process group. Never raises for a job that is gone; a long grace is PENDING meanwhile."""
+        wait_s = min(grace_s + 5, STOP_S)
+        request = {"grace_s": grace_s, "wait_s": wait_s, "token": handle.token}
+        reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=wait_s + CALL_S)
         try:
             return StopResult(str(reply.get("result")))
         except ValueError as error:

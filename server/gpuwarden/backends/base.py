@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gpuwarden import backends
 from gpuwarden.core.clock import Clock
@@ -75,7 +75,10 @@ class Backend(Protocol):
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group: signal, grace, kill. Never raises for a job that is gone."""
+        """End the job's process group: signal, grace, kill. Never raises for a job that is gone.
+
+        PENDING while it still saves; asking again changes nothing about its grace.
+        """
         ...
 
 
@@ -103,6 +106,17 @@ class Sealer(Backend, Protocol):
         self, handle: Handle, artifact: Artifact, offset: int, take: Callable[[memoryview], object]
     ) -> str | None:
         """Hand one file's bytes to `take`, as `remote.receive.Sealing` describes it."""
+        ...
+
+
+@runtime_checkable
+class Examiner(Protocol):
+    """A backend that can look at checkpoints where they lie, so that their bytes need not travel."""
+
+    async def examine(
+        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+    ) -> dict[str, dict[str, Any]]:
+        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine."""
         ...
 
 

@@ -74,16 +74,20 @@ class LocalBackend(RunnerBackend):
             raise Unreachable(f"the instance's folder {place.root} is not there", "Look at it with list_instances.")
         return self._handle(place, token)
 
+    async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
+        """Put a file of ours into a run folder."""
+        await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {name: content})
+
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
+        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
         async with aclosing(_stream(handle, "read", request)) as stream:
             async for block in stream:
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], "root": handle.place.root}
+        request = {"paths": [a.path for a in artifacts], **handle.place.ground}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
                 yield block

@@ -154,16 +154,20 @@ class SshBackend(RunnerBackend):
 
     # ------------------------------------------------------------------------------------------------------- files
 
+    async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
+        """Put a file of ours into a run folder."""
+        await put((await self._at(handle.place)).ssh, f"{handle.run_dir}/{name}", content)
+
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
+        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
         async with aclosing(self._stream(handle, "read", request)) as stream:
             async for chunk in stream:
                 yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], "root": handle.place.root}
+        request = {"paths": [a.path for a in artifacts], **handle.place.ground}
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:
                 yield chunk
@@ -183,7 +187,7 @@ class SshBackend(RunnerBackend):
 
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
         """Hand one file's bytes from `offset` to `take`, much through the system's client; from 0 on also hashed."""
-        request = {"path": artifact.path, "offset": offset, "root": handle.place.root}
+        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
         request |= {} if offset else {"seal": True, "size": artifact.size}
         for _ in range(3):
             machine, argv = await self._verb(handle.place, "read", handle.run_dir)

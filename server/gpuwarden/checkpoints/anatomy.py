@@ -15,6 +15,10 @@ class Doubtful(Exception):
     """Nothing certain can be said about the file, and why. Never reads as whole."""
 
 
+class Unread(Doubtful):
+    """The file is of nothing that can be read here. If it is no weights, equality with a recorded digest may do."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Caps that keep a hostile file from costing time or memory. Sizes in bytes."""

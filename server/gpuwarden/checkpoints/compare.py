@@ -7,6 +7,7 @@ Nothing is loaded: tensors are compared as bytes, up to the first difference.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from gpuwarden.checkpoints.source import Source
 
 _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
+# Buffers that converters leave out: they are computed, not learned.
+_DROPPED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "inv_freq", "position_ids")
 _PIECE = 1 << 20
 
 
@@ -33,10 +36,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor and the file that holds it."""
+    """A tensor, the file that holds it, and how that is opened."""
 
     path: Path
     tensor: Tensor
+    open: Callable[[Path, str], Source]
 
 
 def compare(now: Findings, before: Findings) -> Compared:
@@ -65,7 +69,7 @@ def _held(found: Findings) -> dict[str, _Held]:
         name = path.rsplit("/", 1)[-1].lower()
         model = path.endswith(_MODEL) and not entry.temporary and not any(n in name for n in _NOT_MODEL)
         if model and entry.anatomy and not entry.problems:
-            held.update((t.name, _Held(found.place(path), t)) for t in entry.anatomy.tensors)
+            held.update((t.name, _Held(found.place(path), t, found.open)) for t in entry.anatomy.tensors)
     return held
 
 
@@ -116,7 +120,7 @@ def _equal(a: _Held, b: _Held) -> bool:
         return False
     if a.tensor.start < 0 or b.tensor.start < 0:
         raise Doubtful("they are compressed")
-    with Source(a.path) as left, Source(b.path) as right:
+    with a.open(a.path, "") as left, b.open(b.path, "") as right:
         for at in range(0, a.tensor.extent, _PIECE):
             size = min(_PIECE, a.tensor.extent - at)
             if left.at(a.tensor.start + at, size) != right.at(b.tensor.start + at, size):
@@ -154,12 +158,30 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
     if not config:
         said.doubts.append("the source has no config.json to compare with")
     _numbers(meta, config, said)
-    ours, theirs = (Counter(h.tensor.shape for h in held.values() if len(h.tensor.shape) > 1) for held in (new, old))
-    if ours != theirs:
-        lost, extra = theirs - ours, ours - theirs
-        said.problems.append(f"its matrices differ from the source's: lost {some(lost)}; new {some(extra)}")
+    _shapes(new, {n: h for n, h in old.items() if not n.endswith(_DROPPED)}, said)
+
+
+def _shapes(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> None:
+    """The same tensors, by shape: converters rename them, transpose some, and lay experts on top of each other."""
+    ours, theirs = (Counter(_dimensions(h.tensor) for h in held.values()) for held in (new, old))
+    lost, extra = theirs - ours, ours - theirs
+    matrices = [s for s in lost if len(s) > 1]
+    if not lost:
+        said.proved.append(f"{sum(theirs.values()):,} tensors, as in the source, in the same shapes")
+    elif matrices and _elements(new) >= _elements(old):
+        said.warnings.append(f"tensors were put together or doubled: {some(lost)} became {some(extra)}")
     else:
-        said.proved.append(f"its {sum(ours.values()):,} matrices have the source's shapes")
+        said.problems.append(f"its tensors differ from the source's: lost {some(lost)}; new {some(extra) or 'none'}")
+    if not lost and extra:
+        said.warnings.append(f"has tensors that the source lacks, of shapes {some(extra)}")
+
+
+def _dimensions(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(d for d in tensor.shape if d != 1)) or (1,)
+
+
+def _elements(held: dict[str, _Held]) -> int:
+    return sum(h.tensor.numel for h in held.values())
 
 
 def _numbers(meta: dict[str, Any], config: dict[str, Any], said: Compared) -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuwarden.checkpoints import formats, kernels, layouts, manifest, oddity, order, scan, suspect
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short, some
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Unread, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import Tree, walk
@@ -41,32 +41,51 @@ def examine(path: Path, ask: Ask) -> Findings:
     entry = look(real, path.name, ask)
     if unreadable:
         entry.problems.append(unreadable)
-    return Findings(real, {path.name: entry}, None, [])
+    return Findings(real, {path.name: entry}, None, [], open=ask.open)
 
 
 def _folder(path: Path, ask: Ask) -> Findings:
-    tree = walk(path, ask.limits)
-    found = Findings(tree.root, {}, tree, [], list(tree.doubts))
+    return examine_tree(walk(path, ask.limits, ask.budget), ask)
+
+
+def examine_tree(tree: Tree, ask: Ask) -> Findings:
+    """Look at every file of a tree, then let the layouts judge its folders."""
+    found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     else:
         found.beyond = tree.restrict(ask.only)
-    _look_at_all(tree.files, found, ask)
+    left_out = _look_at_all(tree.files, found, ask)
     for folder in tree.folders:
         for name, why in folder.odd.items():
             found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
-    judge(found)
+    if left_out or tree.doubts:
+        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
+        spent = ask.budget.spent if ask.budget else ""
+        if left_out:
+            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
+        found.doubts.append("the folders were not judged, for not all of their files were looked at")
+    else:
+        judge(found)
     return found
 
 
-def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> None:
-    """Look at the files, several at a time, and enter them in the order in which they were given."""
+def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[str]:
+    """Look at the files, several at a time, and enter them in the order in which they were given.
+
+    Returns those for which the budget did not last.
+    """
     together, apart = order.plan(sizes, ask.threads, 2 * scan.SEGMENT) if ask.content else ([], list(sizes))
-    looked = {n: look(found.place(n), n, ask) for n in together}
-    one = replace(ask, threads=1)
+
+    def one(name: str, how: Ask) -> Entry | None:
+        return None if ask.budget and ask.budget.spent else look(found.place(name), name, how)
+
+    looked = {n: one(n, ask) for n in together}
+    alone = replace(ask, threads=1)
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
-        looked.update(zip(apart, pool.map(lambda n: look(found.place(n), n, one), apart)))  # noqa: B905
-    found.entries.update((n, looked[n]) for n in sizes)
+        looked.update(zip(apart, pool.map(lambda n: one(n, alone), apart)))  # noqa: B905
+    found.entries.update((n, entry) for n in sizes if (entry := looked[n]) is not None)
+    return [n for n in sizes if looked[n] is None]
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
@@ -79,7 +98,7 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
             said = Judgement("manifest", folder.rel)
             found.judgements.append(said)
             try:
-                roster = manifest.read(folder.path / name, ask.limits)
+                roster = manifest.read(folder.path / name, ask.limits, ask.open)
             except (Broken, Doubtful) as why:
                 said.problems.append(str(why))
                 continue
@@ -107,7 +126,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     """Look at one file. Whatever goes wrong inside a reader ends as a line of evidence, never as an exception."""
     entry = Entry(name, temporary=temporary(name))
     try:
-        with Source(path, name) as source:
+        with ask.open(path, name) as source:
             entry.size = source.size
             _look(source, entry, ask)
             if source.changed():
@@ -132,6 +151,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         anatomy = Anatomy(entry.format, problems=[str(why)])
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)])
+        entry.unread = isinstance(why, Unread) and not suspect.like_weights(entry.path, head, source.size)
     _take(entry, anatomy)
     # A file that can't be read may still be shown to equal what was recorded of it.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
@@ -159,7 +179,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
         raise Broken("is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or from the Hub")
     plugin = reader(entry.path.rsplit("/", 1)[-1], head)
     if plugin is None:
-        raise Doubtful("of no format that is known here")
+        raise Unread("of no format that is known here")
     entry.format, entry.load = plugin.NAME, plugin.LOAD
     anatomy: Anatomy = plugin.read(source, limits)
     entry.format = anatomy.format
@@ -192,7 +212,7 @@ def _take(entry: Entry, anatomy: Anatomy) -> None:
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     # A roster that the caller brought may have come a long way; one found beside the files finds damage, not malice.
     wanted = kernels.enough(expected.digests, sure=ask.only is not None) if expected else ()
-    seen = scan.sweep(source, anatomy, wanted, ask.progress, ask.threads)
+    seen = scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     known = len(anatomy.problems), len(anatomy.proved)
     for work in anatomy.later:
         work()
@@ -208,7 +228,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
 
 
 def _digests(entry: Entry, expected: Expected | None, seen: scan.Seen) -> None:
-    if expected is None:
+    if expected is None or not expected.digests:
         if not seen.spans:
             entry.unproved.append(NO_SEAL)
         return

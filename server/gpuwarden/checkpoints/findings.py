@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuwarden.checkpoints.anatomy import Anatomy, Limits, Tensor
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import Tree
 
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".swp", "~", ".downloading")
@@ -40,6 +42,8 @@ class Entry:
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     sealed: bool = False
+    # Of no format known here, and nothing about it claims to be weights.
+    unread: bool = False
 
     @property
     def verdict(self) -> str:
@@ -83,6 +87,7 @@ class Findings:
     doubts: list[str] = field(default_factory=list)
     # Files that were there but not asked for.
     beyond: list[str] = field(default_factory=list)
+    open: Callable[[Path, str], Source] = Source
 
     def __getitem__(self, path: str) -> Entry | None:
         return self.entries.get(path)
@@ -104,7 +109,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Ask:
-    """How deep to look. `only` restricts the look to these relative paths."""
+    """How deep to look. `only` restricts the look to these relative paths; `open` gives the bytes of a file."""
 
     content: bool = True
     threads: int = 2
@@ -112,3 +117,12 @@ class Ask:
     expected: Mapping[str, Expected] = field(default_factory=dict)
     only: frozenset[str] | None = None
     progress: Callable[[int], None] | None = None
+    budget: Budget | None = None
+    open: Callable[[Path, str], Source] = Source
+
+    def note(self, count: int) -> None:
+        """Count bytes that were read. Raises Doubtful when the budget is spent."""
+        if self.progress:
+            self.progress(count)
+        if self.budget:
+            self.budget.take(count)

@@ -8,6 +8,7 @@ it crash, hang or run out of memory is reported, and the files after it still ge
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuwarden.checkpoints.anatomy import short
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Entry, Findings
 
 # The child gets no secrets: only what an interpreter needs to start.
@@ -33,7 +35,9 @@ class LoadLimits:
     bytes_per_s: float = 20e6
 
 
-def load(found: Findings, entries: Sequence[Entry], limits: LoadLimits | None = None) -> None:
+def load(
+    found: Findings, entries: Sequence[Entry], limits: LoadLimits | None = None, budget: Budget | None = None
+) -> None:
     """Load each file and write the outcome into its entry."""
     todo = [e for e in entries if not e.temporary]
     for entry in todo:
@@ -43,17 +47,21 @@ def load(found: Findings, entries: Sequence[Entry], limits: LoadLimits | None = 
             entry.doubts.append("nothing here can load it")
     queue = [e for e in todo if e.load == "tensors" and not (e.anatomy and e.anatomy.meta.get("inert"))]
     while queue:
-        done = _batch(found, queue, limits or LoadLimits())
+        if budget and budget.spent:
+            for entry in queue:
+                entry.doubts.append(f"was not loaded: {budget.spent}")
+            return
+        done = _batch(found, queue, limits or LoadLimits(), budget.left_s if budget else math.inf)
         queue = queue[done:]
 
 
-def _batch(found: Findings, entries: list[Entry], limits: LoadLimits) -> int:
+def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: float) -> int:
     """Run one child over the entries. Returns how many are settled: at least one."""
     total = sum(e.size for e in entries)
     memory = limits.memory + 3 * max(e.size for e in entries)
     files = [{"path": str(found.place(e.path)), "name": e.path.rsplit("/", 1)[-1], "format": e.format} for e in entries]
     task = {"memory": memory, "files": files}
-    answers, why = _run(json.dumps(task), limits.start_s + total / limits.bytes_per_s)
+    answers, why = _run(json.dumps(task), min(limits.start_s + total / limits.bytes_per_s, left_s))
     settled = 0
     for entry, answer in zip(entries, answers, strict=False):
         _settle(entry, answer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import walk
 
 FILE = "gpuwarden-manifest.json"
-DIGESTS = ("sha256", "xxh3_128")
+DIGESTS = ("sha256", "xxh3_128", "crc32")
 
 
 def beside(path: Path) -> Path:
@@ -51,7 +51,13 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
         seen = sweep(source, Anatomy("bytes"), wanted)
         if source.changed():
             raise Doubtful(f"{name} was written to while it was read")
-        return {"path": name, "size": source.size, "mtime_ns": source.mtime_ns, **seen.digests}
+        return {
+            "path": name,
+            "size": source.size,
+            "mtime_ns": source.mtime_ns,
+            "ctime_ns": source.ctime_ns,
+            **seen.digests,
+        }
 
 
 def write(path: Path, manifest: dict[str, Any]) -> Path:
@@ -66,10 +72,10 @@ def write(path: Path, manifest: dict[str, Any]) -> Path:
     return target
 
 
-def read(place: Path, limits: Limits) -> dict[str, Expected]:
+def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = Source) -> dict[str, Expected]:
     """What a manifest file says of each file. Raises Broken for one that can't be understood."""
     try:
-        with Source(place) as source:
+        with opened(place, "") as source:
             if source.size > limits.json:
                 raise Broken(f"the manifest {place.name} has {source.size:,} bytes, more than {limits.json:,}")
             return expected(json.loads(source.at(0, source.size))["files"])

@@ -1,10 +1,11 @@
 """The part that needs the standard library only, as one file that any Python from 3.8 on can run where the bytes are.
 
-    python3 gpuwarden-checkpoints.pyz examine PATH [--structure]    findings as JSON, on stdout
-    python3 gpuwarden-checkpoints.pyz manifest PATH                 a manifest as JSON, on stdout
-    python3 gpuwarden-checkpoints.pyz seal PATH [--quiet 30] [--every 10] [--once]
+    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--book FILE]    a line of findings for each
+    python3 gpuwarden-checkpoints.pyz manifest PATH...                               a line of manifest for each
+    python3 gpuwarden-checkpoints.pyz seal PATH... [--book FILE] [--quiet 30] [--every 10] [--once | --attached]
 
-A hundred gigabytes need not travel to be checked. Levels load and resume, and comparing, stay with `verify.py`.
+A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. Levels load
+and resume, and comparing, stay with `verify.py`. The runner starts `seal` beside a job, and `examine` when asked.
 """
 
 from __future__ import annotations
@@ -13,21 +14,26 @@ import argparse
 import hashlib
 import io
 import json
-import sys
+import os
+import select
 import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints import manifest
-from gpuwarden.checkpoints.anatomy import Broken, Doubtful
+from gpuwarden.checkpoints import book, manifest
+from gpuwarden.checkpoints.anatomy import Broken, Doubtful, short
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.examine import examine
-from gpuwarden.checkpoints.findings import Ask
+from gpuwarden.checkpoints.findings import Ask, Expected
 from gpuwarden.checkpoints.seal import Sealer, lowest_priority
 
 # What needs more than the standard library stays at home.
-_HOME = {"verify.py", "render.py", "load.py", "load_child.py", "compare.py", "savelib.py"}
+_HOME = {"verify.py", "load.py", "load_child.py", "compare.py", "savelib.py"}
 _CORE = ("__init__.py", "errors.py", "registry.py")
+_ROWS = 1_000
+_FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "sealed", "unread")
+_FOLDER = ("layout", "path", "step", "checkpoint", "proved", "warnings", "doubts", "problems", "resume")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -55,50 +61,95 @@ def main(argv: list[str] | None = None) -> int:
     """Run on the machine. Returns 0, or 2 where the answer could not be given."""
     ask = argparse.ArgumentParser(prog="gpuwarden-checkpoints")
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
-    ask.add_argument("path", type=Path)
+    ask.add_argument("paths", type=Path, nargs="+")
     ask.add_argument("--structure", action="store_true", help="headers only, not the bytes")
     ask.add_argument("--threads", type=int, default=2)
+    ask.add_argument("--seconds", type=float, default=86_400.0, help="how long an examination may take")
+    ask.add_argument("--book", type=Path, help="the book of seals: read by examine, written by seal")
     ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a seal")
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
     ask.add_argument("--once", action="store_true", help="wait the quiet time once, then end")
+    ask.add_argument("--attached", action="store_true", help="at the end of stdin look a last time, then end")
     args = ask.parse_args(argv)
-    if not args.path.exists():
-        print(json.dumps({"error": "there is nothing at this path"}))
-        return 2
     if args.verb == "seal":
         return _seal(args)
-    try:
-        answer = manifest.take(args.path) if args.verb == "manifest" else _examine(args)
-    except (Broken, Doubtful) as why:
-        answer = {"error": str(why)}
-    json.dump(answer, sys.stdout)
+    lowest_priority()
+    budget = Budget(args.seconds, 1 << 60)
+    return max(_answer(path, args, budget) for path in args.paths)
+
+
+def _answer(path: Path, args: argparse.Namespace, budget: Budget) -> int:
+    """One line of JSON for one path."""
+    answer: dict[str, Any]
+    if not path.exists():
+        answer = {"error": "there is nothing at this path"}
+    else:
+        try:
+            answer = manifest.take(path) if args.verb == "manifest" else _examine(path, args, budget)
+        except (Broken, Doubtful) as why:
+            answer = {"error": str(why)}
+    print(json.dumps(answer), flush=True)
     return 2 if "error" in answer else 0
 
 
-def _examine(args: argparse.Namespace) -> dict[str, Any]:
-    found = examine(args.path, Ask(content=not args.structure, threads=args.threads))
-    keys = ("path", "format", "size", "verdict", "proved", "unproved", "warnings", "doubts", "problems", "sealed")
-    folders = ("layout", "path", "step", "checkpoint", "proved", "warnings", "doubts", "problems", "resume")
+def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
+    sealed = _sealed(path, args.book) if args.book else {}
+    found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
+    worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
-        "files": [{k: getattr(e, k) for k in keys} for e in found.entries.values()],
-        "folders": [{k: getattr(j, k) for k in folders} for j in found.judgements],
-        "doubts": found.doubts,
+        "files": [_bounded(vars(e), _FILE) | {"verdict": e.verdict} for e in worst_first[:_ROWS]],
+        "more": max(0, len(worst_first) - _ROWS),
+        "more_bad": sum(e.verdict != "proven" for e in worst_first[_ROWS:]),
+        "bytes": sum(e.size for e in worst_first),
+        "folders": [_bounded(vars(j), _FOLDER) for j in found.judgements[:_ROWS]],
+        "doubts": [short(d, 300) for d in found.doubts[:20]],
     }
+
+
+def _sealed(path: Path, place: Path) -> dict[str, Expected]:
+    """What the book says of the files below a path, where its lines still hold."""
+    base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
+    lines = {
+        p: row for p, row in book.read(place).items() if p.startswith(base) and book.stamp_of(p) == book.stamp(row)
+    }
+    return {p[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]}) for p, row in lines.items()}
+
+
+def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Some fields, with lists of lines cut to what fits into an answer."""
+    values = {k: fields[k] for k in keys}
+    return {k: [short(t, 300) for t in v[:10]] if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _seal(args: argparse.Namespace) -> int:
     lowest_priority()
-    sealer = Sealer(args.path, args.quiet)
-    _announce(sealer)
+    digests = ("sha256",) if args.book else manifest.DIGESTS
+    sealers = [Sealer(path, args.quiet, digests, book=args.book) for path in args.paths]
+    _announce(sealers)
     while not args.once:
-        time.sleep(args.every)
-        _announce(sealer)
+        over = _wait(args.every, args.attached)
+        if over:
+            for sealer in sealers:
+                sealer.quiet_s = 0.0  # nobody writes any more
+        _announce(sealers)
+        if over:
+            return 0
     if args.quiet > 0:
         time.sleep(args.quiet)
-        _announce(sealer)
+        _announce(sealers)
     return 0
 
 
-def _announce(sealer: Sealer) -> None:
-    for rel in sealer.look():
-        print(json.dumps({"sealed": rel, "at": time.time()}), flush=True)
+def _wait(seconds: float, attached: bool) -> bool:
+    """Sleep; true when whoever holds the other end of stdin has let go of it."""
+    if not attached:
+        time.sleep(seconds)
+        return False
+    readable, _, _ = select.select([0], [], [], seconds)
+    return bool(readable) and not os.read(0, 4096)
+
+
+def _announce(sealers: list[Sealer]) -> None:
+    for sealer in sealers:
+        for rel in sealer.look():
+            print(json.dumps({"sealed": rel, "at": time.time()}), flush=True)

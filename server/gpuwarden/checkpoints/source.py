@@ -36,6 +36,7 @@ class Source:
             raise Doubtful(f"not a regular file but {kind(self._first.st_mode)}; not opened")
         self.size = self._first.st_size
         self.mtime_ns = self._first.st_mtime_ns
+        self.ctime_ns = self._first.st_ctime_ns
 
     def at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes at `offset`. Raises Broken where the file ends before."""
@@ -61,6 +62,11 @@ class Source:
     def head(self, length: int = 512) -> bytes:
         """The first bytes, as many as there are."""
         return self.at(0, min(length, self.size))
+
+    def beside(self, name: str) -> Source | None:
+        """Another file of the same folder, None where there is none."""
+        place = self.path.with_name(name)
+        return Source(place) if place.is_file() else None
 
     def changed(self) -> bool:
         """Whether somebody wrote to the file since it was opened."""

@@ -10,9 +10,29 @@ from collections.abc import Iterable
 from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Tensor, short, some
 from gpuwarden.checkpoints.source import Source
 
+# What weights are saved under, by programs that we know and programs that we don't.
+_WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".npz", ".npy", ".distcp", ".msgpack", ".onnx",
+    ".h5", ".hdf5", ".keras", ".pb", ".tflite", ".pkl", ".pickle", ".joblib", ".model", ".params", ".weights", ".zarr",
+    ".pdparams", ".mar", ".engine", ".plan", ".nemo", ".index", ".flax", ".mlmodel", ".tar", ".tgz", ".gz", ".zst",
+    ".xz", ".bz2", ".7z", ".zip",
+)  # fmt: skip
+_MAGIC = (
+    b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"(\xb5/\xfd", b"\xfd7zXZ", b"BZh", b"7z\xbc\xaf",
+)  # fmt: skip
+_BULKY = 16 << 20
 _LARGE = 1024  # elements; smaller tensors repeat each other by nature
 _SAMPLE = 256
 _PIECE = 1 << 20
+
+
+def like_weights(path: str, head: bytes, size: int) -> bool:
+    """Whether a file of no known format may be weights after all: by its name, its first bytes or its size."""
+    name = path.rsplit("/", 1)[-1].lower()
+    parts = name.split(".")
+    named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
+    tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size  # the beginning of a safetensors file
+    return named or tensors or head.startswith(_MAGIC) or size >= _BULKY
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:

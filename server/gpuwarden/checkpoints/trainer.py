@@ -6,17 +6,15 @@ trainer_state.json. Standard library only.
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+import re
 
-from gpuwarden.checkpoints.anatomy import Anatomy, some
+from gpuwarden.checkpoints import optimizer
+from gpuwarden.checkpoints.anatomy import Anatomy, Tensor, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
-from gpuwarden.checkpoints.pickles import Call
-from gpuwarden.checkpoints.torch_pickle import Ref, tensor
 from gpuwarden.checkpoints.walk import Folder
 
 _WEIGHTS = ("model", "adapter_model", "pytorch_model")
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "max_exp_avg_sq")
+_RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
 
 
 def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
@@ -24,11 +22,7 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
     gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
     if gone and not _elsewhere(folder):
         said.resume.append(f"{some(gone)} missing: a resume would silently start the optimizer afresh")
-    if not any(n.startswith("rng_state") for n in folder.files):
-        said.resume.append("no rng_state file: data order and dropout would differ after a resume")
-    state = _anatomy(folder, found, "trainer_state.json")
-    if state and isinstance(state.content, dict) and not isinstance(state.content.get("epoch"), (int, float)):
-        said.resume.append("trainer_state.json has no epoch, from which the position in the data is found again")
+    _position(folder, found, said)
     if "optimizer.pt" in folder.files:
         _optimizer(folder, found, said)
     if "scheduler.pt" in folder.files:
@@ -46,42 +40,47 @@ def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
 
 
 def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Every parameter of its groups has its moments, in the shape of a tensor of the model."""
+    """The optimizer's state is that of this model, at this step."""
+    entry = found[folder.join("optimizer.pt")]
     anatomy = _anatomy(folder, found, "optimizer.pt")
-    root = anatomy.content if anatomy else None
-    groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
-    if not isinstance(groups, list) or not isinstance(state, dict):
-        said.resume.append("optimizer.pt holds no param_groups and state")
+    tensors = _model_tensors(folder, found)
+    adapter = [t.shape for t in tensors if ".lora_" in t.name]
+    made = optimizer.judge(anatomy.content if anatomy else None, [t.shape for t in tensors], adapter, "optimizer.pt")
+    said.resume += made.resume
+    said.warnings += made.warnings
+    said.proved += made.proved
+    if anatomy is None or entry is None or said.step is None:
         return
-    params = [p for g in groups if isinstance(g, dict) for p in (g.get("params") or [])]
-    if params and not state:
-        said.resume.append("optimizer.pt has parameters but no state: it was saved before its first step")
-        return
-    moments = [ref for entry in state.values() for ref in _moments(entry)]
-    model = Counter(_model_shapes(folder, found))
-    if not moments or not model:
-        return
-    strange = Counter(r.shape for r in moments) - model
-    if strange:
-        said.resume.append(f"the optimizer has moments of shapes that the model lacks: {some(strange)}")
-    else:
-        said.proved.append(f"the optimizer's {len(moments):,} moments have the shapes of the model's tensors")
+    with found.open(found.place(entry.path), entry.path) as source:
+        stands = optimizer.steps(source, anatomy.tensors)
+    if stands is not None and stands > said.step:
+        said.resume.append(f"the optimizer has made {stands:,} steps, but the checkpoint stands at {said.step:,}")
+    elif stands is not None and stands < said.step:
+        said.warnings.append(f"the optimizer has made {stands:,} steps, the checkpoint stands at {said.step:,}")
 
 
-def _moments(entry: Any) -> list[Ref]:
-    """The first moment of one parameter, where the optimizer keeps one in the parameter's shape."""
-    if isinstance(entry, dict):
-        for key in _MOMENTS:
-            value = entry.get(key)
-            ref = tensor(value) if isinstance(value, Call) else None
-            if ref is not None:
-                return [ref]
-    return []
-
-
-def _model_shapes(folder: Folder, found: Findings) -> list[tuple[int, ...]]:
+def _model_tensors(folder: Folder, found: Findings) -> list[Tensor]:
     names = [n for n in folder.files if n.startswith(_WEIGHTS) and n.endswith((".safetensors", ".bin"))]
-    return [t.shape for t in found.tensors(folder.join(n) for n in names).values()]
+    return list(found.tensors(folder.join(n) for n in names).values())
+
+
+def _position(folder: Folder, found: Findings, said: Judgement) -> None:
+    """Where in the data to go on: the Trainer finds it again from epoch and step, and from each rank's dice."""
+    state = _anatomy(folder, found, "trainer_state.json")
+    content = state.content if state and isinstance(state.content, dict) else None
+    if content is not None:
+        epoch = content.get("epoch")
+        if not isinstance(epoch, (int, float)) or isinstance(epoch, bool) or not 0 <= epoch < float("inf"):
+            said.resume.append("trainer_state.json has no epoch, from which the position in the data is found again")
+        else:
+            said.proved.append(f"the position in the data follows from epoch {epoch:g} and the step")
+    dice = [n for n in folder.files if n.startswith("rng_state")]
+    if not dice:
+        said.resume.append("no rng_state file: data order and dropout would differ after a resume")
+    ranks = {int(m.group(1)) for m in map(_RANK.fullmatch, dice) if m}
+    gone = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
+    if gone:
+        said.resume.append(f"no rng_state of ranks {some(gone)}: their data order and dropout would differ")
 
 
 def _scheduler(folder: Folder, found: Findings, said: Judgement) -> None:

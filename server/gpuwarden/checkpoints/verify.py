@@ -14,12 +14,13 @@ With a manifest, its roster is what is verified: all of its files, with equal di
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden.checkpoints import manifest as manifests
 from gpuwarden.checkpoints.anatomy import Limits, short, some
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.compare import compare
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
@@ -37,40 +38,54 @@ def verify(
     *,
     manifest: Manifest | None = None,
     under: str = "",
-    against: Path | None = None,
+    expected: Mapping[str, Expected] | None = None,
+    against: Path | Findings | None = None,
     threads: int = 2,
     limits: Limits | None = None,
     load_limits: LoadLimits | None = None,
+    budget: Budget | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
 
     `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
-    that was written beside the checkpoint at save time is used. `against` is an earlier checkpoint that this one
-    should have moved on from, the base of an adapter, or the source of a GGUF file. `progress` is called with
-    numbers of bytes read, from several threads. Bad content never raises; a path that is none raises NotFound or
-    BadRequest.
+    that was written beside the checkpoint at save time is used. `expected` is what somebody else says of some of the
+    files, whatever else is there. `against` is an earlier checkpoint that this one
+    should have moved on from, the base of an adapter, or the source of a GGUF file; a path, or what a look found.
+    `progress` is called with numbers of bytes read, from several threads. Bad content never raises; a path that is
+    none raises NotFound or BadRequest.
     """
-    path = _usable(path)
-    ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress)
+    path = usable(path)
+    ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
+    ask = replace(ask, expected=expected or {})
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
-        load(found, good, load_limits)
+        load(found, good, load_limits, budget)
     if against is not None:
-        _compare(found, _usable(against), ask, extra)
+        other = against if isinstance(against, Findings) else examine(usable(against), replace(ask, content=False))
+        _compare(found, other, extra)
+    return _report(str(path), level, found, extra)
+
+
+def report(found: Findings, level: Level, path: str, against: Findings | None = None) -> Report:
+    """The report of a look that was made elsewhere than on this machine's disk; `path` is what it is called there."""
+    extra = _Extra()
+    if against is not None:
+        _compare(found, against, extra)
     return _report(path, level, found, extra)
 
 
-def _compare(found: Findings, other: Path, ask: Ask, extra: _Extra) -> None:
-    result = compare(found, examine(other, Ask(False, ask.threads, ask.limits)))
+def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
+    result, name = compare(found, other), short(other.root.name, 60)
     extra.proved += [f"compared: {line}" for line in result.proved]
     extra.warnings += [f"compared: {line}" for line in result.warnings]
-    extra.problems += [f"compared with {short(other.name, 60)}: {line}" for line in result.problems]
-    extra.doubts += [f"compared with {short(other.name, 60)}: {line}" for line in result.doubts]
+    extra.problems += [f"compared with {name}: {line}" for line in result.problems]
+    extra.doubts += [f"compared with {name}: {line}" for line in result.doubts]
 
 
-def _usable(path: Path) -> Path:
+def usable(path: Path) -> Path:
+    """The path, if there is something at it. Raises BadRequest or NotFound."""
     path = Path(path)
     try:
         there = path.exists()
@@ -130,9 +145,10 @@ def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
         extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
 
 
-def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
+def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     files = tuple(_file(e) for e in found.entries.values())
     checkpoints = tuple(_checkpoint(j, found) for j in found.judgements if j.checkpoint)
+    unread = frozenset(e.path for e in found.entries.values() if e.unread and e.sealed and not e.problems)
     plain = [j for j in found.judgements if not j.checkpoint]
     problems = extra.problems + [_at(j, p) for j in plain for p in j.problems]
     doubts = found.doubts + extra.doubts + [_at(j, d) for j in plain for d in j.doubts]
@@ -145,12 +161,15 @@ def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
             doubts.append("no whole checkpoint with a step was found, so there is nothing to resume from")
         else:
             problems += [f"{newest.path}: {line}" for line in newest.resume]
-    verdicts = [f.verdict for f in files] + [c.verdict for c in checkpoints]
-    verdicts += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
+    whole_said = [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
+    readable = [_checkpoint(j, found, unread).verdict for j in found.judgements if j.checkpoint]
+    readable += [f.verdict for f in files if f.path not in unread] + whole_said
     return Report(
-        path=str(path),
+        path=path,
         level=level,
-        verdict=max(verdicts, key=_RANK.__getitem__, default=Verdict.UNKNOWN),
+        verdict=_worst([f.verdict for f in files] + [c.verdict for c in checkpoints] + whole_said),
+        unread=tuple(sorted(unread)),
+        readable=_worst(readable, none=Verdict.PROVEN),
         files=files,
         checkpoints=checkpoints,
         proved=tuple(extra.proved + [_at(j, p) for j in plain for p in j.proved]),
@@ -162,6 +181,10 @@ def _report(path: Path, level: Level, found: Findings, extra: _Extra) -> Report:
         newest=newest.path if newest else "",
         bytes=sum(f.size for f in files),
     )
+
+
+def _worst(verdicts: list[Verdict], none: Verdict = Verdict.UNKNOWN) -> Verdict:
+    return max(verdicts, key=_RANK.__getitem__, default=none)
 
 
 def _at(judgement: Judgement, line: str) -> str:
@@ -183,19 +206,19 @@ def _file(entry: Entry) -> FileEvidence:
     )
 
 
-def _checkpoint(judgement: Judgement, found: Findings) -> CheckpointEvidence:
-    """A checkpoint is as good as the worst of its folder's judgements and files."""
+def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] = frozenset()) -> CheckpointEvidence:
+    """A checkpoint is as good as the worst of its folder's judgements and files, some of them left out."""
     same = [j for j in found.judgements if j.path == judgement.path]
     below = [j for j in found.judgements if not judgement.path or j.path.startswith(judgement.path + "/")]
     below = same + [j for j in below if j not in same]
     problems = [_at(j, p) if j.path != judgement.path else p for j in below for p in j.problems]
     doubts = [_at(j, d) if j.path != judgement.path else d for j in below for d in j.doubts]
-    worst = [Verdict(e.verdict) for e in found.within(judgement.path)]
+    worst = [Verdict(e.verdict) for e in found.within(judgement.path) if e.path not in without]
     worst += [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
     return CheckpointEvidence(
         path=judgement.path or ".",
         layout=judgement.layout,
-        verdict=max(worst, key=_RANK.__getitem__, default=Verdict.UNKNOWN),
+        verdict=_worst(worst),
         step=judgement.step,
         proved=tuple(p for j in same for p in j.proved),
         warnings=tuple(w for j in same for w in j.warnings),

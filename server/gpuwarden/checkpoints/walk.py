@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuwarden.checkpoints.anatomy import Limits, short
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.source import kind
 
 
@@ -64,19 +65,22 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def walk(root: Path, limits: Limits) -> Tree:
+def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
     """List the tree below `root`. Links that stay inside are noted as aliases; others are doubts."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})
     stack = [(top, 0)]
-    count = 0
+    count, most = 0, min(limits.files, budget.entries) if budget else limits.files
     while stack:
         folder, depth = stack.pop()
+        if budget and budget.spent:
+            tree.doubts.append(f"not every folder was listed: {budget.spent}")
+            return tree
         for entry in _entries(folder, tree):
             count += 1
-            if count > limits.files:
-                tree.doubts.append(f"more than {limits.files:,} entries; the rest was not looked at")
+            if count > most:
+                tree.doubts.append(f"more than {most:,} entries; the rest was not looked at")
                 return tree
             child = _place(entry, folder, tree)
             if child is None:

@@ -13,6 +13,7 @@ import click
 from gpuwarden import __version__
 
 if TYPE_CHECKING:
+    from gpuwarden.core.errors import WardenError
     from gpuwarden.lifecycle.warden import Warden
     from gpuwarden.serve.replies import Reply
 
@@ -32,6 +33,17 @@ def emit(body: dict[str, Any]) -> None:
     from gpuwarden.core.fence import scrubbed, secret_values
 
     click.echo(json.dumps(scrubbed(body, secret_values(os.environ))))
+
+
+def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
+    """Print an error and return its exit code."""
+    if as_json:
+        emit(error.as_dict())
+    else:
+        from gpuwarden.serve.terminal import show_error
+
+        show_error(error)
+    return EXITS.get(error.code, 1) if code is None else code
 
 
 def open_house(actor: str = "cli") -> Warden:

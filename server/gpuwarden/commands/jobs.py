@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpuwarden.commands.base import JSON, VERBS, answer, cli, open_house, runs_async
+from gpuwarden.commands.base import JSON, VERBS, answer, cli, fail, open_house, runs_async
 from gpuwarden.core.errors import BadRequest
 
 LEVELS = click.Choice(["structure", "content", "load", "resume"])
@@ -148,20 +148,30 @@ async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("what")
-@click.option("--level", type=LEVELS, default="load", show_default=True, help="How deep.")
+@click.option("--level", type=LEVELS, default=None, help="How deep; load here, content there, structure on the Hub.")
+@click.option("--against", metavar="PATH|hf://...", help="An earlier checkpoint, an adapter's base, a GGUF's source.")
+@click.option("--where", type=click.Choice(["auto", "here", "instance"]), default="auto", show_default=True)
 @JSON
 @runs_async
-async def verify(what: str, level: str, as_json: bool) -> int:
-    """Prove a checkpoint: WHAT is a job id, whose pulled copy is meant, or a path.
+async def verify(what: str, level: str | None, against: str | None, where: Any, as_json: bool) -> int:
+    """Prove a checkpoint: WHAT is a job id, hf://owner/name[@revision][/path], or a path.
 
-    Exit code 0: proven, 1: refuted, 2: could not tell.
+    Of a job the pulled copy is meant; when there is none, or with `--where instance`, the machine looks at its own
+    files and its word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
     """
+    from gpuwarden.core.errors import WardenError
     from gpuwarden.core.models import Level
-    from gpuwarden.lifecycle.records import job_ids
-    from gpuwarden.lifecycle.verify import verify_file, verify_job
-    from gpuwarden.serve import replies
+    from gpuwarden.lifecycle.verify import verify as use_case
+    from gpuwarden.serve import replies, terminal, verdicts
 
     w = open_house()
-    is_job = what in job_ids(w.ledger)
-    report = await (verify_job(w, what, Level(level)) if is_job else verify_file(Path(what), Level(level)))
-    return answer(replies.verified(report), as_json, "verified")
+    try:
+        with terminal.count_bar(as_json, "verifying") as progress:
+            depth = Level(level) if level else None
+            report = await use_case(w, what, depth, against=against, where=where, progress=progress)
+    except WardenError as error:
+        return fail(error, as_json, code=2)
+    if not as_json:
+        verdicts.show(report)
+    reply = replies.verified(report)
+    return answer(reply, as_json, "message")

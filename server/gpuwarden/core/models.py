@@ -162,19 +162,26 @@ class Place(Frozen):
     """Where a backend runs a job: an address, and the folder that run folders go into.
 
     `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
-    a rehearsal. `env` is what the platform sets for every process. `host_key` is the public key (`type base64`) that
-    the machine showed at first contact and must show ever after; None before that.
+    a rehearsal, whose volumes lie elsewhere: `mounts` says where, by the path that they have on the machine. `env` is
+    what the platform sets for every process. `host_key` is the public key (`type base64`) that the machine showed at
+    first contact and must show ever after; None before that.
     """
 
     platform: str
     instance_id: str | None = None
     root: str = ""
+    mounts: dict[str, str] = Field(default_factory=dict)
     run_root: str
     host: str | None = None
     port: int | None = None
     user: str | None = None
     host_key: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def ground(self) -> dict[str, object]:
+        """Where the machine's absolute paths lie, as the runner takes it."""
+        return {"root": self.root, "mounts": self.mounts}
 
 
 class Handle(Frozen):
@@ -203,7 +210,8 @@ class Instance(Frozen):
     """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
 
     `cost_usd` is what it has cost so far by the provider's own books, None where it does not say.
-    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not.
+    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
+    platform will stop or end it by itself, in seconds since the epoch, where it told.
     """
 
     id: str
@@ -215,6 +223,7 @@ class Instance(Frozen):
     stopped_usd_per_hour: float | None = None
     cost_usd: float | None = None
     created_at: float | None = None
+    ends_at: float | None = None
     why: str = ""
 
 
@@ -323,7 +332,9 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    xxh3_128: str | None = None  # five times faster than sha256; finds damage, not malice
+    sealed_at: float | None = None  # when that digest was taken, if it was right after the save
+    xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
+    crc32: str | None = None  # as fast, and needs no library beyond the standard one where the file was saved
 
     @property
     def stamp(self) -> tuple[int, int, int]:
@@ -422,7 +433,8 @@ class Report(Frozen):
     """The answer of a verification: a verdict, the evidence per file, and what was not checked.
 
     `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
-    whole checkpoint, None and "" where there is none.
+    whole checkpoint, None and "" where there is none. `unread` are files of no known format that equal a recorded
+    digest and claim in no way to be weights; `readable` is the verdict on everything else.
     """
 
     path: str
@@ -438,6 +450,8 @@ class Report(Frozen):
     step: int | None = None
     newest: str = ""
     bytes: int = 0
+    unread: tuple[str, ...] = ()
+    readable: Verdict = Verdict.UNKNOWN
 
     @property
     def reasons(self) -> tuple[str, ...]:

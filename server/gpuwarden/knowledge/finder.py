@@ -42,6 +42,8 @@ STRANGER = 0.7
 MAX_RARITY = 3.5
 ENOUGH = 22.0  # a long description need not be met whole
 SECTION = 1.15
+CANDIDATES = 40
+CLOSENESS = 0.8  # what an entry gains whose title, alias or sentence says the same as the query
 COVERED = 0.6  # how much of a score depends on how much of the query is met
 FITS = ((9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
@@ -68,6 +70,7 @@ class Document:
 
     hit: Hit
     weights: dict[str, float]
+    passages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,11 @@ class Index:
                 lengths[f"{hit.kind}.{name}"].append(sum(count.values()))
             counted.append((hit, counts, weights))
         mean = {name: max(sum(seen) / len(seen), 1.0) for name, seen in lengths.items()}
-        self.documents = [_document(hit, counts, weights, mean) for hit, counts, weights in counted]
+        self.documents = [
+            _document(hit, counts, weights, mean, _passages(fields))
+            for (hit, counts, weights), (_, fields, _) in zip(counted, raw, strict=True)
+        ]
+        self._units: dict[int, list[list[Slot]]] = {}
         self.postings: dict[str, list[int]] = defaultdict(list)
         for number, document in enumerate(self.documents):
             for term in document.weights:
@@ -145,7 +152,11 @@ class Index:
         return best
 
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
-        """Return (score, coverage, document) for every document that meets a slot, best first."""
+        """Return (score, coverage, document) for every document that meets a slot, best first.
+
+        The first few are ordered by closeness too, which is no part of the score: whether anything fits is decided by
+        the words that are met.
+        """
         slots = self.slots(query)
         whole = min(sum(slot.rarity for slot in slots), ENOUGH) or 1.0
         score: dict[int, float] = defaultdict(float)
@@ -159,12 +170,33 @@ class Index:
             for number in self.postings.get(pair, ()):
                 score[number] += PAIR * self._weight(pair, number)
         rows = []
+        heads: list[int] = []
         for number, value in score.items():
             document = self.documents[number]
             covered = min(met[number] / whole, 1.0)
             factor = (SECTION if document.hit.kind == "page" else 1.0) * (1 - COVERED + COVERED * covered)
             rows.append((value * factor, covered, document))
-        return sorted(rows, key=lambda row: (-row[0], row[2].hit.id))
+            heads.append(number)
+        order = sorted(range(len(rows)), key=lambda n: (-rows[n][0], rows[n][2].hit.id))
+        close = {n: rows[n][0] * self._closer(slots, heads[n]) for n in order[:CANDIDATES]}
+        top = sorted(close, key=lambda n: (-close[n], rows[n][2].hit.id))
+        return [rows[n] for n in (*top, *order[CANDIDATES:])]
+
+    def _closer(self, slots: list[Slot], number: int) -> float:
+        """A factor above 1 for a document with one title, alias or sentence that says what the query says."""
+        if number not in self._units:
+            self._units[number] = [self.slots(text) for text in self.documents[number].passages]
+        return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
+
+
+def _alike(query: list[Slot], passage: list[Slot]) -> float:
+    """From 0 to 1: the share of both that the other has, rare words weighing more."""
+    asked, said = {t: s for s in query for t, _ in s.ways}, {t: s for s in passage for t, _ in s.ways}
+    both = asked.keys() & said.keys()
+    found = sum(slot.rarity for slot in query if any(t in both for t, _ in slot.ways))
+    met = sum(slot.rarity for slot in passage if any(t in both for t, _ in slot.ways))
+    total = min(sum(slot.rarity for slot in query), ENOUGH) + sum(slot.rarity for slot in passage)
+    return min((found + met) / total, 1.0) if total else 0.0
 
 
 def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
@@ -199,14 +231,27 @@ def _fits(score: float, coverage: float) -> bool:
     return any(score >= least and coverage >= share for least, share in FITS)
 
 
-def _document(hit: Hit, counts: dict[str, Counter[str]], weights: dict[str, float], mean: dict[str, float]) -> Document:
+def _document(
+    hit: Hit,
+    counts: dict[str, Counter[str]],
+    weights: dict[str, float],
+    mean: dict[str, float],
+    passages: tuple[str, ...],
+) -> Document:
     total: dict[str, float] = defaultdict(float)
     for name, count in counts.items():
         length = sum(count.values())
         scale = weights[name] / (1 - B + B * length / mean[f"{hit.kind}.{name}"])
         for term, times in count.items():
             total[term] += scale * times
-    return Document(hit, dict(total))
+    return Document(hit, dict(total), passages)
+
+
+def _passages(fields: dict[str, str]) -> tuple[str, ...]:
+    """The short texts of an entry that are compared with a query as wholes."""
+    if "aliases" not in fields:
+        return ()
+    return (fields["title"], *fields["aliases"].split(" . "), *re.split(r"[.;:] ", fields["symptom"]))
 
 
 def _entry_hit(g: Gotcha) -> Hit:

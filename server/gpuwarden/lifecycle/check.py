@@ -8,10 +8,12 @@ from gpuwarden.core.errors import Conflict, WardenError
 from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
-from gpuwarden.lifecycle.advance import advance, observe, tend
+from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.diagnose import diagnosed
 from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
+from gpuwarden.lifecycle.renting import tend
+from gpuwarden.lifecycle.running import observe
 from gpuwarden.lifecycle.warden import Warden
 
 

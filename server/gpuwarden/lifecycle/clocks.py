@@ -44,4 +44,16 @@ def clocks_of(w: Warden, lease: LeaseRecord, job: JobRecord) -> tuple[Clock, ...
         for clock in w.profile(lease.platform).danger_clocks
         if not (clock.without_timeout and job.spec.timeout_s) and (at := clock.fires_at(created, off)) is not None
     ]
+    if (ends_at := _ends_at(w, lease)) is not None:
+        found.append(
+            Clock(ends_at, "the end that the platform has set", "the machine is stopped or ended, and with it the job")
+        )
     return tuple(sorted(found, key=lambda c: c.at))
+
+
+def _ends_at(w: Warden, lease: LeaseRecord) -> float | None:
+    """When the platform ends the machine, as it last told; some tell it only in their answer to the create."""
+    if lease.instance is not None and lease.instance.ends_at is not None:
+        return lease.instance.ends_at
+    told = [at for e in w.ledger.events(lease.subject) if (at := (e.body.get("instance") or {}).get("ends_at"))]
+    return float(told[-1]) if told else None

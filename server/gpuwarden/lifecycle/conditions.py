@@ -10,8 +10,9 @@ from gpuwarden.core.fence import line
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
+from gpuwarden.lifecycle.diagnose import stall_of
 from gpuwarden.lifecycle.instances import leases_of
-from gpuwarden.lifecycle.meter import believed, lease_now
+from gpuwarden.lifecycle.meter import believed, lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.remote.connect import HostKeyChanged
@@ -97,7 +98,10 @@ def _of_look(
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60)
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). See check_job."
-    yield Condition(job.subject, "stalled", text, watch.stall_minutes * 60, same=f"{seen.step} {seen.log_bytes}")
+    hold_s = watch.stall_minutes * 60
+    if said := stall_of(seen):  # it has waited already
+        text, hold_s = f"{job.id}: {line(said, 120)}. See check_job.", 0
+    yield Condition(job.subject, "stalled", text, hold_s, same=f"{seen.step} {seen.log_bytes}")
     for kind, what, free, total in (
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
@@ -113,7 +117,7 @@ def _of_look(
 
 
 def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
-    watch, cost = w.policy.watch, lease.cost
+    watch, cost = w.policy.watch, spent(w, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
         text = f"{job.id} is {job.state} and its machine still bills{_price(lease)}. Next: {GIVE_BACK}."
@@ -125,6 +129,10 @@ def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Conditi
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
         text = f"{job.id} met its max_cost_usd {job.spec.max_cost_usd:.2f}: {process}, {machine} stays and bills. "
         yield Condition(lease.subject, "cost_cap", f"{text}May it go? {GIVE_BACK}.")
+    back = w.ledger.last(lease.subject, "lease.came_back")
+    if back is not None and _recent(w, back.at) and job.state in TERMINAL_JOBS:
+        text = f"{machine} was believed ended and runs again; it bills. Next: teardown_request."
+        yield Condition(lease.subject, "came_back", text, mark=str(back.seq))
     cap = w.policy.caps_for(lease.platform).per_instance_usd
     if cost is not None and 0 < cap <= cost:
         yield Condition(
@@ -161,7 +169,7 @@ def _budgets(w: Warden) -> Iterator[Condition]:
 
 
 def billed_today(w: Warden, *, pretend: bool) -> float:
-    """What the machines of the last 24 hours cost in these hours, as far as the platforms say: at most a day each."""
+    """What the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each."""
     return sum(
         _last_day(w, lease_now(w, name))
         for name in lease_ids(w.ledger)
@@ -170,7 +178,8 @@ def billed_today(w: Warden, *, pretend: bool) -> float:
 
 
 def _last_day(w: Warden, lease: LeaseRecord) -> float:
-    if lease.cost is None or (lease.state not in LIVE_LEASES and not _recent(w, lease.since)):
+    cost = spent(w, lease.id)
+    if cost is None or (lease.state not in LIVE_LEASES and not _recent(w, lease.since)):
         return 0.0
     price = lease.instance.price_usd_per_hour if lease.instance else None
-    return lease.cost if price is None or _recent(w, lease.opened_at) else min(lease.cost, price * 24)
+    return cost if price is None or _recent(w, lease.opened_at) else min(cost, price * 24)

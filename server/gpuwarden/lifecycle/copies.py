@@ -18,6 +18,18 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
 
 
+class Standing(Frozen):
+    """What is known of the copy as it lies here now. `verdict` is None when it was not verified since it changed.
+
+    `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
+    them claims to be weights, and each copy equals the machine's file by digest.
+    """
+
+    verdict: Verdict | None = None
+    problems: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
 class Pulled(Frozen):
     """One pull. `places` says where each path of the manifest lies here, below `dest`."""
 
@@ -82,18 +94,20 @@ def save_verified(w: Warden, job: JobRecord, pulled: Pulled, before: str | None,
         "problems": list(report.reasons[:20]),
         "files": len(report.files),
         "bytes": report.bytes,
+        "unread": list(report.unread[:50]) if report.readable is Verdict.PROVEN else [],
     }
     w.ledger.add(job.subject, "artifacts.verified", body)
 
 
-def verified_now(w: Warden, job_id: str, pulled: Pulled) -> tuple[Verdict | None, tuple[str, ...]]:
-    """The verdict on the copy as it lies here now; None when it was not verified since it last changed."""
+def verified_now(w: Warden, job_id: str, pulled: Pulled) -> Standing:
+    """The verdict on the copy as it lies here now."""
     event: Event | None = w.ledger.last(f"job/{job_id}", "artifacts.verified")
     if event is None or event.body["pull"] != pulled.digest or event.body["seal"] is None:
-        return None, ()
+        return Standing()
     if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
-        return None, ()
-    return Verdict(event.body["verdict"]), tuple(event.body["problems"])
+        return Standing()
+    body = event.body
+    return Standing(verdict=body["verdict"], problems=body["problems"], unread=body.get("unread", ()))
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -61,6 +61,11 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
         yield from _of_the_machine(seen.beat or Beat())
 
 
+def stall_of(seen: Observation) -> str:
+    """What the runner says of a stall that the job has not got over; empty where there is none."""
+    return next((sign.text for kind, sign in _standing(seen) if kind == "stall"), "")
+
+
 def _standing(seen: Observation) -> Iterator[tuple[str, Seen]]:
     """The runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
     alerts: dict[tuple[str, str], str] = {}

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
-from gpuwarden.lifecycle.advance import advance_locked, record_extra, tend
+from gpuwarden.lifecycle.advance import advance_locked
 from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.renting import record_extra, tend
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
 
@@ -92,26 +93,34 @@ def leases_of(w: Warden, job: JobRecord) -> list[str]:
 async def list_instances(w: Warden) -> Inventory:
     """Reconcile, then list every machine of every platform that has ever been used from here."""
     trouble = await reconcile(w)
-    leases = [read_lease(w.ledger, lease) for lease in lease_ids(w.ledger)]
-    platforms = sorted({lease.platform for lease in leases})
+    listed, unread = await sweep(w)
+    leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
     rows: list[Row] = []
-    for platform in platforms:
+    for platform, machines in listed.items():
+        rows += _rows(w, platform, [lease for lease in leases if lease.platform == platform], machines)
+    running = [read_job(w.ledger, j) for j in job_ids(w.ledger)]
+    unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
+    return Inventory(tuple(rows), unmetered, trouble | unread)
+
+
+async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
+    """Read the list of every platform ever used, and take machines back into sight that were believed ended.
+
+    Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
+    """
+    leases = [read_lease(w.ledger, lease) for lease in lease_ids(w.ledger)]
+    found: dict[str, tuple[Instance, ...]] = {}
+    trouble: dict[str, str] = {}
+    for platform in sorted({lease.platform for lease in leases}):
         try:
             answer = await w.provider(platform).list()
         except WardenError as error:
             answer = Unknown(error.message)
-        mine = [lease for lease in leases if lease.platform == platform]
+        found[platform] = () if isinstance(answer, Unknown) else answer.value
         if isinstance(answer, Unknown):
             trouble[platform] = answer.why
-            listed: tuple[Instance, ...] = ()
-        else:
-            listed = answer.value
-            trouble |= await _reopen(w, mine, listed)
-        mine = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
-        rows += _rows(w, platform, [lease for lease in mine if lease.platform == platform], listed)
-    running = [read_job(w.ledger, j) for j in job_ids(w.ledger)]
-    unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
-    return Inventory(tuple(rows), unmetered, trouble)
+        trouble |= await _reopen(w, [lease for lease in leases if lease.platform == platform], found[platform])
+    return found, trouble
 
 
 async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> dict[str, str]:

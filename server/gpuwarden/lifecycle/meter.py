@@ -54,16 +54,19 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
 def spent(w: Warden, lease_id: str) -> float | None:
     """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill."""
     lease = lease_now(w, lease_id)
-    price = lease.instance.price_usd_per_hour if lease.instance else None
-    if lease.cost is not None or price is None:
-        return lease.cost
     seen = [e for e in w.ledger.events(lease.subject) if e.body.get("instance")]
+    prices = [Instance.model_validate(e.body["instance"]).price_usd_per_hour for e in seen]
+    prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
+    price = next((p for p in reversed(prices) if p is not None and p > 0), None)
+    if (lease.cost is not None and lease.cost >= 0) or price is None:
+        return lease.cost
+    end = lease.since if believed(w, lease_id) == "gone" else w.clock.now()
     total = 0.0
-    for event, until in zip(seen, [*(e.at for e in seen[1:]), w.clock.now()], strict=True):
+    for event, until in zip(seen, [*(e.at for e in seen[1:]), end], strict=True):
         then = Instance.model_validate(event.body["instance"])
         off = then.meter is False
         rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
-        total += rate * max(0.0, until - event.at) / 3600
+        total += max(0.0, rate) * max(0.0, until - event.at) / 3600
     return total
 
 

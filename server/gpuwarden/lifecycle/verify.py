@@ -1,22 +1,84 @@
-"""Prove a job's pulled copies, or any checkpoint by its path. A job's verdict is recorded for the teardown gate."""
+"""Prove a checkpoint: a job's pulled copy, its files on the machine, a path here, or a repo on the Hub.
+
+Only the verdict on a pulled copy is recorded for the teardown gate.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import anyio
 
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
-from gpuwarden.core.errors import Conflict
+from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.models import Level, Manifest, Report
+from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.copies import Pulled, last_pull, save_verified, seal
-from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.records import job_ids, read_job
+from gpuwarden.lifecycle.verify_hub import look_hub, verify_hub
+from gpuwarden.lifecycle.verify_there import verify_there
 from gpuwarden.lifecycle.warden import Warden
+
+Where = Literal["auto", "here", "instance"]
+Count = Callable[[int], None]
+
+
+async def verify(
+    w: Warden,
+    what: str,
+    level: Level | None = None,
+    *,
+    against: str | None = None,
+    where: Where = "auto",
+    budget: Budget | None = None,
+    progress: Count | None = None,
+) -> Report:
+    """Verify WHAT: a job id, `hf://owner/name`, or a path. `against` is a path or an address on the Hub.
+
+    Without a level it is `load`; `structure` on the Hub, where more means to download; `content` on the instance.
+    `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path.
+    """
+    if what in job_ids(w.ledger):
+        return await _verify_job(w, what, level, against, where, progress)
+    if where == "instance":
+        raise BadRequest(f"{what[:120]!r} is no job, so there is no instance to look on", "Give a job id.")
+    other = await _other(w, against)
+    if what.startswith(SCHEME):
+        depth = level or Level.STRUCTURE
+        return await verify_hub(w, what, depth, against=other, budget=budget, progress=progress)
+    return await verify_file(Path(what), level or Level.LOAD, against=other, budget=budget, progress=progress)
+
+
+async def _verify_job(
+    w: Warden, job_id: str, level: Level | None, against: str | None, where: Where, progress: Count | None
+) -> Report:
+    job = read_job(w.ledger, job_id)
+    there = where == "instance" or (where == "auto" and job.handle is not None and last_pull(w, job_id) is None)
+    if there and against is not None:
+        raise BadRequest("a comparison needs the files here", "Pull the job's outputs first.")
+    if there:
+        return await verify_there(w, job, level or Level.CONTENT)
+    other = await _other(w, against)
+    return await verify_job(w, job_id, level or Level.LOAD, against=other, progress=progress)
+
+
+async def _other(w: Warden, against: str | None) -> Path | Findings | None:
+    if against is None:
+        return None
+    return await look_hub(w, against) if against.startswith(SCHEME) else Path(against)
 
 
 async def verify_job(
-    w: Warden, job_id: str, level: Level = Level.LOAD, *, progress: Callable[[int], None] | None = None
+    w: Warden,
+    job_id: str,
+    level: Level = Level.LOAD,
+    *,
+    against: Path | Findings | None = None,
+    progress: Count | None = None,
 ) -> Report:
     """Verify what was last pulled of a job against the manifest made on the machine, and record the verdict.
 
@@ -29,9 +91,15 @@ async def verify_job(
     before = seal(pulled)
     dest = Path(pulled.dest)
     roster = _as_it_lies_here(pulled)
-    report = await anyio.to_thread.run_sync(lambda: verify_path(dest, level, manifest=roster, progress=progress))
+    report = await anyio.to_thread.run_sync(
+        lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress)
+    )
     save_verified(w, job, pulled, before, report)
-    return report
+    sealed = sum(f.sealed_at is not None for f in roster.files)
+    if not sealed:
+        return report
+    said = f"{sealed:,} of {len(roster.files):,} files were sealed on the machine right after they were saved"
+    return report.model_copy(update={"proved": (*report.proved, said)})
 
 
 def _as_it_lies_here(pulled: Pulled) -> Manifest:
@@ -49,6 +117,15 @@ def _as_it_lies_here(pulled: Pulled) -> Manifest:
     return pulled.manifest.model_copy(update={"files": files + absent, "missing": ()})
 
 
-async def verify_file(path: Path, level: Level, *, progress: Callable[[int], None] | None = None) -> Report:
+async def verify_file(
+    path: Path,
+    level: Level,
+    *,
+    against: Path | Findings | None = None,
+    budget: Budget | None = None,
+    progress: Count | None = None,
+) -> Report:
     """Verify any checkpoint file or folder of this machine. Nothing is recorded."""
-    return await anyio.to_thread.run_sync(lambda: verify_path(path, level, progress=progress))
+    return await anyio.to_thread.run_sync(
+        lambda: verify_path(path, level, against=against, budget=budget, progress=progress)
+    )

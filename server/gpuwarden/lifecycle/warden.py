@@ -21,11 +21,15 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, load_provider
+from gpuwarden.rehearsal.clock import ShiftedClock
 
 REHEARSAL = "rehearsal/"
 SSH = "ssh/"
 """Before the alias of a machine of the user's own."""
-LOCK_PATIENCE_S = 30.0
+STEP_S = 55.0
+"""The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
+LOCK_PATIENCE_S = 60.0
+"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
 
 
 @dataclass
@@ -80,10 +84,14 @@ class Warden:
             if profile.by_hand:
                 raise NotSupported(
                     f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
-                    "Rent and release by hand in its console, and use the machine as any SSH machine.",
+                    f"Rent and release by hand in its console, and run jobs on the machine as {SSH}ALIAS.",
                 )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
+            if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
+                raise NotSupported(
+                    f"{platform} takes real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
+                )
             state = self.home / "providers" / profile.provider
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]

@@ -17,13 +17,15 @@ from gpuwarden.core.errors import DiskError, WardenError
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.conditions import OBSERVED, Condition, conditions
-from gpuwarden.lifecycle.instances import leases_of, reconcile, unsettled
+from gpuwarden.lifecycle.instances import leases_of, reconcile, sweep, unsettled
 from gpuwarden.lifecycle.notify import Alert, deliver
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.warden import Warden
 
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
+SWEEP_S: Final = 600.0
+"""How often the platforms' own lists are read, for machines that are believed ended and are there all the same."""
 GAP_S: Final = 3600.0
 """What was last seen longer ago than this is not taken to have held in between, unless it proves that by `same`."""
 
@@ -46,6 +48,7 @@ class Watcher:
     w: Warden
     every_s: float = EVERY_S
     _seq: int = 0
+    _next_sweep: float = 0.0
     _raised: dict[Key, Alert] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
@@ -71,6 +74,9 @@ class Watcher:
         self.w.observed.clear()
         trouble = await reconcile(self.w, skip=waiting)
         self._back_off(trouble, waiting)
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            trouble |= (await sweep(self.w))[1]
         self._read()
         found = conditions(self.w, self._raised)
         news = self._settle(found, self._held(found))

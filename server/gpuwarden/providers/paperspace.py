@@ -124,7 +124,9 @@ class Paperspace(Rented):
         if isinstance(answer, Unknown):
             return answer
         made = _machine(answer.value)
-        seen = self._view(made).model_copy(update={"token": token})
+        hours = order.get("autoShutdownTimeout")
+        ends_at = self.clock.now() + hours * 3600 if isinstance(hours, int) else None
+        seen = self._view(made).model_copy(update={"token": token, "ends_at": ends_at})
         if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply is as old as the request
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
         return Known(seen)

@@ -48,6 +48,7 @@ class _Instance(Shape):
     dph_total: float | None = None
     storage_total_cost: float | None = None
     start_date: float | None = None
+    end_date: float | None = None
     is_bid: bool = False
     public_ipaddr: str | None = None
     ports: Any = None
@@ -323,6 +324,7 @@ class Vast(Rented):
             price_usd_per_hour=usd(i.dph_total) if state in {_S.RUNNING, _S.BOOTING, _S.STOPPING} else None,
             stopped_usd_per_hour=usd(i.storage_total_cost),
             created_at=i.start_date,
+            ends_at=i.end_date if i.end_date and i.end_date > 0 else None,
             why=why,
         )
 

@@ -455,6 +455,7 @@ class Cloud:
             platform=self._platform,
             instance_id=record.id,
             root=str(files.fs),
+            mounts=files.mounts,
             run_root=files.run_root,
             env={MARKER: record.id},
         )

@@ -70,6 +70,11 @@ class Disk:
         """Bytes of the files on the machine's own tiers."""
         return sum(_size(Path(at) / n) for at, _, names in os.walk(self.fs) for n in names)
 
+    @property
+    def mounts(self) -> dict[str, str]:
+        """Where the volumes really lie, by the path that they have on the machine."""
+        return {t.path: str(self._volume(t)) for t in self.tiers if shared(t)}
+
     def _mount(self, tier: Tier) -> None:
         at = PurePosixPath(tier.path)
         if not shared(tier):

@@ -22,14 +22,14 @@ from gpuwarden.remote.part import set_time
 from gpuwarden.remote.tree import Tree
 
 SMALL_BYTES = 1 << 20
-BATCH_FILES = 4000
+BATCH_FILES = 20_000
 BATCH_BYTES = 64 << 20
 _BLOCK = 512
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Cut a roster into bundles of bounded number and size; a cut line costs no more than one of them."""
+    """Cut a roster into bundles of bounded number and size: each costs a start of Python on the machine."""
     cuts, size = [0], 0
     for at, (artifact, _) in enumerate(entries):
         if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):

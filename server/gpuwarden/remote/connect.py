@@ -2,7 +2,8 @@
 
 Host keys: a key pinned for the instance is the only one accepted. Without a pin the user's known_hosts decide;
 a host they don't list is trusted once, and the key is handed back so that the caller records it as the pin. A
-changed key is refused, always.
+changed key is refused, always, and so is one that known_hosts mark as revoked. Certificates of hosts are not
+understood: a `@cert-authority` line counts for nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,18 @@ class HostKeyChanged(Refused):
             f"known_hosts: ssh-keygen -R '{where}'.",
         )
         self.pinned, self.seen = pinned, seen
+
+
+class HostKeyRevoked(HostKeyChanged):
+    """The machine shows a key that the user's known_hosts mark as `@revoked`."""
+
+    def __init__(self, where: str, seen: str) -> None:
+        Refused.__init__(
+            self,
+            f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to it",
+            "Somebody may have that key. Give the machine a new one, and verify it in the provider's console.",
+        )
+        self.pinned, self.seen = "", seen
 
 
 @dataclass(frozen=True)
@@ -179,10 +193,9 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
     import paramiko
 
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well; once is enough
-    seen: list[Any] = []
     client = paramiko.SSHClient()
-    _load_known(client.get_host_keys(), endpoint, pin)
-    client.set_missing_host_key_policy(_TrustOnce(seen))
+    policy = _TrustOnce(endpoint, _load_known(client.get_host_keys(), endpoint, pin))
+    client.set_missing_host_key_policy(policy)
     try:
         _authenticate(client, endpoint, sock)
     except BaseException as problem:
@@ -192,50 +205,71 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
     transport = client.get_transport()
     assert transport is not None
     transport.set_keepalive(int(KEEPALIVE_S))
-    return client, transport, HostKey(_line(transport.get_remote_server_key()), first_contact=bool(seen))
+    return client, transport, HostKey(_line(transport.get_remote_server_key()), first_contact=policy.trusted)
 
 
 class _TrustOnce:
-    """paramiko's policy for a host nobody knows: remember that it was new."""
+    """paramiko's policy for a host nobody knows: remember that it was new, unless its key is known to be bad."""
 
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
+    def __init__(self, endpoint: Endpoint, revoked: set[str]) -> None:
+        self.endpoint, self.revoked = endpoint, revoked
+        self.trusted = False
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        self.seen.append(key)
+        if _line(key) in self.revoked:
+            raise HostKeyRevoked(self.endpoint.known_as, fingerprint(_line(key)))
+        self.trusted = True
 
 
-def _load_known(keys: Any, endpoint: Endpoint, pin: str | None) -> None:
-    """Fill `keys` with what this host may show."""
+def _load_known(keys: Any, endpoint: Endpoint, pin: str | None) -> set[str]:
+    """Fill `keys` with what this host may show, and return what it may not, as public key lines."""
     import paramiko
 
     name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
+    listed = [found for path in endpoint.known_hosts for found in _entries(path, endpoint.known_as)]
+    revoked = {_line(key) for marker, key in listed if marker == "@revoked"}
     if pin:
         fingerprint(pin)
-        entry = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {pin}")
-        keys.add(name, entry.key.get_name(), entry.key)
-        return
-    listed = paramiko.HostKeys()
-    for path in endpoint.known_hosts:
-        _load_file(listed, path)
-    found = listed.lookup(endpoint.known_as) or {}
-    for kind, key in found.items():
-        keys.add(name, kind, key)
+        known = [paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {pin}").key]
+    else:
+        known = [key for marker, key in reversed(listed) if not marker]  # of one type the first line counts
+    for key in known:
+        if _line(key) not in revoked:
+            keys.add(name, key.get_name(), key)
+    return revoked
 
 
-def _load_file(listed: paramiko.HostKeys, path: str) -> None:
-    """Read one known_hosts file line by line: an unreadable line is skipped, as OpenSSH does."""
+def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
+    """Marker and key of each line of a known_hosts file that is about `host`; an unreadable line is skipped."""
     import paramiko
 
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-        if not line.strip() or line.lstrip().startswith(("#", "@")):
+        marker, _, rest = line.strip().partition(" ") if line.lstrip().startswith("@") else ("", "", line.strip())
+        if not rest or rest.startswith("#"):
             continue
         try:
-            entry = paramiko.hostkeys.HostKeyEntry.from_line(line)
+            entry = paramiko.hostkeys.HostKeyEntry.from_line(rest.lstrip())
         except Exception:  # noqa: S112
             continue
-        if entry is not None:
-            listed._entries.append(entry)  # noqa: SLF001
+        if entry is not None and _is_about(entry.hostnames, host):
+            yield marker, entry.key
+
+
+def _is_about(patterns: Sequence[str], host: str) -> bool:
+    """Whether a line's host patterns mean this host, as sshd(8) describes them: hashed, with `*`, `?` and `!`."""
+    import paramiko
+
+    found = False
+    for pattern in patterns:
+        if pattern.startswith("|1|"):
+            found = found or paramiko.HostKeys.hash_host(host, pattern) == pattern
+            continue
+        words = re.escape(pattern.lstrip("!").lower()).replace(r"\*", ".*").replace(r"\?", ".")
+        if re.fullmatch(words, host.lower()):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
 
 
 def _line(key: Any) -> str:
@@ -278,6 +312,8 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
 
     text = str(problem) or type(problem).__name__
     match problem:
+        case HostKeyRevoked():
+            return problem
         case paramiko.BadHostKeyException():
             was, now = (fingerprint(_line(k)) for k in (problem.expected_key, problem.key))
             return HostKeyChanged(endpoint.known_as, was, now)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gpuwarden.checkpoints import ship
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
 from gpuwarden.core.states import Job
@@ -24,6 +25,8 @@ GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
 HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
+STALL_S: Final = 1800.0
+"""Without a new step, or a line where no steps are told, for so long the runner says that the job stalls."""
 _SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
@@ -32,6 +35,13 @@ _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 def runner_source() -> bytes:
     """The runner's text."""
     return RUNNER_FILE.read_bytes()
+
+
+@cache
+def checker() -> tuple[str, bytes]:
+    """Name and content of the archive that examines and seals checkpoints where they lie."""
+    content = ship.archive()
+    return ship.name(content), content
 
 
 def content_name(stem: str, content: bytes) -> str:
@@ -58,7 +68,8 @@ class Launch:
 def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str]) -> Launch:
     """Turn a job into files and a runner spec. `interpreter` goes before a script's path, e.g. `("python3",)`."""
     runner = content_name("runner", runner_source())
-    files = {runner: runner_source()}
+    archive, content = checker()
+    files = {runner: runner_source(), archive: content}
     argv = list(spec.command)
     if spec.script is not None:
         content = spec.script.encode("utf-8", "surrogatepass")
@@ -78,8 +89,10 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "grace_s": GRACE_S,
             "max_restarts": spec.max_restarts,
             "heartbeat_s": HEARTBEAT_S,
+            "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
-            "root": place.root,
+            **place.ground,
+            "archive": archive,
         },
     )
 
@@ -202,6 +215,10 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) and value == value else 0.0
 
 
+class NoArchive(NotFound):
+    """The archive that examines checkpoints is not on the machine; it can be shipped again."""
+
+
 _ERRORS: Final[dict[str, type[WardenError]]] = {
     "not_found": NotFound,
     "conflict": Conflict,
@@ -209,6 +226,7 @@ _ERRORS: Final[dict[str, type[WardenError]]] = {
     "bad_reply": BadReply,
     "unreachable": Unreachable,
     "not_supported": NotSupported,
+    "no_archive": NoArchive,
 }
 
 
@@ -236,6 +254,17 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
         return Manifest(taken_at=last["taken_at"], files=files, missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
         raise BadReply(f"the roster makes no sense: {error}", "Is another gpuwarden version's runner there?") from error
+
+
+def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The runner's `examine` lines: findings by output. Raises BadReply for an incomplete answer."""
+    if not lines or lines[-1].get("ok") is None:
+        raise BadReply("the findings have no last line; they are cut and prove nothing", "Ask for them again.")
+    raise_for(lines[-1])
+    rows = [row for row in lines[:-1] if "progress" not in row]
+    if len(rows) != lines[-1].get("outputs") or not all(isinstance(row.get("found"), dict) for row in rows):
+        raise BadReply("the findings make no sense", "Is another gpuwarden version's runner there?")
+    return {str(row["output"]): row["found"] for row in rows}
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:

@@ -315,10 +315,7 @@ class _Receiver:
             await self._stream(artifact, part)
         if not await self._matches(artifact, part):
             await to_thread.run_sync(part.restart)
-            raise BadReply(
-                f"{artifact.path} changed on the machine after its manifest was taken",
-                "Take a new manifest when nothing writes to it any more.",
-            )
+            raise _changed(artifact)
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
         """Whether the part has the digest that the machine has, where it can tell one."""
@@ -402,7 +399,7 @@ class _Receiver:
                 finally:
                     count()
                 group.cancel_scope.cancel()
-        if digest is not None:
+        if digest is not None and artifact.sha256 is None:  # a digest from the time of the save goes before
             self.digests[artifact.path] = digest
 
     async def _pause(self, failures: int) -> None:
@@ -422,6 +419,19 @@ class _Receiver:
         if self.progress is not None:
             done = min(self.sent + self.resumed + self.skipped, self.total)
             self.progress(Progress(artifact.path, done, self.total, len(self.files), self.count))
+
+
+def _changed(artifact: Artifact) -> BadReply:
+    if artifact.sealed_at is None:
+        return BadReply(
+            f"{artifact.path} changed on the machine after its manifest was taken",
+            "Take a new manifest when nothing writes to it any more.",
+        )
+    return BadReply(
+        f"{artifact.path} no longer holds the bytes whose digest was recorded right after its save, though its times "
+        "say that nobody wrote to it",
+        "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
+    )
 
 
 def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:

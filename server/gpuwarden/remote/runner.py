@@ -2,7 +2,8 @@
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose.
+Verbs: start, supervise (used by start), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose,
+examine.
 Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
@@ -10,6 +11,7 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest
     metrics.jsonl      written by the job: one JSON object per line, `step` and numbers
     alerts.jsonl       written by the supervisor
+    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save
     work/              the job's working folder; relative outputs live here
 
 A job is known by (token, attempt) and is launched once: whoever gets the lock and finds no status of that attempt
@@ -47,6 +49,10 @@ MAX_SKIPPED = 1000
 MAX_ALERTS = 500
 MAX_FRESH = 200
 MAX_MEMBER = 1 << 20
+MAX_BOOK = 64 << 20  # as in checkpoints/book.py
+MAX_FINDINGS = 8 << 20
+SEAL_AFTER_S = 5.0  # a job that ends before is sealed by its pull
+ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 PIECE = 1 << 18
 Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
@@ -868,8 +874,8 @@ class Supervisor:
         if os.path.lexists(folder + "/stop.json"):
             os.unlink(folder + "/stop.json")
         self.gpu = Gpu()
-        outputs, root = [str(p) for p in spec.get("outputs") or []][:16], str(spec.get("root") or "")
-        self.rooms = Rooms([folder, *(locate(folder, path, root)[0] for path in outputs)])
+        ground, outputs = Ground(spec), [str(p) for p in spec.get("outputs") or []][:16]
+        self.rooms = Rooms([folder, *(ground.locate(folder, path)[0] for path in outputs)])
         self.kills = OomKills()
         self.course = Course()
         self.post = Post(spec["post_url"], self.post_token, order["token"]) if spec.get("post_url") else None
@@ -882,6 +888,7 @@ class Supervisor:
         self.bad_names: dict[str, bool] = {}
         self.alert_texts: list[str] = []
         self.child: Any = None
+        self.sealer: Any = None
         self.pipe = -1
         self.status: Json = {
             "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
@@ -1033,6 +1040,8 @@ class Supervisor:
     def finish(self, state: str, why: str) -> None:
         """Leave the final status; on a full disk keep trying for five minutes, since everything hangs on it."""
         self.take_metrics(64)
+        if self.sealer and self.sealer.stdin:
+            self.sealer.stdin.close()  # it looks a last time, and nobody waits for it
         now = time.time()
         self.status.update(state=state, why=self.redactor.text(why), ended_at=now)
         self.beat(last=True)
@@ -1088,6 +1097,8 @@ class Supervisor:
         self.limits()
         self.escalate()
         now = time.monotonic()
+        if self.sealer is None and now - self.begun >= float(self.spec.get("seal_after_s") or SEAL_AFTER_S):
+            self.sealer = start_sealer(self.folder, self.spec) or False
         if now - self.beat_at >= self.beat_every:
             self.beat_at = now
             self.beat()
@@ -1223,6 +1234,121 @@ class Supervisor:
 
 def _nothing() -> None:
     pass
+
+
+# ---------------------------------------------------------------------------------------------------------- seals
+
+
+def start_sealer(folder: str, spec: Json) -> Any:
+    """Start the shipped archive beside the job, giving way to it. None where that can't be: then the pull seals.
+
+    It lives as long as somebody holds the other end of its stdin, so it never outlives a killed supervisor for long.
+    """
+    import shutil
+    import subprocess
+
+    archive = find_archive(folder, spec.get("archive"))
+    tops = [os.path.realpath(Ground(spec).locate(folder, str(p))[0]) for p in spec.get("outputs") or []]
+    if not archive or not tops:
+        return None
+    ionice = shutil.which("ionice")
+    argv = [*([ionice, "-c3"] if ionice else []), sys.executable, "-I", "-S", archive, "seal", *tops]
+    argv += ["--book", folder + "/seals.jsonl", "--attached"]
+    argv += ["--quiet", str(spec.get("seal_quiet_s") or 30), "--every", str(spec.get("seal_every_s") or 10)]
+    try:
+        with open(os.devnull, "r+b") as null:
+            return subprocess.Popen(
+                argv, cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0
+            )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def find_archive(folder: str, name: Any) -> str:
+    """The path of the shipped archive of that name, or nothing."""
+    if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
+        return ""
+    import hashlib
+
+    path = folder + "/" + name
+    try:
+        digest = hashlib.sha256(read_small(path, 1 << 22)).hexdigest()
+    except OSError:
+        return ""
+    return path if digest[:16] in name else ""  # the job may write here
+
+
+def seals(folder: str) -> dict[str, Json]:
+    """Real path -> the last line of the book about it. A line that a kill cut short is passed over."""
+    try:
+        data = read_small(folder + "/seals.jsonl", MAX_BOOK)
+    except OSError:
+        return {}
+    rows: dict[str, Json] = {}
+    for line in data.splitlines():
+        try:
+            row = json.loads(line.decode("ascii"))
+            known = {k: row[k] for k in ("size", "mtime_ns", "ctime_ns", "sha256", "sealed_at")}
+            if re.fullmatch("[0-9a-f]{64}", known["sha256"]):
+                rows[str(row["path"])] = known
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return rows
+
+
+def examine(folder: str, request: Json) -> Json:
+    """Let the shipped archive look at outputs where they lie; its lines are passed on, bounded, with signs of life."""
+    import subprocess
+    import threading
+
+    archive = find_archive(folder, request.get("archive"))
+    if not archive:
+        raise Problem("no_archive", "the archive that examines checkpoints is not here")
+    ground, paths = Ground(request), [str(p) for p in request.get("paths") or []]
+    tops = []
+    for path in paths:
+        top, bound = ground.locate(folder, path)
+        tops.append(os.path.realpath(top))
+        if not inside(tops[-1], bound):
+            raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+    seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
+    argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
+    argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
+    child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    timer = threading.Timer(seconds + 30, child.kill)
+    timer.start()
+    try:
+        lines = passed_on(child)
+    finally:
+        timer.cancel()
+        child.kill()
+        child.wait()
+    if len(lines) != len(paths):
+        raise Problem("io_error", f"it ended after {len(lines)} of {len(paths)} outputs, with code {child.returncode}")
+    for number, line in enumerate(lines):
+        reply({"output": paths[number], "found": line})
+    return {"ok": True, "outputs": len(lines)}
+
+
+def passed_on(child: Any) -> list[Json]:
+    """The lines of a child, with a sign of life every few seconds for who waits. Raises Problem above a bound."""
+    import select
+
+    data = bytearray()
+    while True:
+        if not select.select([child.stdout], [], [], 5)[0]:
+            reply({"progress": len(data)})
+            continue
+        part = os.read(child.stdout.fileno(), 1 << 16)
+        data += part
+        if len(data) > MAX_FINDINGS:
+            raise Problem("io_error", f"it found more than {MAX_FINDINGS} bytes to say")
+        if not part:
+            break
+    try:
+        return [json.loads(line.decode("ascii")) for line in bytes(data).splitlines()]
+    except (ValueError, RecursionError):
+        raise Problem("io_error", "its answer is no JSON") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ verbs
@@ -1428,7 +1554,7 @@ def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: st
     if lock < 0:  # a supervisor lives after all
         return "pending"
     kill_group(group, signal.SIGTERM)
-    hard, killed = time.monotonic() + grace, False
+    hard, killed = min(time.monotonic() + grace, end), False
     while living():
         now = time.monotonic()
         if now >= hard and not killed:
@@ -1451,22 +1577,45 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 
-def locate(folder: str, path: str, root: str) -> tuple[str, str]:
-    """Where a declared path lies on this machine, and the real folder that it must not leave."""
-    if path.startswith("/"):
-        return os.path.join(root or "/", path.lstrip("/")), os.path.realpath(root or "/")
-    return os.path.join(folder, "work", path), folder + "/work"
+class Ground:
+    """Where the absolute paths of a machine lie. `root` is empty on a real one; a rehearsal's is a folder, and its
+    `mounts` (path -> folder) are volumes that lie outside of it.
+    """
+
+    def __init__(self, given: Json) -> None:
+        self.root = str(given.get("root") or "")
+        mounts = given.get("mounts") if isinstance(given.get("mounts"), dict) else {}
+        pairs = [(str(at).rstrip("/"), os.path.realpath(str(real))) for at, real in (mounts or {}).items()]
+        self.mounts = sorted(pairs, key=lambda pair: -len(pair[0]))
+
+    def locate(self, folder: str, path: str) -> tuple[str, str]:
+        """Where a declared path lies on this machine, and the real folder that it must not leave."""
+        if not path.startswith("/"):
+            return os.path.join(folder, "work", path), folder + "/work"
+        plain = os.path.normpath("/" + path.lstrip("/"))
+        for at, real in self.mounts:
+            if inside(plain, at):
+                return real + plain[len(at) :], real
+        return os.path.join(self.root or "/", path.lstrip("/")), os.path.realpath(self.root or "/")
+
+    def shown(self, real: str) -> str:
+        """The machine's absolute path of a real one."""
+        for at, top in self.mounts:
+            if inside(real, top):
+                return at + real[len(top) :]
+        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))
 
 
 class Roster:
     """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
 
-    def __init__(self, folder: str, root: str, emit: Callable[[Json], None], digests: bool) -> None:
-        self.folder, self.root, self.emit, self.digests = folder, root, emit, digests
+    def __init__(self, folder: str, ground: Ground, emit: Callable[[Json], None], digests: bool) -> None:
+        self.folder, self.ground, self.emit, self.digests = folder, ground, emit, digests
         self.missing: list[str] = []
         self.skipped: list[Json] = []
         self.seen: dict[str, bool] = {}
         self.door = Door()
+        self.seals = seals(folder)
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
@@ -1478,7 +1627,7 @@ class Roster:
 
     def add(self, declared: str) -> None:
         """One declared output: a file, or a folder with everything in it."""
-        top, bound = locate(self.folder, declared, self.root)
+        top, bound = self.ground.locate(self.folder, declared)
         real = os.path.realpath(top)
         if not os.path.lexists(real):
             self.missing.append(declared)
@@ -1493,7 +1642,7 @@ class Roster:
         """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
-        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))
+        return self.ground.shown(real)
 
     def walk(self, declared: str, top: str) -> None:
         """Everything in a folder, in a stable order, through no link."""
@@ -1536,7 +1685,10 @@ class Roster:
                 self.skip(shown, "no regular file")
                 return
             row: Json = {"path": shown, **stamp(info)}
-            if self.digests:
+            sealed = self.seals.get(real)
+            if sealed and stamp(info) == {k: sealed[k] for k in stamp(info)}:
+                row.update(sealed)  # what was saved, not what a disk may have made of it since
+            elif self.digests:
                 row.update(self.hash(real))
                 if row["sha256"] is None:
                     self.skip(shown, "it kept changing while it was read")
@@ -1589,7 +1741,7 @@ def roster(folder: str, request: Json, digests: bool) -> Json:
     if not os.path.isdir(folder):
         raise Problem("not_found", f"there is no run folder {folder}")
     taken = time.time()
-    found = Roster(folder, request.get("root") or "", lambda row: reply(row, now="progress" in row), digests)
+    found = Roster(folder, Ground(request), lambda row: reply(row, now="progress" in row), digests)
     for path in request.get("paths") or []:
         found.add(path)
     return {
@@ -1601,10 +1753,10 @@ def roster(folder: str, request: Json, digests: bool) -> Json:
 class Shelf:
     """What may be read from outside: the working folder and the declared outputs."""
 
-    def __init__(self, folder: str, root: str) -> None:
-        self.folder, self.root = folder, root
+    def __init__(self, folder: str, ground: Ground) -> None:
+        self.folder, self.ground = folder, ground
         status = read_status(folder) or {}
-        tops = [locate(folder, p, root)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
+        tops = [ground.locate(folder, p)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
         self.allowed = [folder + "/work", *map(os.path.realpath, tops)]
         self.door = Door()
         self.known: dict[str, str] = {}
@@ -1613,14 +1765,14 @@ class Shelf:
         """Open one file of a roster. The folder it lies in is looked at once."""
         above, name = os.path.split(path)
         if above not in self.known:
-            self.known[above] = os.path.realpath(os.path.dirname(locate(self.folder, path, self.root)[0]))
+            self.known[above] = os.path.realpath(os.path.dirname(self.ground.locate(self.folder, path)[0]))
         folder = self.known[above]
         if name not in ("", ".", "..") and any(inside(folder, bound) for bound in self.allowed):
             try:
                 return self.door.open(folder + "/" + name)
             except OSError:
                 pass  # a link, or nothing: the long way says which
-        real = os.path.realpath(locate(self.folder, path, self.root)[0])
+        real = os.path.realpath(self.ground.locate(self.folder, path)[0])
         if not os.path.lexists(real):
             raise Problem("not_found", f"there is no file {printable(path)}")
         if not any(inside(real, bound) for bound in self.allowed):
@@ -1640,7 +1792,7 @@ def read(folder: str, request: Json) -> None:
 
     With `seal` the file is hashed on its way: exactly `size` bytes, then one line with its digest and times.
     """
-    fd = Shelf(folder, request.get("root") or "").open(str(request["path"]))
+    fd = Shelf(folder, Ground(request)).open(str(request["path"]))
     try:
         offset, size = int(request.get("offset") or 0), os.fstat(fd).st_size
         if not 0 <= offset <= size:
@@ -1704,7 +1856,7 @@ def bundle(folder: str, request: Json) -> None:
     """
     import hashlib
 
-    shelf, out = Shelf(folder, request.get("root") or ""), bytearray()
+    shelf, out = Shelf(folder, Ground(request)), bytearray()
     for number, path in enumerate(request.get("paths") or []):
         try:
             fd = shelf.open(str(path))
@@ -1785,6 +1937,8 @@ def describe(pid: int, marker: str | None) -> str:
         return ""
     if not marker and not WORKLOADS.fullmatch(os.path.basename(words[0])):
         return ""
+    if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
+        return ""  # the sealer, which ends by itself
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
@@ -1810,7 +1964,8 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
 
     Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
     """
-    declared = [os.path.realpath(locate(folder, str(p), root)[0]) for p in [*(status.get("outputs") or []), *exclude]]
+    ground = Ground({"root": root})
+    declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
     work, own = os.path.realpath(folder + "/work"), os.path.realpath(folder)
     found: list[Json] = []
     end, entries = time.monotonic() + 10, 0
@@ -1879,6 +2034,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "read": read,
     "bundle": bundle,
     "disclose": disclose,
+    "examine": examine,
 }
 
 

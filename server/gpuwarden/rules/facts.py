@@ -142,7 +142,8 @@ class TeardownFacts:
     """All that is known before a machine is stopped or terminated.
 
     `machine` is what the provider says of the instance; `files` what lies on it now, Unknown when it can't be
-    reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed.
+    reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed;
+    `copy_unread` are the files that nothing here can read, where they alone keep it from being proven.
     """
 
     job_id: str
@@ -157,6 +158,7 @@ class TeardownFacts:
     changed: tuple[str, ...] = ()
     copy_verdict: Verdict | None = None
     copy_problems: tuple[str, ...] = ()
+    copy_unread: tuple[str, ...] = ()
     other_jobs: tuple[str, ...] = ()
     durable_storage: bool = False
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))

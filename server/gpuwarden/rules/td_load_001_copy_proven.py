@@ -10,12 +10,21 @@ from gpuwarden.rules.facts import TeardownFacts
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was loaded and found whole since it last changed.
 
-    Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint.
+    Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A small
+    file that nothing here can read and that claims in no way to be weights (name, first bytes, size) is a warning
+    when its copy equals the machine's file by digest.
     """
     if facts.gone or not facts.dying or any(not f.copied for f in facts.dying):
         return  # TD-COPY-001 speaks first
     if facts.copy_verdict is None:
         yield Found("the copy was not verified since it last changed")
+    elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
+        names = ", ".join(facts.copy_unread[:3])
+        yield Found(
+            f"{len(facts.copy_unread)} file(s) that nothing here can read: {names}. Each copy equals the machine's",
+            fix="Look at the copies, or declare narrower outputs.",
+            severity=Severity.WARNING,
+        )
     elif facts.copy_verdict is not Verdict.PROVEN:
         said = "; ".join(facts.copy_problems[:3]) or "it could not be told"
         # What a failed job left is often torn. The copy equals it, so nothing is lost that was there.

@@ -7,6 +7,7 @@ enforced behind them, not asked for here.
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 import json
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -33,6 +34,7 @@ from mcp_types import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import __version__
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.core.errors import BadRequest, DiskError, Internal, NotFound, Refused, WardenError
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.inputs import bad_arguments, build
@@ -41,15 +43,16 @@ from gpuwarden.core.repos import Operation, RepoType
 from gpuwarden.core.states import Teardown
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.details import repo_details
+from gpuwarden.hub.files import SCHEME
 from gpuwarden.hub.search import Sort
 from gpuwarden.hub.search import dataset_search as search_datasets
 from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.pull import pull
-from gpuwarden.lifecycle.records import read_lease
+from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
-from gpuwarden.lifecycle.verify import verify_file, verify_job
+from gpuwarden.lifecycle.verify import verify
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.serve import prompts, replies, schemas, skills
 from gpuwarden.serve.references import SearchReply, look_up
@@ -67,6 +70,8 @@ INSTRUCTIONS = (
 ASK_OUTSIDE = "Ask the user to run gpuwarden approve with the ticket, outside this client."
 ASK_S = 900.0
 """How long a question may stand open in a client."""
+LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
+"""What one verification of a path may cost: seconds, bytes, entries of folders."""
 
 logger = logging.getLogger(__name__)
 SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
@@ -421,20 +426,42 @@ def _add_artifact_tools(server: WardenServer, w: Warden) -> None:
     @server.tool(annotations=_WRITE)
     async def verify_checkpoint(
         job_id: Annotated[str | None, Field(description="Job whose pulled copy to verify")] = None,
-        path: Annotated[str | None, Field(description="Or any checkpoint file or folder")] = None,
-        level: Annotated[Level, Field(description="How deep; teardown needs load")] = Level.LOAD,
+        path: Annotated[str | None, Field(description="Or a checkpoint's path, or hf://owner/name[/path]")] = None,
+        level: Annotated[Level | None, Field(description="How deep; teardown needs load; on the Hub structure")] = None,
+        against: Annotated[str | None, Field(description="Earlier checkpoint, adapter base or GGUF source")] = None,
         ctx: Context[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, replies.VerifyReply]:
         """Prove that a checkpoint is whole, equal to the machine's by digest, finite, and loads. Runs no code in it."""
         if (job_id is None) == (path is None):
             raise BadRequest("give exactly one of job_id and path", "Omit the other.")
+        if job_id is not None:
+            read_job(w.ledger, job_id)  # or it would be taken for a path
+        what = job_id or _address(path or "")
+        other = _address(against) if against is not None else None
 
         async def work(note: Note) -> Report:
-            if job_id is not None:
-                return await verify_job(w, job_id, level, progress=lambda done: note(done, None))
-            return await verify_file(_usable(path or ""), level, progress=lambda done: note(done, None))
+            budget = Budget(LOOK_S, LOOK_BYTES, LOOK_ENTRIES)
+            return await verify(w, what, level, against=other, budget=budget, progress=summed(note))
 
         return _answer(w, replies.verified(await _reporting(ctx, work)))
+
+
+def summed(note: Note) -> Callable[[int], None]:
+    """Takes numbers of bytes as they are read, by several threads, and tells their sum."""
+    done, lock = 0, threading.Lock()
+
+    def count(more: int) -> None:
+        nonlocal done
+        with lock:
+            done += more
+        note(done, None)
+
+    return count
+
+
+def _address(what: str) -> str:
+    """An address on the Hub as it is, anything else as a path of this machine."""
+    return what if what.startswith(SCHEME) else str(_usable(what))
 
 
 def _usable(path: str) -> Path:

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
-from gpuwarden.core.errors import BadRequest, WardenError
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.core.errors import BadRequest, NotFound, WardenError
+from gpuwarden.core.profile import Profile
+from gpuwarden.lifecycle.warden import SSH, Warden
 from gpuwarden.notes import Notes, change, load_notes
 from gpuwarden.serve.replies import Reply
 
@@ -48,13 +49,22 @@ def complaints(w: Warden, notes: Notes) -> list[str]:
     """What is noted of a platform that is none, or where it has no effect; one sentence each."""
     found = []
     for name, told in notes.platforms.items():
-        if name not in w.platforms():
+        profile = _profile(w, name)
+        if profile is None:
             found.append(f"platforms.{name}: there is no such platform; gpuwarden profiles lists them.")
-        elif (told.host or told.scratch) and w.profile(name).meter.metered:
+        elif (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch are for machines of your own; {name} is rented.")
-        elif told.host and w.profile(name).backend == "local":
-            found.append(f"platforms.{name}: it runs on this machine, so it has no host.")
+        elif told.host and (profile.backend == "local" or f"{profile.id}/" == SSH):
+            found.append(f"platforms.{name}: host says nothing here: it is this machine, or the name's own alias.")
     return found
+
+
+def _profile(w: Warden, name: str) -> Profile | None:
+    """The profile that a name in the notes is about; `ssh` alone is about every machine behind SSH."""
+    try:
+        return w.profile(f"{name}/ALIAS" if f"{name}/" == SSH else name)
+    except NotFound:
+        return None
 
 
 def summary(w: Warden) -> tuple[bool, str]:

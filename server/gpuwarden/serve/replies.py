@@ -16,7 +16,7 @@ from gpuwarden.core.fence import fence, line, redact
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.core.states import TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
@@ -25,9 +25,11 @@ from gpuwarden.lifecycle.pull import PullResult
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 from gpuwarden.lifecycle.submit import Submission
 from gpuwarden.lifecycle.teardown import TeardownView
+from gpuwarden.lifecycle.verify_there import CLAIM
 from gpuwarden.lifecycle.watch import Round
 
 SHOWN = 20
+_HOW = "See not_checked for how to get there."
 LOG_LIMIT = 16_000
 """As much of a log as one reply may carry, in characters."""
 
@@ -140,7 +142,8 @@ class FileReply(BaseModel):
 class VerifyReply(Reply):
     """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted.
 
-    `problems` say why it is not proven, `warnings` change nothing.
+    Code `claimed`: the machine looked at its own files, and no copy is here. `problems` say why it is not proven,
+    `warnings` change nothing.
     """
 
     verdict: str
@@ -149,8 +152,10 @@ class VerifyReply(Reply):
     files: int
     bytes: int
     step: int | None = None
+    newest: str = ""
     problems: list[str] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
+    proved: list[str] = Field(default_factory=list)
     not_checked: list[str] = Field(default_factory=list)
     evidence: list[FileReply] = Field(default_factory=list)
 
@@ -279,7 +284,8 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     return CheckReply(
         job_id=job.id,
         state=job.state,
-        why=line(job.why),
+        # A job that runs may be running badly, without a supervisor say: that is what was seen just now.
+        why=line(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why),
         attempt=job.attempt,
         message=line(result.note),
         hint=advice(job, result.lease),
@@ -357,19 +363,26 @@ def verified(report: Report) -> VerifyReply:
     bad += [f for f in report.files if f.verdict != "proven"]
     words = {"proven": "Proven.", "refuted": "Refuted: do not rely on it.", "unknown": "It could not be told."}
     hints = {"proven": "", "refuted": "Pull again; if it stays, the file is broken at its source."}
+    code, message, hint = str(report.verdict), words[report.verdict], hints.get(report.verdict, _HOW)
+    if CLAIM in report.not_checked:  # looked at by the machine itself
+        hint = "Call pull_artifacts; only a copy that is verified here counts."
+        if report.verdict == "proven":
+            code, message = "claimed", "Whole by the machine's own word; there is no copy of it here."
     return VerifyReply(
         ok=report.verdict == "proven",
-        code=str(report.verdict),
-        message=words[report.verdict],
-        hint=hints.get(report.verdict, "See not_checked for how to get there."),
+        code=code,
+        message=message,
+        hint=hint,
         verdict=report.verdict,
         level=report.level,
         path=report.path,
         files=len(report.files),
         bytes=report.bytes,
         step=report.step,
+        newest=line(report.newest),
         problems=[line(p) for p in [*report.problems, *report.doubts][:SHOWN]],
         warnings=[line(p) for p in report.warnings[:SHOWN]],
+        proved=[line(p) for p in report.proved[:SHOWN]],
         not_checked=[line(n) for n in report.not_checked[:SHOWN]],
         evidence=[
             FileReply(

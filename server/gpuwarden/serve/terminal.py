@@ -27,7 +27,6 @@ from gpuwarden.serve.replies import (
     Reply,
     SubmitReply,
     TeardownReply,
-    VerifyReply,
     WatchReply,
 )
 
@@ -165,23 +164,6 @@ def pulled(reply: PullReply) -> None:
         out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
     for problem in reply.problems:
         out.print(f"  [red]{escape(problem)}[/]")
-    message(reply)
-
-
-def verified(reply: VerifyReply) -> None:
-    """After a verification."""
-    step = f", step {reply.step}" if reply.step is not None else ""
-    out.print(f"{colored(reply.verdict)} at level {reply.level}: {reply.files} file(s), {reply.bytes:,} bytes{step}")
-    for problem in reply.problems:
-        out.print(f"  [red]{escape(problem)}[/]")
-    for file in reply.evidence:
-        out.print(
-            f"  {colored(file.verdict)} {escape(file.path)} [dim]({file.format})[/] {escape('; '.join(file.problems))}"
-        )
-    for text in reply.warnings:
-        out.print(f"  [yellow]{escape(text)}[/]")
-    for text in reply.not_checked:
-        out.print(f"  [dim]not checked: {escape(text)}[/]")
     message(reply)
 
 
@@ -387,3 +369,19 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     ) as bar:
         task = bar.add_task("pull", total=None)
         yield lambda p: bar.update(task, completed=p.bytes_done, total=p.bytes_total)
+
+
+@contextlib.contextmanager
+def count_bar(quiet: bool, what: str) -> Iterator[Callable[[int], None] | None]:
+    """A count of bytes whose end is not known, on a terminal only. It may be moved on from several threads."""
+    if quiet or not err.is_terminal:
+        yield None
+        return
+    from rich.progress import DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        SpinnerColumn(), TextColumn(what), DownloadColumn(), TransferSpeedColumn(), console=err, transient=True
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda count: bar.advance(task, count)

@@ -39,11 +39,11 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """The roster, or every record of one file of the roster."""
     if source.path.name == ".metadata":
         return _metadata(source, limits)
-    place = source.path.with_name(".metadata")
-    if not place.is_file():
+    roster = source.beside(".metadata")
+    if roster is None:
         raise Broken("lies beside no .metadata: the save was never finished, and nothing can load it")
-    with Source(place) as beside:
-        rows = [r for r in _metadata(beside, limits).content if r.file == source.path.name]
+    with roster:
+        rows = [r for r in _metadata(roster, limits).content if r.file == source.path.name]
     return _records(source, sorted(rows, key=lambda r: r.offset), limits)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, Unread
 from gpuwarden.checkpoints.source import Source
 
 NAME = "text"
@@ -33,7 +33,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         try:
             decoder.decode(piece)
         except UnicodeDecodeError as why:
-            raise Broken(f"is not UTF-8 near byte {at + why.start:,}") from why
+            raise Unread(f"is not UTF-8 near byte {at + why.start:,}") from why
         lines += piece.count(b"\n")
         at += len(piece)
     if decoder.getstate()[0]:

@@ -6,7 +6,6 @@ import re
 
 from gpuwarden.checkpoints.anatomy import short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
-from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import Folder
 
 NAME = "deepspeed"
@@ -25,7 +24,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     """The ranks are complete; `latest` points at something that is there."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
-        _latest(folder, said)
+        _latest(folder, found, said)
     groups: dict[tuple[str, str], set[int]] = {}
     for name in folder.files:
         match = _RANK.fullmatch(name)
@@ -43,8 +42,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     return said
 
 
-def _latest(folder: Folder, said: Judgement) -> None:
-    with Source(folder.path / "latest") as source:
+def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
+    with found.open(folder.path / "latest", "") as source:
         name = source.head(200).decode("utf-8", "replace").strip()
     if name not in folder.folders:
         said.problems.append(f"latest names {short(name, 60)!r}, which is not there")

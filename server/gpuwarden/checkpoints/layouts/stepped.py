@@ -18,6 +18,7 @@ _STATE = "trainer_state.json"
 _ARGS = "training_args.bin"
 _MODEL_CONFIGS = {"config.json", "adapter_config.json"}
 _BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
+_POSITION = ("data", "sampler", "loader", "rng", "epoch", "position")
 _HELPER = "checkpoint.json"  # written by savelib.py
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
@@ -64,6 +65,8 @@ def _helper(folder: Folder, found: Findings, said: Judgement) -> None:
     parts = state.get("parts") if isinstance(state, dict) else None
     if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
         said.resume.append(f"{_HELPER} names no optimizer among its parts")
+    elif not any(w in str(p).lower() for p in parts for w in _POSITION):
+        said.warnings.append(f"{_HELPER} names no part that says where in the data to go on")
 
 
 def _stateless(folder: Folder, inside: list[Entry], said: Judgement) -> None:

@@ -1,0 +1,62 @@
+"""The book of seals: digests that were taken right after a save, a JSON line per file, kept outside of the outputs.
+
+A line holds for a file only while its size and both of its times are those of the line: whoever writes to the file
+moves the kernel's time of change, and the line no longer speaks of it. Lines are only ever added, the last one of a
+path holds, and a line that a kill cut short is passed over. The runner reads the same file (`seals.jsonl`).
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+LIMIT = 64 << 20
+_STAMP = ("size", "mtime_ns", "ctime_ns")
+
+
+def stamp(row: dict[str, Any]) -> tuple[int, ...]:
+    """What tells that a file is still the one that was sealed."""
+    return tuple(int(row[k]) for k in _STAMP)
+
+
+def stamp_of(path: str) -> tuple[int, ...] | None:
+    """The stamp of a file now, None where there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def add(book: Path, rows: list[dict[str, Any]]) -> None:
+    """Append lines and force them down to the disk. Begins on a line of its own, whatever was cut off before."""
+    text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
+    fd = os.open(str(book), os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        data = text.encode("ascii")
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(book: Path) -> dict[str, dict[str, Any]]:
+    """Real path -> its last line; empty for a book that is not there."""
+    try:
+        with book.open("rb") as file:
+            data = file.read(LIMIT)
+    except OSError:
+        return {}
+    rows: dict[str, dict[str, Any]] = {}
+    for line in data.splitlines():
+        try:
+            row = json.loads(line)
+            stamp(row)
+            rows[str(row["path"])] = row
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue
+    return rows

@@ -1,0 +1,58 @@
+"""JPEG pictures: the markers from the first to the last byte. The format holds no checksum."""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.source import Source
+
+NAME = "jpeg"
+LOAD = "parsed"
+_START, _END, _SCAN = 0xD8, 0xD9, 0xDA
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # within a scan, zeros are stuffing and D0 to D7 are restarts
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name: what is called a picture has to be one."""
+    return name.lower().endswith((".jpg", ".jpeg"))
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Walk the markers. Raises Broken for anything that is not exactly one picture."""
+    if source.head(2) != bytes([0xFF, _START]):
+        raise Broken("is no JPEG picture, whatever its name says")
+    if source.size > limits.json:
+        raise Doubtful(f"has {source.size:,} bytes; pictures above {limits.json:,} are not looked at")
+    data, at, frames = source.at(0, source.size), 2, 0
+    while True:
+        if at + 2 > len(data) or data[at] != 0xFF:
+            raise Broken(f"holds no marker at byte {at:,}, where one belongs")
+        kind = data[at + 1]
+        if kind == _END:
+            break
+        at, frames = _after(data, at, kind), frames + (kind in _FRAMES)
+    if not frames:
+        raise Broken("holds no picture")
+    if at + 2 != len(data):
+        raise Doubtful(f"{len(data) - at - 2:,} bytes follow the end of the picture")
+    found = Anatomy(NAME)
+    found.proved.append("its markers lead from the first byte to the last")
+    return found
+
+
+def _after(data: bytes, at: int, kind: int) -> int:
+    """Where the marker after this one begins."""
+    if kind == 0xFF:  # fill
+        return at + 1
+    length = int.from_bytes(data[at + 2 : at + 4], "big")
+    end = at + 2 + length
+    if length < 2 or end > len(data):
+        raise Broken(f"ends inside its part at byte {at:,}")
+    if kind != _SCAN:
+        return end
+    marker = _MARKER.search(data, end)
+    if marker is None:
+        raise Broken("ends inside the picture")
+    return marker.start()

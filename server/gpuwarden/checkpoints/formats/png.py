@@ -1,0 +1,47 @@
+"""PNG pictures, such as plots and samples: signature, and every chunk to the end with its CRC."""
+
+from __future__ import annotations
+
+import zlib
+
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.source import Source
+
+NAME = "png"
+LOAD = "parsed"
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PIECE = 1 << 20
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name: what is called a picture has to be one."""
+    return name.lower().endswith((".png", ".apng"))
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """Walk the chunks. Raises Broken for anything that is not exactly one picture."""
+    if source.head(8) != _SIGNATURE:
+        raise Broken("is no PNG picture, whatever its name says")
+    found, at, seen = Anatomy(NAME), 8, 0
+    kind = b""
+    while kind != b"IEND":
+        head = source.at(at, 8)
+        length, kind = int.from_bytes(head[:4], "big"), head[4:]
+        if seen == 0 and (kind != b"IHDR" or length != 13):
+            raise Broken("does not begin with a picture's header")
+        if _crc(source, at + 4, length + 4) != int.from_bytes(source.at(at + 8 + length, 4), "big"):
+            raise Broken(f"the CRC of its part {seen + 1:,} does not fit")
+        at, seen = at + 12 + length, seen + 1
+        if seen > limits.members:
+            raise Broken(f"has more than {limits.members:,} parts")
+    if at != source.size:
+        raise Broken(f"{source.size - at:,} bytes follow the end of the picture")
+    found.proved.append(f"the CRC of all {seen:,} parts fits")
+    return found
+
+
+def _crc(source: Source, start: int, length: int) -> int:
+    crc = 0
+    for at in range(start, start + length, _PIECE):
+        crc = zlib.crc32(source.at(at, min(_PIECE, start + length - at)), crc)
+    return crc

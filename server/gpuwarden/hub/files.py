@@ -1,0 +1,257 @@
+"""A repo's files at one commit: their names, sizes and digests as the Hub lists them, and their bytes by range.
+
+The list is what the Hub says of itself. What a range request gives is what its storage really holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from gpuwarden.checkpoints.anatomy import Broken, Doubtful
+from gpuwarden.checkpoints.source import Source
+from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound
+from gpuwarden.core.fence import line
+from gpuwarden.core.repos import REPO_ID, RepoType
+from gpuwarden.hub.client import HubClient, HubConfig, Reply
+
+SCHEME = "hf://"
+BLOCK = 128 << 10
+KEPT = 64
+RANGE_S = 20.0
+MAX_FILES = 20_000
+_PAGES = 200
+_KINDS: dict[str, RepoType] = {"datasets/": "dataset", "spaces/": "space", "models/": "model"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """`hf://[datasets/]owner/name[@revision][/path]`."""
+
+    type: RepoType
+    repo: str
+    revision: str = "main"
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises BadRequest for what is no such address."""
+        rest, kind = text.removeprefix(SCHEME), "models/"
+        for word in _KINDS:
+            if rest.startswith(word):
+                rest, kind = rest.removeprefix(word), word
+        owner, _, more = rest.partition("/")
+        name, _, path = more.partition("/")
+        name, _, revision = name.partition("@")
+        repo, path = f"{owner}/{name}", path.strip("/")
+        odd = ".." in path.split("/") or not path.isprintable() or len(text) > 1_000
+        if not text.startswith(SCHEME) or not re.fullmatch(REPO_ID, repo) or odd:
+            raise BadRequest(
+                f"{line(text, 120)!r} is no address on the Hub", "Write hf://owner/name[@revision][/path]."
+            )
+        return cls(_KINDS[kind], repo, unquote(revision) or "main", path)
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file as the Hub lists it; `sha256` is None for small ones, which git keeps under an id of its own."""
+
+    size: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files below an address, at one commit. Paths are those of the repo."""
+
+    address: Address
+    commit: str
+    files: dict[str, HubFile]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(f.size for f in self.files.values())
+
+
+async def list_files(hub: HubClient, address: Address) -> Listing:
+    """Ask the Hub what is there. Raises NotFound, AuthFailed, or what the client raises."""
+    base = f"/api/{address.type}s/{address.repo}"
+    about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
+    commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        raise BadReply(f"the Hub names no commit of {address.repo}", "Try again.")
+    files: dict[str, HubFile] = {}
+    cursor: dict[str, str] = {}
+    for _ in range(_PAGES):
+        page = _good(await hub.get(f"{base}/tree/{commit}", {"recursive": "true", **cursor}), address)
+        files.update(_rows(page.json))
+        cursor = _next(page)
+        if len(files) > MAX_FILES:
+            raise BadRequest(f"{address.repo} holds more than {MAX_FILES:,} files", "Name a folder of it.")
+        if not cursor:
+            break
+    inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
+    if not inside:
+        raise NotFound(
+            f"{address.repo} holds nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
+            "Look at it with hub_repo_details.",
+        )
+    return Listing(address, commit, inside)
+
+
+def _good(reply: Reply, address: Address) -> Reply:
+    if reply.status == 200:
+        return reply
+    what = f"{address.repo} at revision {line(address.revision, 60)}"
+    if reply.status == 404:
+        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", "hub_repo_details tells more.")
+    if reply.status in {401, 403}:
+        raise AuthFailed(f"the Hub does not show {what}: {reply.said}", "Set a token that may read it.")
+    raise BadReply(f"the Hub answered {reply.status} for {what}: {reply.said}", "Try again.")
+
+
+def _rows(page: Any) -> dict[str, HubFile]:
+    if not isinstance(page, list):
+        raise BadReply("the Hub's list of files is no list", "Try again.")
+    found = {}
+    for row in page:
+        if not isinstance(row, dict) or row.get("type") != "file":
+            continue
+        path, size, lfs = row.get("path"), row.get("size"), row.get("lfs")
+        if not isinstance(path, str) or type(size) is not int or size < 0:
+            raise BadReply("the Hub's list of files holds a file without path or size", "Try again.")
+        digest = lfs.get("oid") if isinstance(lfs, dict) else None
+        good = isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)
+        found[path] = HubFile(size, digest if good else None)
+    return found
+
+
+def _next(page: Reply) -> dict[str, str]:
+    """The query of the next page, from the Link header."""
+    match = re.search(r'<([^>]+)>;\s*rel="next"', page.headers.get("link", ""))
+    query = urlsplit(match[1]).query if match else ""
+    pairs = (item.partition("=") for item in query.split("&") if item)
+    return {name: unquote(value) for name, _, value in pairs if name in {"cursor", "limit"}}
+
+
+class RangeSource(Source):
+    """One file of a listing, read by range requests as far as it is needed. Threads don't share one."""
+
+    def __init__(
+        self, listing: Listing, path: str, config: HubConfig, took: Callable[[int], None] = lambda n: None
+    ) -> None:
+        if path not in listing.files:
+            raise Doubtful("is not in the repo")
+        self.path, self.name, self.fd = Path(path), path, -1
+        self.size, self.mtime_ns = listing.files[path].size, 0
+        self._listing, self._config, self._took = listing, config, took
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    def at(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes at `offset`."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
+        first, last = offset // BLOCK, -(-(offset + length) // BLOCK)
+        if last - first > KEPT // 2:
+            return self._fetch(offset, length)
+        for gap in _gaps([n for n in range(first, last) if n not in self._blocks]):
+            start = gap[0] * BLOCK
+            data = self._fetch(start, min(len(gap) * BLOCK, self.size - start))
+            self._blocks.update((n, data[i * BLOCK : (i + 1) * BLOCK]) for i, n in enumerate(gap))
+        data = b"".join(self._blocks[n] for n in range(first, last))
+        while len(self._blocks) > KEPT:
+            self._blocks.popitem(last=False)
+        return data[offset - first * BLOCK :][:length]
+
+    def beside(self, name: str) -> Source | None:
+        """Another file of the same folder of the repo."""
+        path = self.path.with_name(name).as_posix()
+        return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
+
+    def changed(self) -> bool:
+        """A commit does not change."""
+        return False
+
+    def holes(self) -> int:
+        """The Hub tells of none."""
+        return 0
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        import httpx2
+        from huggingface_hub.errors import OfflineModeIsEnabled
+        from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+        if not length:
+            return b""
+        headers = build_hf_headers(token=self._config.token or False, library_name="gpuwarden")
+        headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
+        try:
+            with get_session().stream(
+                "GET", self._url(), headers=headers, timeout=RANGE_S, follow_redirects=True
+            ) as reply:
+                data = self._body(reply, offset, length)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled, OSError) as error:
+            raise Doubtful(f"could not be read from the Hub: {type(error).__name__}: {line(error, 80)}") from error
+        self._took(len(data))
+        return data
+
+    def _url(self) -> str:
+        address = self._listing.address
+        kind = "" if address.type == "model" else f"{address.type}s/"
+        path = quote(self.name)
+        return f"{self._config.endpoint}/{kind}{address.repo}/resolve/{self._listing.commit}/{path}"
+
+    def _body(self, reply: Any, offset: int, length: int) -> bytes:
+        whole = reply.status_code == 200 and length == self.size
+        if reply.status_code == 416:
+            raise Broken(f"the Hub lists {self.size:,} bytes, but stores fewer")
+        if reply.status_code != 206 and not whole:
+            raise Doubtful(f"the Hub answered {reply.status_code} to a request for a part of it")
+        stored = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("content-range", ""))
+        if stored and int(stored[2]) != self.size:
+            raise Broken(f"the Hub lists {self.size:,} bytes, but stores {int(stored[2]):,}")
+        if stored and int(stored[1]) != offset:
+            raise Doubtful("the Hub sent another part of it than was asked for")
+        data = bytearray()
+        for chunk in reply.iter_bytes():
+            data += chunk
+            if len(data) > length:
+                raise Doubtful("the Hub sent more of it than was asked for")
+        if len(data) != length:
+            raise Doubtful(f"the Hub sent {len(data):,} bytes where {length:,} were asked for")
+        return bytes(data)
+
+
+def _gaps(numbers: list[int]) -> list[list[int]]:
+    """Numbers in runs without a gap: one request each."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return runs
+
+
+def download(listing: Listing, config: HubConfig) -> Path:
+    """Bring the listed files into huggingface_hub's cache, or find them there. Returns the snapshot's folder."""
+    from huggingface_hub import snapshot_download
+
+    address = listing.address
+    # The commit is given, so what was downloaded before is taken from the cache without a word to the Hub.
+    found = snapshot_download(
+        address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
+        token=config.token or False, allow_patterns=[_literal(p) for p in listing.files], library_name="gpuwarden",
+    )  # fmt: skip
+    return Path(found)
+
+
+def _literal(path: str) -> str:
+    """A pattern that means exactly this path."""
+    return re.sub(r"([*?\[])", r"[\1]", path)

@@ -1,0 +1,243 @@
+"""From an accepted job to a machine that can be used, and back again where none comes up.
+
+Every step writes its intent, commits, makes its call, and writes the outcome. A lost reply is looked for by its token.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+from gpuwarden.core.errors import RateLimited, Refused, WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.lifecycle.contact import NoContact, greet, greet_own
+from gpuwarden.lifecycle.ending import ask_end
+from gpuwarden.lifecycle.meter import look, spent
+from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
+from gpuwarden.lifecycle.warden import STEP_S, Warden
+
+MAX_GENERATIONS: Final = 5
+FETCH_S: Final = 3600
+"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there."""
+
+
+async def accepted(w: Warden, job: JobRecord) -> bool:
+    """Begin: rent a machine, or contact the user's own."""
+    if job.cancel_requested:
+        return move(w, job, Job.CANCELED, "canceled before it was launched")
+    if w.profile(job.spec.platform).meter.metered:
+        return await _rent(w, job)
+    try:
+        with anyio.fail_after(STEP_S):
+            place = await greet_own(w, w.owned_place(job.spec.platform))
+    except (*MAYBE_DONE, TimeoutError):
+        return False  # it does not answer now; the job waits
+    except WardenError as refusal:
+        return move(w, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
+    return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+
+
+async def _rent(w: Warden, job: JobRecord) -> bool:
+    """Write that an instance will be rented, then rent it."""
+    generation = job.generation + 1
+    lease = f"{job.id}-i{generation}"
+    with w.ledger.transaction():
+        intent = {"job": job.id, "platform": job.spec.platform, "generation": generation}
+        w.ledger.add(f"lease/{lease}", "create.intent", intent, state=Lease.UNVERIFIED, token=lease)
+        state = None if job.state is Job.PROVISIONING else Job.PROVISIONING
+        w.ledger.add(job.subject, "job.provisioning", {"lease": lease, "generation": generation}, state=state)
+    job = read_job(w.ledger, job.id)
+    return await _create(w, job, read_lease(w.ledger, lease), _bounded(w, job))
+
+
+def wanted(spec: JobSpec) -> Resources:
+    """The machine that a job asks for."""
+    return Resources(
+        gpu=spec.gpu,
+        gpu_count=spec.gpu_count,
+        disk_gb=spec.disk_gb,
+        interruptible=spec.interruptible,
+        durable_storage=spec.durable_storage,
+    )
+
+
+def _bounded(w: Warden, job: JobRecord) -> Resources:
+    """What is asked of the provider: at no higher price than the one that was checked, and for no longer than needed.
+
+    A platform that tells no prices holds no cap, so none is asked for where none was told.
+    """
+    spec = job.spec
+    runs = 1 + spec.max_restarts if spec.interruptible else 1
+    boot_s = w.profile(spec.platform).limits.boot_timeout_s
+    return wanted(spec).model_copy(
+        update={
+            "max_price_usd_per_hour": job.price,
+            "deadline_s": spec.timeout_s and boot_s + runs * spec.timeout_s + FETCH_S,
+        }
+    )
+
+
+async def _create(w: Warden, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
+    try:
+        answer: Answer[Instance] = await w.provider(lease.platform).create(resources, lease.id)
+    except MAYBE_DONE as lost:
+        answer = Unknown(lost.message)
+    except RateLimited as busy:
+        w.ledger.add(lease.subject, "create.refused", {"why": busy.message}, state=Lease.NONE)
+        return False
+    except WardenError as refusal:
+        w.ledger.add(lease.subject, "create.refused", {"why": refusal.message}, state=Lease.NONE)
+        return move(w, job, Job.FAILED, f"the platform refused to rent a machine: {refusal.message}", code=refusal.code)
+    if isinstance(answer, Known) and answer.value.token != lease.id:
+        answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
+    if isinstance(answer, Unknown):
+        w.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
+        return False
+    _rented(w, lease, "lease.created", answer.value)
+    return True
+
+
+def _rented(w: Warden, lease: LeaseRecord, kind: str, instance: Instance) -> None:
+    w.ledger.add(lease.subject, kind, {"instance": instance.model_dump(mode="json")}, state=Lease.METERING)
+
+
+async def provisioning(w: Warden, job: JobRecord) -> bool:
+    """Wait for the machine that was rented; find it first, where the answer was lost."""
+    assert job.lease is not None
+    if job.cancel_requested:
+        return move(w, job, Job.CANCELED, "canceled before it was launched")
+    if over_cap(w, job):
+        return move(w, job, Job.CANCELED, f"max_cost_usd {job.spec.max_cost_usd} was met before the launch")
+    lease = read_lease(w.ledger, job.lease)
+    if lease.state is Lease.NONE:
+        if job.generation >= MAX_GENERATIONS:
+            return move(w, job, Job.FAILED, f"no machine was rented in {job.generation} tries")
+        return await _rent(w, job)
+    if lease.instance_id is None:
+        return await _adopt(w, lease)
+    return await _booting(w, job, lease, await look(w, lease.id))
+
+
+async def tend(w: Warden, lease_id: str) -> None:
+    """Find out about an instance whatever became of its job. The caller holds the job's lock."""
+    lease = read_lease(w.ledger, lease_id)
+    if lease.instance_id is not None:
+        await look(w, lease_id)
+        await _give_back(w, lease_id)
+    elif lease.state is Lease.UNVERIFIED:
+        await _adopt(w, lease)
+
+
+async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
+    """Look for an instance that carries our token, after a crash or a lost reply."""
+    provider = w.provider(lease.platform)
+    try:
+        found = await provider.find(lease.id)
+    except WardenError as error:
+        found = Unknown(error.message)
+    if isinstance(found, Unknown):
+        return False
+    ours = [i for i in found.value if i.token == lease.id]
+    if ours:
+        first, *others = sorted(ours, key=lambda i: (i.created_at or 0, i.id))
+        with w.ledger.transaction():  # once the first is known nobody looks for the others again
+            _rented(w, lease, "lease.adopted", first)
+            for extra in others:
+                record_extra(w, lease, extra)
+        return True
+    looked = w.ledger.last(lease.subject, "create.absent")
+    if looked is None:
+        w.ledger.add(lease.subject, "create.absent", {"why": "no instance carries the token; one look"})
+        return False
+    if w.clock.now() - looked.at < provider.settle_s:
+        return False
+    w.ledger.add(lease.subject, "lease.none", {"why": "no instance carries the token; two looks"}, state=Lease.NONE)
+    return True
+
+
+def record_extra(w: Warden, lease: LeaseRecord, extra: Instance) -> None:
+    """Keep a second instance with a lease's token in sight: no job uses it, and it bills."""
+    n = 1
+    while w.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
+        n += 1
+    subject = f"lease/{lease.id}-extra{n}"
+    body = {"job": lease.job_id, "platform": lease.platform, "why": "a second instance carries this token"}
+    with w.ledger.transaction():
+        w.ledger.add(subject, "lease.extra", body, state=Lease.UNVERIFIED)
+        w.ledger.add(subject, "lease.adopted", {"instance": extra.model_dump(mode="json")}, state=Lease.METERING)
+
+
+async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
+    if isinstance(answer, Unknown):
+        return False
+    instance = answer.value
+    if instance is None:
+        if read_lease(w.ledger, lease.id).state is not Lease.STOPPED:
+            return False
+        return move(w, job, Job.FAILED, "the instance was gone before the job could start")
+    if instance.state is InstanceState.RUNNING:
+        return await _meet(w, job, lease, instance)
+    limit = w.profile(lease.platform).limits.boot_timeout_s
+    if instance.state is InstanceState.FAILED:
+        return await _abandon(w, job, lease, "it failed to boot")
+    if instance.state is InstanceState.BOOTING and w.clock.now() - lease.opened_at > limit:
+        return await _abandon(w, job, lease, f"it did not boot within {limit} s")
+    if instance.state is InstanceState.INTERRUPTED:
+        await restart(w, lease, instance)
+    return False
+
+
+async def _meet(w: Warden, job: JobRecord, lease: LeaseRecord, instance: Instance) -> bool:
+    """First contact with a machine that runs. One that lets nobody in is waited for as long as for a boot."""
+    try:
+        if instance.place is None:
+            raise NoContact("the provider has not told its address yet")
+        try:
+            with anyio.fail_after(STEP_S):
+                place = await greet(w, lease, instance.place)
+        except TimeoutError:
+            raise NoContact(f"it did not answer within {STEP_S:g} s") from None
+    except NoContact as silence:
+        waiting = w.ledger.last(lease.subject, "host.waiting")
+        limit = w.profile(lease.platform).limits.boot_timeout_s
+        if waiting is None:
+            w.ledger.add(lease.subject, "host.waiting", {"why": str(silence)})
+        elif w.clock.now() - waiting.at > limit:
+            why = f"it ran for {limit} s and could not be reached ({silence})"
+            return await _abandon(w, job, lease, why)
+        return False
+    except Refused as unfit:
+        why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
+        found = [f.model_dump(mode="json") for f in unfit.findings]
+        return move(w, job, Job.FAILED, why, code=unfit.code, findings=found)
+    return move(w, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+
+
+async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
+    """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
+    if w.ledger.last(lease.subject, "abandon.intent") is None:
+        w.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
+    await _give_back(w, lease.id)
+    paid = spent(w, lease.id)
+    cost = "unknown" if paid is None else f"{paid:.4f} USD"
+    return move(w, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {cost}")
+
+
+async def _give_back(w: Warden, lease_id: str) -> None:
+    """Ask for the end of an abandoned instance, again and again: the request may have been lost."""
+    subject = f"lease/{lease_id}"
+    if w.ledger.state(subject) == Lease.STOPPING and w.ledger.last(subject, "abandon.intent") is not None:
+        await ask_end(w, lease_id, "terminate")
+
+
+async def restart(w: Warden, lease: LeaseRecord, instance: Instance) -> None:
+    """Start an interrupted instance again, where the platform does not do it by itself."""
+    if w.profile(lease.platform).spot.auto_resume is True:
+        return
+    try:
+        await w.provider(lease.platform).start(instance.id)
+    except WardenError as error:
+        w.ledger.add(lease.subject, "start.refused", {"why": error.message})

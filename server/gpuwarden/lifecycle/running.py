@@ -1,0 +1,199 @@
+"""From a machine to a job's end: launch, observe, judge, park at a cap, relaunch after an interruption."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import anyio
+
+from gpuwarden.core.errors import NotFound, WardenError
+from gpuwarden.core.fence import scrubbed, secret_values
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Unknown
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.lifecycle.contact import pinned
+from gpuwarden.lifecycle.meter import look
+from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
+from gpuwarden.lifecycle.records import JobRecord, read_lease
+from gpuwarden.lifecycle.renting import restart
+from gpuwarden.lifecycle.warden import STEP_S, Warden
+from gpuwarden.remote.launch import DIED
+
+CANCEL_GRACE_S: Final = 10.0
+SAVE_GRACE_S: Final = 120.0
+"""What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
+
+
+async def submitting(w: Warden, job: JobRecord) -> bool:
+    """Launch the attempt that was announced, once however often this is called."""
+    assert job.place is not None
+    attempt = _attempt(w, job)
+    if job.cancel_requested:
+        launched = await _launched(w, job, attempt)
+        if launched is None:
+            return False
+        if not launched:
+            return move(w, job, Job.CANCELED, "canceled before it was launched")
+    if job.lease is not None:
+        answer = await look(w, job.lease)
+        if isinstance(answer, Known) and (stopped := _machine_lost(w, job, answer.value)) is not None:
+            return stopped
+    token = f"{job.id}-a{attempt}"
+    secrets = _secret_values(w, job)
+    if w.ledger.used("submit.intent", token) is None:
+        w.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
+    backend = w.backend(w.profile(job.spec.platform).backend)
+    try:
+        with anyio.fail_after(STEP_S):
+            handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt)
+    except (*MAYBE_DONE, TimeoutError):
+        return False  # submit is idempotent on token and attempt: the next call asks again
+    except WardenError as refusal:
+        return move(w, job, Job.FAILED, f"the job could not be launched: {refusal.message}", code=refusal.code)
+    body = {"handle": handle.model_dump(mode="json"), "attempt": attempt}
+    w.ledger.add(job.subject, "job.submitted", body, state=Job.RUNNING)
+    return True
+
+
+def _attempt(w: Warden, job: JobRecord) -> int:
+    """The attempt that the present move to *submitting* announced; the first is 1."""
+    moved = w.ledger.last(job.subject, "job.submitting")
+    return int(moved.body.get("attempt", 1)) if moved else 1
+
+
+async def _launched(w: Warden, job: JobRecord, attempt: int) -> bool | None:
+    """Whether an attempt may have been launched; None when nobody can tell."""
+    if job.attempt < attempt:
+        return False
+    assert job.place is not None
+    try:
+        found = await w.backend(w.profile(job.spec.platform).backend).find(job.place, job.id)
+    except WardenError:
+        return None
+    return None if isinstance(found, Unknown) else found.value is not None
+
+
+def _secret_values(w: Warden, job: JobRecord) -> dict[str, str]:
+    missing = [name for name in job.spec.secrets if not w.env.get(name)]
+    if missing:
+        raise NotFound(
+            f"job {job.id} needs the secret(s) {', '.join(missing)}, which have no value in this process",
+            "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
+        )
+    return {name: w.env[name] for name in job.spec.secrets}
+
+
+async def running(w: Warden, job: JobRecord) -> bool:
+    """Observe the process and the machine under it, and move on when they say so."""
+    assert job.handle is not None
+    machine: Answer[Instance | None] | None = await look(w, job.lease) if job.lease else None
+    if job.cancel_requested or over_cap(w, job):
+        return await _end(w, job)
+    observed = await observe(w, job)
+    state, why = judge(job, observed, machine)
+    if state is Job.UNKNOWN and job.id in w.blind:
+        why = w.blind[job.id].message
+    if state is job.state:
+        return False
+    if state is Job.FAILED and _gone(machine) and not _lease_ended(w, job):
+        return False  # gone is believed on the second look
+    told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
+    kept = scrubbed({"why": why, **told}, secret_values(w.env, job.spec.secrets))  # what the job itself may have said
+    return move(w, job, state, **kept)
+
+
+async def observe(w: Warden, job: JobRecord) -> Observation | None:
+    """What the backend sees of a job; None when it can't see it."""
+    if job.handle is None:
+        return None
+    w.observed.pop(job.id, None)
+    w.blind.pop(job.id, None)
+    try:
+        seen = (await w.backend(job.handle.backend).poll([job.handle])).get(job.handle.token)
+    except WardenError as error:
+        w.blind[job.id] = error
+        return None
+    if seen is not None:
+        w.observed[job.id] = seen
+    return seen
+
+
+def judge(job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> tuple[Job, str]:
+    """The job's next state from two observations: of the process, and of the machine under it."""
+    instance = machine.value if isinstance(machine, Known) else None
+    off = instance is not None and instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}
+    if seen is not None and seen.state in {Job.SUCCEEDED, Job.CANCELED, Job.PREEMPTED}:
+        return seen.state, seen.why
+    if seen is not None and seen.state is Job.FAILED:
+        if not seen.why.startswith(DIED):
+            return Job.FAILED, seen.why
+        if off or (job.spec.interruptible and instance is not None):
+            return Job.PREEMPTED, "the machine was taken back in the middle of the run"
+        if _gone(machine):
+            return Job.FAILED, "the instance is gone, and the job with it"
+        return Job.FAILED, seen.why
+    if _gone(machine):
+        return Job.FAILED, "the instance is gone, and the job with it"
+    if off:
+        return Job.PREEMPTED, "the machine was taken back in the middle of the run"
+    if seen is None or seen.state is Job.UNKNOWN:
+        return Job.UNKNOWN, seen.why if seen else "the machine does not answer"
+    return seen.state, seen.why
+
+
+def _gone(machine: Answer[Instance | None] | None) -> bool:
+    return isinstance(machine, Known) and machine.value is None
+
+
+def _lease_ended(w: Warden, job: JobRecord) -> bool:
+    return job.lease is not None and read_lease(w.ledger, job.lease).state is Lease.STOPPED
+
+
+async def _end(w: Warden, job: JobRecord) -> bool:
+    """End the process of a job that was canceled or met its cap. The machine stays: that is another question."""
+    assert job.handle is not None
+    observed = await observe(w, job)
+    if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and not observed.why.startswith(DIED):
+        return move(w, job, observed.state, observed.why)
+    try:
+        grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
+        result = await w.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
+    except WardenError:
+        return False
+    if result == "pending":
+        return False
+    why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd {job.spec.max_cost_usd}"
+    return move(w, job, Job.CANCELED, why)
+
+
+async def preempted(w: Warden, job: JobRecord) -> bool:
+    """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
+    if job.cancel_requested:
+        return move(w, job, Job.CANCELED, "canceled on request")
+    if over_cap(w, job):
+        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd {job.spec.max_cost_usd}")
+    if job.attempt > job.spec.max_restarts:
+        return move(w, job, Job.FAILED, f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}")
+    place = job.place
+    if job.lease is not None:
+        answer = await look(w, job.lease)
+        if isinstance(answer, Unknown):
+            return False
+        if answer.value is None:
+            ended = _lease_ended(w, job)
+            return ended and move(w, job, Job.FAILED, "the machine was taken back for good, with what was on it")
+        if answer.value.state is InstanceState.INTERRUPTED:
+            await restart(w, read_lease(w.ledger, job.lease), answer.value)
+        if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
+            return False
+        place = pinned(w, job.lease, answer.value.place)
+    assert place is not None
+    return move(w, job, Job.SUBMITTING, "relaunch", attempt=job.attempt + 1, place=place.model_dump(mode="json"))
+
+
+def _machine_lost(w: Warden, job: JobRecord, instance: Instance | None) -> bool | None:
+    """Handle a machine that went away while a launch was being made; None when it is there."""
+    if instance is None:
+        return _lease_ended(w, job) and move(w, job, Job.FAILED, "the instance was gone before the launch")
+    if instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
+        return move(w, job, Job.PREEMPTED, "the machine was taken back before the launch")
+    return None

@@ -1,0 +1,65 @@
+"""What jobs have cost and may still cost, held against the user's caps."""
+
+from __future__ import annotations
+
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS
+from gpuwarden.lifecycle.meter import lease_now, spent
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
+from gpuwarden.lifecycle.warden import REHEARSAL, Warden
+from gpuwarden.rules.facts import SubmitFacts
+
+DAY_S = 86_400
+
+
+def spending_question(w: Warden, facts: SubmitFacts) -> str:
+    """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
+    if not facts.metered:
+        return ""
+    caps, worst = w.policy.caps_for(facts.spec.platform), facts.worst_cost
+    if worst is None:
+        return "its price is unknown"
+    today = spent_today(w, pretend=facts.spec.platform.startswith(REHEARSAL))
+    for name, total, cap in (
+        ("per_job_usd", worst, caps.per_job_usd),
+        ("per_instance_usd", worst, caps.per_instance_usd),
+        ("per_day_usd", today + worst, caps.per_day_usd),
+    ):
+        if total > cap:
+            return f"it may come to {total:.2f} USD, above the cap {name} = {cap:.2f}"
+    return ""
+
+
+def spent_today(w: Warden, *, pretend: bool) -> float:
+    """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
+    day, leases = w.clock.now() - DAY_S, [lease_now(w, name) for name in lease_ids(w.ledger)]
+    total = 0.0
+    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger)):
+        mine = [lease for lease in leases if lease.job_id == job.id]
+        if job.spec.platform.startswith(REHEARSAL) is not pretend:
+            continue
+        if job.accepted_at > day:
+            total += _committed(w, job, mine)
+        else:
+            total += sum(_billed(w, lease, day) for lease in mine)
+    return total
+
+
+def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
+    expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
+    return max(expected or 0.0, cost) if open_ended else cost
+
+
+def _billed(w: Warden, lease: LeaseRecord, since: float) -> float:
+    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended."""
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    if lease.state not in LIVE_LEASES or price is None:
+        return 0.0
+    return price * (w.clock.now() - max(since, lease.opened_at)) / 3600
+
+
+def spending_approved(w: Warden, receipt: str) -> bool:
+    """Whether a person approved this receipt's spending, and the approval has not expired."""
+    granted = w.ledger.last(f"receipt/{receipt}", "approval.granted")
+    return granted is not None and bool(w.clock.now() <= granted.body["expires_at"])

@@ -1,0 +1,165 @@
+"""What the submit rules read, gathered at once: the script, the Hub, the price, the place, the secrets."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.to_thread
+
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.fence import SECRET_NAME, TOKEN
+from gpuwarden.core.hubfacts import HubFacts
+from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.script import ScriptFacts, read_command, read_script
+from gpuwarden.core.states import Job
+from gpuwarden.core.tasks import first_error
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.gather import hub_facts
+from gpuwarden.hub.scripts import fetch_script
+from gpuwarden.lifecycle.records import job_ids, read_job
+from gpuwarden.lifecycle.renting import wanted
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.providers.base import account_keys
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import Leak, SubmitFacts
+
+OWN_VARIABLES = "GPUWARDEN_"
+
+
+async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
+    """Everything the submit rules read."""
+    try:
+        profile: Profile | None = w.profile(spec.platform)
+    except NotFound:
+        profile = None
+    config = HubConfig.from_env(w.env)
+    script, script_url = await read_spec(spec, config)
+    quote: Answer[Quote] | None = None
+    unsold = ""
+    hub: HubFacts | None = None
+
+    async def ask_price() -> None:
+        nonlocal quote, unsold
+        if profile is not None and profile.meter.metered:
+            quote, unsold = await _quote(w, spec)
+
+    async def ask_hub() -> None:
+        nonlocal hub
+        hub = await hub_facts(script, spec, config, clock=w.clock)
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask_price)
+            group.start_soon(ask_hub)
+    return SubmitFacts(
+        spec=spec,
+        policy=w.policy,
+        profile=profile,
+        platforms=tuple(w.platforms()),
+        script=script,
+        quote=quote,
+        unusable=_unusable(w, profile, spec.platform),
+        leaks=tuple(find_leaks(spec, w)),
+        unset_secrets=tuple(name for name in spec.secrets if not w.env.get(name)),
+        account_secrets=_account_secrets(w, spec),
+        unsold=unsold,
+        hub=hub,
+        script_url=script_url,
+        proven_script=spec.script is not None and _has_succeeded(w, spec.script),
+        looked=await _look(w, profile, spec.platform),
+    )
+
+
+async def read_spec(spec: JobSpec, config: HubConfig) -> tuple[ScriptFacts, Answer[str]]:
+    """What the script says, its text given or behind an address; for other commands, what their flags say."""
+    if spec.script is not None:
+        # A megabyte takes seconds of processor time; other calls go on meanwhile.
+        return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args), Known("")
+    fetched = await fetch_script(spec.command, config)
+    if isinstance(fetched, Known) and fetched.value.text:
+        return read_script(fetched.value.text, spec.env, spec.command), Known("")
+    trouble = fetched if isinstance(fetched, Unknown) else Known(fetched.value.trouble if fetched else "")
+    return read_command(spec.command, spec.env), trouble
+
+
+def _has_succeeded(w: Warden, script: str) -> bool:
+    """Whether a job with this very script has succeeded, with whatever arguments."""
+    return any(read_job(w.ledger, i).spec.script == script for i in job_ids(w.ledger, Job.SUCCEEDED))
+
+
+async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    if profile is None or _unusable(w, profile, platform):
+        return ()
+    known = {r.id for r in rules_of("submit")}
+    look, fallback = (
+        (w.provider(platform).check(), "PF-ACCT-001")
+        if profile.meter.metered
+        else (w.backend(profile.backend).check(w.owned_place(platform)), "PF-PLACE-001")
+    )
+    try:
+        found = await look
+    except WardenError as error:
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+    return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
+
+
+def _unusable(w: Warden, profile: Profile | None, platform: str) -> str:
+    """Why jobs can't be run on a platform by this build; empty when they can."""
+    if profile is None:
+        return ""
+    try:
+        w.backend(profile.backend)
+        if profile.meter.metered:
+            w.provider(platform)
+    except (NotFound, NotSupported) as error:
+        return f"{error.message}. {error.hint}".strip()
+    return ""
+
+
+async def _quote(w: Warden, spec: JobSpec) -> tuple[Answer[Quote], str]:
+    """The price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
+    try:
+        answer = await w.provider(spec.platform).quote(wanted(spec))
+    except (BadRequest, NotSupported, NoCapacity) as refusal:
+        unusable = _unusable(w, w.profile(spec.platform), spec.platform)
+        return Unknown(refusal.message), "" if unusable else f"{refusal.message}. {refusal.hint}".strip()
+    except WardenError as error:
+        return Unknown(error.message), ""
+    price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
+    if price is not None and price <= 0:
+        return Unknown(f"{spec.platform} quotes {price:g} USD an hour, and nobody rents a machine for nothing"), ""
+    return answer, ""
+
+
+def _account_secrets(w: Warden, spec: JobSpec) -> tuple[str, ...]:
+    """The named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
+    keys = account_keys()
+    values = {w.env[name] for name in keys if w.env.get(name)}
+    return tuple(
+        name
+        for name in spec.secrets
+        if name.upper() in keys or name.upper().startswith(OWN_VARIABLES) or w.env.get(name) in values
+    )
+
+
+def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:
+    """Where a spec holds a secret: by the shape of a token, by name, or by being the value of one of ours."""
+    ours = {name: value for name, value in w.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
+    texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
+    texts += [(f"env.{name}", value) for name, value in spec.env.items()]
+    texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or "")]
+    texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
+    texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]
+    leaks = []
+    for where, text in texts:
+        known = next((name for name, value in ours.items() if value in text), None)
+        if known:
+            leaks.append(Leak(where, f"the value of {known}"))
+        elif TOKEN.search(text):
+            leaks.append(Leak(where, "a token or a private key"))
+        elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
+            leaks.append(Leak(where, "a secret, by its name"))
+    return leaks

@@ -1,0 +1,184 @@
+"""What a job leaves besides weights: pictures, tables, logs, things nobody here can read. And weights in disguise."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from conftest import need
+from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.models import Level, Manifest, Report, Verdict
+from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.lifecycle import copies
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.teardown import request
+from gpuwarden.lifecycle.verify import verify_job
+from gpuwarden.lifecycle.warden import Warden
+from lifecycle_kit import launch, open_house, rent_cloud, training
+
+WEIGHTS = save({"w": np.random.default_rng(0).normal(size=(64, 64)).astype("f4")})
+
+
+def png(width: int = 8) -> bytes:
+    """A grey picture, by the specification."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, width, 8, 0, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + bytes(range(width)) for _ in range(width)))
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", rows) + part(b"IEND", b"")
+
+
+def reasons(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+def sealed(folder: Path, level: Level = Level.LOAD) -> Report:
+    return verify(folder, level, manifest=Manifest.model_validate(manifest.take(folder)))
+
+
+def test_pictures_are_proven_by_their_structure(tmp_path: Path) -> None:
+    (tmp_path / "loss.png").write_bytes(png())
+    (tmp_path / "table.csv").write_text("step,loss\n1,2.5\n")
+    report = verify(tmp_path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, reasons(report)
+    assert "the CRC of all 3 parts fits" in report.files[0].proved
+
+
+def test_pictures_of_a_real_library(tmp_path: Path) -> None:
+    need("PIL", importlib.util.find_spec("PIL") is not None)
+    from PIL import Image
+
+    dice = np.random.default_rng(0).integers(0, 255, (61, 47, 3), dtype="u1")
+    for name, more in (("a.png", {}), ("b.jpg", {}), ("c.jpeg", {"progressive": True}), ("d.jpg", {"quality": 100})):
+        Image.fromarray(dice).save(tmp_path / name, **more)
+    report = verify(tmp_path, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, reasons(report)
+    for path in tmp_path.iterdir():
+        data = path.read_bytes()
+        for bad in (data[:-1], data[: len(data) // 2], data[2:]):
+            path.write_bytes(bad)
+            assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED, path
+        path.write_bytes(data + b"more")
+        assert verify(path, Level.STRUCTURE).verdict is not Verdict.PROVEN
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("at", range(8, 60, 5))
+def test_a_changed_byte_of_a_png_is_seen(tmp_path: Path, at: int) -> None:
+    data = bytearray(png())
+    data[at] ^= 1
+    (tmp_path / "a.png").write_bytes(data)
+    assert verify(tmp_path / "a.png", Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def torch_file() -> bytes:
+    need("torch", importlib.util.find_spec("torch") is not None)
+    import torch
+
+    out = io.BytesIO()
+    torch.save({"w": torch.ones(64)}, out)
+    return out.getvalue()
+
+
+DISGUISES: dict[str, Callable[[], bytes]] = {
+    "loss.png": lambda: WEIGHTS,
+    "loss.jpg": lambda: WEIGHTS,
+    "a.png": lambda: png() + WEIGHTS,
+    "notes.txt": lambda: WEIGHTS,
+    "run.log": torch_file,
+    "data.dat": lambda: WEIGHTS,
+    "x.unknown": torch_file,
+    "blob": lambda: os.urandom(17 << 20),
+    "model.weights": lambda: os.urandom(100),
+    "model.h5": lambda: b"\x89HDF\r\n\x1a\n" + os.urandom(100),
+    "model.ckpt-10.data-00000-of-00001": lambda: os.urandom(100),
+    "model.bin.bak": lambda: os.urandom(100),
+    "all.zip": lambda: b"PK\3\4" + os.urandom(100),
+    "out.tar.gz": lambda: b"\x1f\x8b" + os.urandom(100),
+    "deep/model.pkl.old": lambda: os.urandom(50),
+}
+
+
+@pytest.mark.parametrize("name", DISGUISES)
+def test_weights_in_disguise_need_their_proof(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(DISGUISES[name]())
+    report = sealed(tmp_path)
+    assert report.verdict is not Verdict.PROVEN and report.readable is not Verdict.PROVEN
+    assert not report.unread
+
+
+def test_small_things_that_nobody_can_read_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "state.dat").write_bytes(os.urandom(1000))
+    (tmp_path / "latin.csv").write_bytes("größe;1\n".encode("latin-1"))
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
+    report = sealed(tmp_path)
+    assert (report.verdict, report.readable) == (Verdict.UNKNOWN, Verdict.PROVEN), reasons(report)
+    assert report.unread == ("latin.csv", "state.dat")
+    assert not verify(tmp_path, Level.LOAD).unread, "without a recorded digest it is just unknown"
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS[:-1])
+    assert sealed(tmp_path).readable is Verdict.REFUTED
+
+
+def test_an_unread_file_in_a_checkpoint_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    (folder / "sampler.dat").write_bytes(b"\1\2\3")
+    report = sealed(tmp_path)
+    assert (report.verdict, report.readable) == (Verdict.UNKNOWN, Verdict.PROVEN), reasons(report)
+
+
+# -------------------------------------------------------------------------------------------------------- the gate
+
+
+async def torn_down(w: Warden, said: Path, shown: dict[str, bytes]) -> dict[str, str]:
+    """Pull and verify a job whose outputs are these files; the findings that speak of its copy."""
+    job = await launch(w, training(said, 0.0))
+    with anyio.fail_after(30):
+        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+            await anyio.sleep(0.05)
+    handle = read_job(w.ledger, job).handle
+    assert handle is not None
+    for name, content in shown.items():
+        (Path(handle.run_dir) / "work/out" / name).write_bytes(content)
+    await pull(w, job)
+    await verify_job(w, job)
+    assert copies.last_pull(w, job) is not None
+    view = await request(w, job, "terminate")
+    return {f.rule: str(f.severity) for f in view.findings if f.rule.startswith(("TD-LOAD", "TD-COPY"))}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("shown", "severity"),
+    [
+        ({"loss.png": png(), "t.csv": b"a,b\n", "m.md": b"# x\n", "c.yaml": b"a: 1\n"}, None),
+        ({"state.dat": b"\1\2\3"}, "warning"),
+        ({"loss.png": WEIGHTS}, "error"),
+        ({"model.pkl": b"\1\2\3"}, "error"),
+        ({"state.dat": b"\1\2\3", "bad.safetensors": WEIGHTS[:-1]}, "error"),
+    ],
+)
+async def test_what_the_gate_says_of_them(tmp_path: Path, shown: dict[str, bytes], severity: str | None) -> None:
+    w = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(w)
+    found = await torn_down(w, tmp_path / "said", shown)
+    assert found == ({"TD-LOAD-001": severity} if severity else {})

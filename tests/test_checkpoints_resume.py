@@ -1,0 +1,197 @@
+"""Level resume: the optimizer's state is this model's, at this step; the place in the data is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import need
+from gpuwarden.checkpoints.verify import verify
+from gpuwarden.core.models import CheckpointEvidence, Level, Report, Verdict
+
+STEPS = 3
+
+
+def torch() -> Any:
+    need("torch", importlib.util.find_spec("torch") is not None)
+    import torch
+
+    return torch
+
+
+def model() -> Any:
+    t = torch()
+    t.manual_seed(0)
+    return t.nn.Sequential(t.nn.Linear(16, 32), t.nn.LayerNorm(32), t.nn.Linear(32, 8))
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {}, "Adam": {"amsgrad": True}, "SGD": {}, "SGD ": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9},
+    "RMSprop ": {}, "Adagrad": {}, "Adadelta": {}, "Adamax": {}, "NAdam": {}, "RAdam": {}, "ASGD": {}, "Rprop": {},
+    "Adafactor": {}, "Muon": {},
+}  # fmt: skip
+
+
+def saved(root: Path, kind: str = "AdamW", edit: Callable[[dict[str, Any]], object] | None = None) -> Path:
+    """A checkpoint folder as a Trainer lays it out, with torch's own optimizer after three steps."""
+    t = torch()
+    from safetensors.torch import save_file
+
+    made, folder = model(), root / f"checkpoint-{STEPS}"
+    if kind == "Muon":
+        need("torch.optim.Muon", hasattr(t.optim, "Muon"))
+        made = t.nn.Sequential(t.nn.Linear(16, 32, bias=False), t.nn.Linear(32, 8, bias=False))
+    groups = [
+        {"params": [p for p in made.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in made.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = getattr(t.optim, kind.strip())([g for g in groups if g["params"]], lr=0.01, **OPTIMIZERS[kind])
+    for _ in range(STEPS):
+        made(t.randn(4, 16)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder.mkdir(parents=True)
+    save_file(made.state_dict(), folder / "model.safetensors")
+    state = optimizer.state_dict()
+    if edit:
+        edit(state)
+    t.save(state, folder / "optimizer.pt")
+    schedule = t.optim.lr_scheduler.LinearLR(optimizer)
+    t.save(schedule.state_dict() | {"last_epoch": STEPS}, folder / "scheduler.pt")
+    t.save({"cpu": t.get_rng_state()}, folder / "rng_state.pth")
+    (folder / "config.json").write_text("{}")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": STEPS, "epoch": 0.5}))
+    return folder
+
+
+def said(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+def resumes(folder: Path) -> CheckpointEvidence:
+    """What is known of resuming; every level tells it, without loading anything."""
+    report = verify(folder, Level.STRUCTURE)
+    assert report.verdict is Verdict.PROVEN, said(report)
+    return report.checkpoints[0]
+
+
+def test_the_level_turns_what_is_missing_into_a_verdict(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    assert verify(folder, Level.RESUME).verdict is Verdict.PROVEN
+    (folder / "optimizer.pt").unlink()
+    assert verify(folder, Level.CONTENT).verdict is Verdict.PROVEN
+    report = verify(folder, Level.RESUME)
+    assert report.verdict is Verdict.REFUTED and "optimizer.pt missing" in said(report)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_intact_checkpoint_with_any_optimizer_of_torch_can_be_resumed(tmp_path: Path, kind: str) -> None:
+    found = resumes(saved(tmp_path, kind))
+    assert not found.resume and not found.warnings
+    assert "the position in the data follows from epoch 0.5 and the step" in found.proved
+
+
+def drop_moment(state: dict[str, Any]) -> None:
+    del state["state"][2]["exp_avg_sq"]
+
+
+def other_shape(state: dict[str, Any]) -> None:
+    state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"][:-1].clone()
+
+
+def other_model(state: dict[str, Any]) -> None:
+    for key in ("exp_avg", "exp_avg_sq"):
+        state["state"][0][key] = state["state"][0][key][:, :-1].clone()
+
+
+def stranger(state: dict[str, Any]) -> None:
+    state["state"][99] = state["state"][0]
+
+
+def later(state: dict[str, Any]) -> None:
+    for entry in state["state"].values():
+        entry["step"] += 5
+
+
+def twice(state: dict[str, Any]) -> None:
+    state["param_groups"][0]["params"].append(0)
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a moment is gone": (drop_moment, "1 parameters lack a part of their state"),
+    "moments of two shapes": (other_shape, "have different shapes"),
+    "moments of another model": (other_model, "moments of shapes that the model lacks"),
+    "state of nobody": (stranger, "states of parameters that no group lists: 99"),
+    "of a later step": (later, "the optimizer has made 8 steps, but the checkpoint stands at 3"),
+    "a parameter twice": (twice, "lists a parameter twice"),
+    "no state": (lambda s: s["state"].clear(), "saved before its first step"),
+    "no groups": (lambda s: s.pop("param_groups"), "holds no param_groups"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_optimizer_that_does_not_fit(tmp_path: Path, fault: str) -> None:
+    edit, words = FAULTS[fault]
+    assert words in " ".join(resumes(saved(tmp_path, edit=edit)).resume)
+
+
+def test_a_parameter_without_a_state_is_told(tmp_path: Path) -> None:
+    found = resumes(saved(tmp_path, edit=lambda s: s["state"].pop(1)))
+    assert not found.resume, "a layer that was never used has none"
+    assert "1 of 6 parameters have no state" in found.warnings[0]
+
+
+def test_an_adapter_is_covered_by_its_optimizer(tmp_path: Path) -> None:
+    t = torch()
+    from safetensors.torch import save_file
+
+    folder = saved(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").unlink()
+    stem = "base_model.model.q.lora_"
+    tensors = {f"{stem}A.weight": t.ones(4, 16), f"{stem}B.weight": t.ones(8, 4)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["q"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def write(*shapes: tuple[int, ...]) -> Report:
+        state = {
+            i: {"step": t.tensor(3.0), "exp_avg": t.ones(s), "exp_avg_sq": t.ones(s)} for i, s in enumerate(shapes)
+        }
+        groups = [{"params": list(range(len(shapes))), "betas": (0.9, 0.99)}]
+        t.save({"state": state, "param_groups": groups}, folder / "optimizer.pt")
+        return resumes(folder)
+
+    assert not write((4, 16), (8, 4)).resume
+    assert "1 trained tensors have no moments" in write((4, 16)).resume[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: (f / "trainer_state.json").write_text('{"global_step": 3, "epoch": NaN}'), "has no epoch"),
+        (lambda f: (f / "trainer_state.json").write_text('{"global_step": 3, "epoch": true}'), "has no epoch"),
+        (lambda f: (f / "rng_state.pth").unlink(), "no rng_state file"),
+        (lambda f: (f / "rng_state.pth").rename(f / "rng_state_1.pth"), "no rng_state of ranks 0"),
+        (lambda f: (f / "scheduler.pt").unlink(), "scheduler.pt missing"),
+    ],
+)
+def test_what_else_a_resume_needs(tmp_path: Path, change: Callable[[Path], object], words: str) -> None:
+    folder = saved(tmp_path)
+    change(folder)
+    assert words in " ".join(resumes(folder).resume)
+
+
+def test_our_own_helper_says_whether_it_knows_the_place_in_the_data(tmp_path: Path) -> None:
+    t = torch()
+    from gpuwarden.checkpoints import savelib
+
+    savelib.save(tmp_path, 1, {"model": {"w": t.ones(2)}, "optimizer": {}})
+    savelib.save(tmp_path, 2, {"model": {"w": t.ones(2)}, "optimizer": {}, "sampler": {"at": 7}})
+    one, two = sorted(verify(tmp_path, Level.CONTENT).checkpoints, key=lambda c: c.path)
+    assert "where in the data to go on" in one.warnings[0] and not two.warnings

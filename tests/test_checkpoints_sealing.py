@@ -1,0 +1,231 @@
+"""Digests taken right after a save: by the sealer that the runner starts, kept in a book, read by the manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.checkpoints import book, ship
+from gpuwarden.checkpoints.seal import Sealer
+from gpuwarden.remote import runner
+from gpuwarden.remote.launch import RUNNER_FILE, checker
+
+SAVE = """
+import json, os, struct, sys, time
+def save(step):
+    draft, final = f"out/tmp-checkpoint-{step}", f"out/checkpoint-{step}"
+    os.makedirs(draft)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [4096], "data_offsets": [0, 16384]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open(draft + "/model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<4096f", *range(4096)))
+    json.dump({"global_step": step}, open(draft + "/trainer_state.json", "w"))
+    os.rename(draft, final)
+"""
+
+
+def weights(path: Path, fill: float = 1.0) -> Path:
+    head = json.dumps({"w": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}).encode()
+    head += b" " * (-len(head) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(head)) + head + struct.pack("<1024f", *[fill] * 1024))
+    return path
+
+
+def call(verb: str, folder: Path, request: object) -> list[dict[str, Any]]:
+    argv = [sys.executable, "-I", "-S", str(RUNNER_FILE), verb, str(folder)]
+    done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, timeout=60)
+    assert not done.stderr, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def start(folder: Path, text: str, **more: Any) -> None:
+    name, content = checker()
+    (folder / name).write_bytes(content)
+    fast = {"seal_after_s": 0.01, "seal_quiet_s": 0.2, "seal_every_s": 0.1, "archive": name, "outputs": ["out"]}
+    spec = {"argv": [sys.executable, "-c", SAVE + text], "env": {}, **fast, **more}
+    (answer,) = call("start", folder, {"spec": spec, "secrets": {}, "token": "t", "attempt": 1})
+    assert answer["ok"], answer
+
+
+def until(good: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = good()
+        if found:
+            return found
+        time.sleep(0.02)
+    pytest.fail("not in time")
+
+
+def roster(folder: Path) -> dict[str, dict[str, Any]]:
+    return {row["path"]: row for row in call("manifest", folder, {"paths": ["out"]}) if "path" in row}
+
+
+def over(folder: Path) -> bool:
+    seen = runner.observe(str(folder))
+    return seen["state"] in runner.FINAL and seen["alive"] is False
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    path = Path(os.path.realpath(tmp_path)) / "job"
+    path.mkdir()
+    yield path
+    call("stop", path, {"grace_s": 0})
+
+
+# ----------------------------------------------------------------------------------------------------- in the runner
+
+
+def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
+    start(folder, "save(1); time.sleep(60)")
+    rows = until(lambda: book.read(folder / "seals.jsonl"))
+    place = folder / "work/out/checkpoint-1/model.safetensors"
+    assert str(place) in rows
+    known = roster(folder)
+    row = known["out/checkpoint-1/model.safetensors"]
+    assert row["sealed_at"] and row["sha256"] == rows[str(place)]["sha256"]
+    assert set(known) == {"out/checkpoint-1/model.safetensors", "out/checkpoint-1/trainer_state.json"}
+
+
+def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
+    start(folder, "save(1); time.sleep(60)")
+    until(lambda: book.read(folder / "seals.jsonl"))
+    place = folder / "work/out/checkpoint-1/model.safetensors"
+    before, times = roster(folder)["out/checkpoint-1/model.safetensors"], place.stat()
+    data = bytearray(place.read_bytes())
+    data[-2] ^= 4
+    place.write_bytes(data)
+    os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))  # the kernel's time of change tells it all the same
+    row = roster(folder)["out/checkpoint-1/model.safetensors"]
+    assert "sealed_at" not in row and row["sha256"] != before["sha256"]
+
+
+def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path) -> None:
+    start(folder, "save(1); time.sleep(60)")
+    until(lambda: book.read(folder / "seals.jsonl"))
+    place = folder / "work/out/checkpoint-1/model.safetensors"
+    sealed = book.read(folder / "seals.jsonl")[str(place)]
+    data = bytearray(place.read_bytes())
+    data[-2] ^= 4
+    place.write_bytes(data)
+    # No program can set back the time of change, so the book is told that it never moved.
+    size, mtime, ctime = book.stamp_of(str(place)) or (0, 0, 0)
+    book.add(folder / "seals.jsonl", [{**sealed, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}])
+    assert roster(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == sealed["sha256"], "what was saved"
+    *_, found, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
+    assert last["ok"]
+    bad = next(f for f in found["found"]["files"] if f["path"].endswith("model.safetensors"))
+    assert "not the bytes that were saved" in bad["problems"][0]
+
+
+def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
+    start(folder, "time.sleep(1); save(2)", seal_quiet_s=3600)
+    until(lambda: over(folder))
+    rows = until(lambda: book.read(folder / "seals.jsonl"))
+    assert str(folder / "work/out/checkpoint-2/model.safetensors") in rows
+
+
+def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path) -> None:
+    rotate = (
+        "import shutil\nfor step in range(1, 60):\n"
+        "    save(step); time.sleep(0.02)\n"
+        "    if step > 2: shutil.rmtree(f'out/checkpoint-{step - 2}')\n"
+    )
+    start(folder, rotate, seal_quiet_s=0.01, seal_every_s=0.01)
+    until(lambda: over(folder), 60)
+    assert runner.observe(str(folder))["state"] == "succeeded"
+    assert {p.name for p in (folder / "work/out").iterdir()} == {"checkpoint-58", "checkpoint-59"}
+
+
+@pytest.mark.parametrize("archive", ["", "../evil.pyz", "gpuwarden-checkpoints-0123456789abcdef.pyz", None, 7])
+def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, archive: object) -> None:
+    start(folder, "time.sleep(0.6); save(1)", archive=archive)
+    until(lambda: over(folder))
+    assert runner.observe(str(folder))["state"] == "succeeded"
+    assert not (folder / "seals.jsonl").exists()
+    assert "sealed_at" not in roster(folder)["out/checkpoint-1/model.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
+    start(folder, "save(1); time.sleep(60)")
+    until(lambda: book.read(folder / "seals.jsonl"))
+
+    def sealers() -> list[int]:
+        lines = {p: Path(f"/proc/{p}/cmdline") for p in runner.all_pids()}
+        return [
+            p for p, c in lines.items() if c.exists() and f"{folder}/gpuwarden-checkpoints".encode() in c.read_bytes()
+        ]
+
+    assert len(sealers()) == 1
+    assert not any("gpuwarden-checkpoints" in text for text in runner.processes(None))
+    os.kill(runner.observe(str(folder))["pid"], signal.SIGKILL)
+    until(lambda: not sealers())
+
+
+# ---------------------------------------------------------------------------------------------------------- the book
+
+
+def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
+    """A killed sealer leaves whole lines and at most one that is cut; the next one goes on."""
+    dice, (name, content) = random.Random(1), checker()
+    (tmp_path / name).write_bytes(content)
+    for step in range(12):
+        weights(tmp_path / f"out/checkpoint-{step}/model.safetensors", step)
+    argv = [sys.executable, "-I", "-S", str(tmp_path / name), "seal", str(tmp_path / "out"), "--quiet", "0"]
+    for _ in range(12):
+        child = subprocess.Popen(
+            [*argv, "--book", str(tmp_path / "book"), "--every", "0.01"], stdout=subprocess.DEVNULL
+        )
+        time.sleep(dice.uniform(0.1, 0.5))  # the moment of death is the point of the test
+        child.kill()
+        child.wait()
+        for place, row in book.read(tmp_path / "book").items():
+            assert book.stamp(row) == book.stamp_of(place)
+    subprocess.run([*argv, "--book", str(tmp_path / "book"), "--once"], check=True, timeout=60, capture_output=True)
+    rows = book.read(tmp_path / "book")
+    assert len(rows) == 12
+    assert runner.seals(str(tmp_path)) == {}
+    (tmp_path / "book").rename(tmp_path / "seals.jsonl")
+    assert runner.seals(str(tmp_path)).keys() == rows.keys()
+
+
+def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
+    row = {"path": "/a", "size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": "0" * 64, "sealed_at": 1.0}
+    (tmp_path / "seals.jsonl").write_bytes(b'{"path": "/cut", "size": 1, "mtime')
+    book.add(tmp_path / "seals.jsonl", [row])
+    with (tmp_path / "seals.jsonl").open("ab") as out:
+        out.write(b"[" * 100_000 + b"\n{}\n7\n\xff\xfe\n" + json.dumps({**row, "path": "/b", "sha256": "x"}).encode())
+    assert book.read(tmp_path / "seals.jsonl").keys() == {"/a", "/b"}
+    assert runner.seals(str(tmp_path)).keys() == {"/a"}
+
+
+def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> None:
+    path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
+    os.truncate(path, 1000)
+    sealer = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book")
+    assert sealer.look() == [] and sealer.look() == []
+    weights(path)
+    assert sealer.look() == ["checkpoint-1"]
+    assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == [], "it is in the book already"
+    shutil.rmtree(path.parent)
+    assert sealer.look() == []
+
+
+def test_the_archive_is_small_and_the_same_every_time() -> None:
+    assert ship.archive() == checker()[1]
+    assert len(checker()[1]) < 150_000

@@ -1,0 +1,402 @@
+"""Verify by every road: a path here, a repo on the Hub, a job's copy, its files on the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from conftest import need
+from gpuwarden.checkpoints import book
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Refused, Unreachable
+from gpuwarden.core.models import Level, Report, Verdict
+from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.hub.files import BLOCK, Address
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.teardown import request
+from gpuwarden.lifecycle.verify import verify
+from gpuwarden.lifecycle.verify_there import CLAIM
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.hub_seed import TOKEN, USER
+from gpuwarden.rehearsal.hub_server import HubServer
+from gpuwarden.serve import replies
+from hubserver import STRANGER, hub_server
+from lifecycle_kit import launch, open_house, rent_cloud, training
+
+pytestmark = pytest.mark.anyio
+
+
+def said(report: Report) -> str:
+    return "\n".join(report.reasons)
+
+
+def tensors(seed: int, rows: int = 64) -> dict[str, Any]:
+    dice = np.random.default_rng(seed)
+    return {"model.a.weight": dice.normal(size=(rows, 32)).astype("f4"), "model.b.weight": np.ones((32, 32), "f2")}
+
+
+# --------------------------------------------------------------------------------------------------------- the Hub
+
+
+@pytest.fixture(scope="module")
+def one_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with hub_server(tmp_path_factory.mktemp("hub"), check=False) as server:
+        yield server
+
+
+@pytest.fixture
+def hub(one_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return one_hub
+
+
+@pytest.fixture
+def w(hub: HubServer, tmp_path: Path) -> Warden:
+    warden = open_house(tmp_path / "home", SystemClock())
+    warden.env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
+    return warden
+
+
+def put(hub: HubServer, name: str, files: dict[str, bytes | str], **fields: Any) -> str:
+    hub.store.put("model", f"{USER}/{name}", files, **fields)
+    return f"hf://{USER}/{name}"
+
+
+def shards() -> dict[str, bytes | str]:
+    whole = tensors(1, 20_000)
+    table = {name: f"model-{i:05}-of-00002.safetensors" for i, name in enumerate(whole, 1)}
+    files: dict[str, bytes | str] = {file: save({name: whole[name]}) for name, file in table.items()}
+    total = sum(a.nbytes for a in whole.values())
+    index = {"metadata": {"total_size": total}, "weight_map": table}
+    return {**files, "model.safetensors.index.json": json.dumps(index), "README.md": "# a model\n"}
+
+
+async def test_headers_of_a_repo_by_range_requests(w: Warden, hub: HubServer) -> None:
+    address = put(hub, "sharded", shards())
+    read = 0
+
+    def count(more: int) -> None:
+        nonlocal read
+        read += more
+
+    report = await verify(w, address, progress=count)
+    assert (report.verdict, report.level) == (Verdict.PROVEN, Level.STRUCTURE), said(report)
+    assert any("2 shards agree on 2 tensors" in line for line in report.proved)
+    assert "sha256 for 2 of 4 files" in report.not_checked[0] and f"{report.bytes:,} bytes" in report.not_checked[0]
+    assert read <= 2 * BLOCK + 10_000 < report.bytes
+
+
+async def test_a_repo_in_full_is_downloaded_and_compared_with_what_the_hub_lists(w: Warden, hub: HubServer) -> None:
+    address = put(hub, "full", shards())
+    report = await verify(w, address, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, said(report)
+    assert sum(f.sealed for f in report.files) == 2
+    assert any("all 2 large files have the sha256 that the Hub lists" in line for line in report.proved)
+    cached = next((w.home.parent / "cache").rglob("blobs"))
+    blob = max(cached.iterdir(), key=lambda p: p.stat().st_size)
+    data = bytearray(blob.read_bytes())
+    data[-5] ^= 1
+    blob.write_bytes(data)
+    report = await verify(w, address, Level.CONTENT)
+    assert report.verdict is Verdict.REFUTED
+    assert "not the bytes that were saved" in said(report)
+
+
+async def test_a_large_repo_is_not_downloaded_for_an_agent(
+    w: Warden, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.lifecycle.verify_hub.MOST_UNASKED", 1000)
+    with pytest.raises(Refused, match="downloads them"):
+        await verify(w, put(hub, "large", shards()), Level.LOAD, budget=Budget(60, 1 << 40))
+
+
+async def test_a_file_and_a_folder_of_a_repo(w: Warden, hub: HubServer) -> None:
+    inside = {"checkpoint-10/model.safetensors": save(tensors(1)), "checkpoint-10/config.json": "{}", "x.json": "{"}
+    address = put(hub, "parts", inside)
+    assert (await verify(w, f"{address}/checkpoint-10")).verdict is Verdict.UNKNOWN  # no trainer state tells
+    for level in (Level.STRUCTURE, Level.LOAD):
+        report = await verify(w, f"{address}@main/checkpoint-10/model.safetensors", level)
+        assert report.verdict is Verdict.PROVEN, said(report)
+        assert [f.path for f in report.files] == ["model.safetensors"]
+    assert "is no JSON" in said(await verify(w, address))
+    with pytest.raises(NotFound, match="holds nothing at nowhere"):
+        await verify(w, f"{address}/nowhere")
+
+
+async def test_what_is_wrong_in_a_repo_is_seen_from_its_headers(w: Warden, hub: HubServer) -> None:
+    files = shards()
+    files["model-00002-of-00002.safetensors"] = files["model-00002-of-00002.safetensors"][:-4]
+    assert (await verify(w, put(hub, "cut", files))).verdict is Verdict.REFUTED
+    del files["model-00002-of-00002.safetensors"]
+    assert "1 shards that are not there" in said(await verify(w, put(hub, "gone", files) + "@main"))
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n"
+    assert "LFS pointer" in said(await verify(w, put(hub, "pointer", {"model.safetensors": pointer})))
+
+
+async def test_a_hub_whose_storage_is_not_what_it_lists(w: Warden, hub: HubServer) -> None:
+    address = put(hub, "short", {"model.safetensors": save(tensors(99))})
+    repo = hub.store.get("model", f"{USER}/short")
+    assert repo is not None
+    ref = repo.commits[-1].files["model.safetensors"]
+    os.truncate(hub.store.blob(ref), ref.size - 100)
+    report = await verify(w, address)
+    assert report.verdict is Verdict.REFUTED
+    assert f"lists {ref.size:,} bytes, but stores {ref.size - 100:,}" in said(report)
+
+
+async def test_an_adapter_is_compared_with_its_base_on_the_hub(w: Warden, hub: HubServer, tmp_path: Path) -> None:
+    base = put(hub, "base", {"model.safetensors": save(tensors(1)), "config.json": "{}"})
+    adapter = {
+        "base_model.model.model.a.lora_A.weight": np.ones((4, 32), "f4"),
+        "base_model.model.model.a.lora_B.weight": np.ones((64, 4), "f4"),
+    }
+    (tmp_path / "adapter_model.safetensors").write_bytes(save(adapter))
+    config = {"peft_type": "LORA", "r": 4, "target_modules": ["a"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    report = await verify(w, str(tmp_path), Level.STRUCTURE, against=base)
+    assert "compared: all 1 adapted modules are in the base, in the right dimensions" in report.proved
+    other = put(hub, "other", {"model.safetensors": save(tensors(1, 32))})
+    report = await verify(w, str(tmp_path), Level.STRUCTURE, against=other)
+    assert report.verdict is Verdict.REFUTED and "does not fit" in said(report)
+
+
+async def test_two_checkpoints_on_the_hub_are_compared_by_their_bytes(w: Warden, hub: HubServer) -> None:
+    files: dict[str, bytes | str] = {}
+    for step, seed in ((10, 1), (20, 2)):
+        files[f"checkpoint-{step}/model.safetensors"] = save(tensors(seed))
+        files[f"checkpoint-{step}/trainer_state.json"] = json.dumps({"global_step": step})
+    address = put(hub, "steps", files)
+    report = await verify(w, f"{address}/checkpoint-20", against=f"{address}/checkpoint-10")
+    assert report.verdict is Verdict.PROVEN, said(report)
+    assert "compared: 1 of 2 tensors have moved" in report.proved
+    report = await verify(w, f"{address}/checkpoint-10", against=f"{address}/checkpoint-20")
+    assert report.verdict is Verdict.REFUTED
+
+
+async def test_repos_that_can_not_be_seen(w: Warden, hub: HubServer) -> None:
+    with pytest.raises(NotFound, match="that this token can see"):
+        await verify(w, f"hf://{USER}/nothing")
+    put(hub, "mine", {"a.json": "{}"}, private=True)
+    w.env = {**w.env, "HF_TOKEN": STRANGER}
+    with pytest.raises(NotFound):
+        await verify(w, f"hf://{USER}/mine")
+    w.env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": TOKEN}
+    with pytest.raises(Unreachable):
+        await verify(w, f"hf://{USER}/sharded")
+
+
+@pytest.mark.parametrize("text", ["hf://", "hf://a", "hf://a/b/../c", "hf:///b", "hf://a/b\n", "hf://a b/c", "x/y"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(BadRequest):
+        Address.parse(text)
+
+
+def test_addresses() -> None:
+    assert Address.parse("hf://a/b@refs%2Fpr%2F1/c/d") == Address("model", "a/b", "refs/pr/1", "c/d")
+    assert Address.parse("hf://datasets/a/b") == Address("dataset", "a/b")
+
+
+async def test_a_gguf_against_its_source_on_the_hub(w: Warden, hub: HubServer, tmp_path: Path) -> None:
+    need("gguf", importlib.util.find_spec("gguf") is not None)
+    import gguf
+
+    def write(path: Path, layers: int, vocab: int) -> Path:
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_block_count(layers)
+        writer.add_embedding_length(32)
+        writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(vocab)])
+        writer.add_tensor("token_embd.weight", np.ones((vocab, 32), "f4"))
+        for i in range(layers):
+            writer.add_tensor(f"blk.{i}.attn_q.weight", np.ones((32, 32), "f2"))
+            writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(32, "f4"))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    source = {"embed.weight": np.ones((64, 32), "f4")}
+    for i in range(2):
+        source |= {f"layers.{i}.q.weight": np.ones((32, 32), "f4"), f"layers.{i}.norm.weight": np.ones(32, "f4")}
+    config = {"num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 64}
+    base = put(hub, "source", {"model.safetensors": save(source), "config.json": json.dumps(config)})
+    report = await verify(w, str(write(tmp_path / "good.gguf", 2, 64)), Level.STRUCTURE, against=base)
+    assert report.verdict is Verdict.PROVEN, said(report)
+    assert {"compared: layers: 2, as in the source", "compared: vocabulary: 64, as in the source"} <= {*report.proved}
+    assert "compared: 5 tensors, as in the source, in the same shapes" in report.proved
+    for layers, vocab, words in ((1, 64, "layers: 1 here, 2"), (2, 63, "vocabulary: 63 here, 64")):
+        bad = await verify(w, str(write(tmp_path / "bad.gguf", layers, vocab)), Level.STRUCTURE, against=base)
+        assert bad.verdict is Verdict.REFUTED and words in said(bad)
+
+
+# --------------------------------------------------------------------------------------------------- on the instance
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warden:
+    warden = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(warden)
+    return warden
+
+
+async def done(w: Warden, tmp_path: Path, **changes: object) -> str:
+    job = await launch(w, training(tmp_path / "said", 0.0, **changes))
+    with anyio.fail_after(30):
+        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+            await anyio.sleep(0.05)
+    return job
+
+
+async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_copy(
+    house: Warden, tmp_path: Path
+) -> None:
+    job = await done(house, tmp_path)
+    report = await verify(house, job)
+    assert (report.verdict, report.level, report.not_checked[0]) == (Verdict.PROVEN, Level.CONTENT, CLAIM), said(report)
+    assert [f.path for f in report.files] == ["out/model.safetensors"]
+    reply = replies.verified(report)
+    assert (reply.code, reply.verdict) == ("claimed", "proven") and "pull_artifacts" in reply.hint
+    rules = {f.rule for f in (await request(house, job, "terminate")).findings}
+    assert "TD-COPY-001" in rules
+    await pull(house, job)
+    assert CLAIM not in (await verify(house, job)).not_checked, "now there is a copy to look at"
+    assert CLAIM in (await verify(house, job, where="instance")).not_checked
+    assert "TD-COPY-001" not in {f.rule for f in (await request(house, job, "terminate")).findings}
+
+
+async def test_what_can_not_be_asked_of_an_instance(house: Warden, tmp_path: Path) -> None:
+    job = await done(house, tmp_path)
+    with pytest.raises(BadRequest, match="level load needs the files here"):
+        await verify(house, job, Level.LOAD, where="instance")
+    with pytest.raises(Conflict):
+        await verify(house, job, where="here")
+    with pytest.raises(BadRequest, match="no job"):
+        await verify(house, str(tmp_path), where="instance")
+    with pytest.raises(BadRequest, match="comparison"):
+        await verify(house, job, against=str(tmp_path), where="instance")
+
+
+LIES: list[Any] = [
+    {},
+    {"out": {"files": "all fine"}},
+    {"out": {"files": [{"path": "a" * 9000, "format": "x", "size": 1}]}},
+    {"out": {"files": [{"path": "a", "format": "x", "size": -1}]}},
+    {"out": {"files": [{"path": "a", "format": "x", "size": 1, "problems": ["p"] * 5000}]}},
+    {"out": {"files": [{"path": "a", "format": "x", "size": 1}] * 5000}},
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_machine_that_talks_nonsense_proves_nothing(
+    house: Warden, tmp_path: Path, lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await done(house, tmp_path)
+
+    async def examine(*_: object, **__: object) -> dict[str, Any]:
+        return lie
+
+    monkeypatch.setattr(house.backend("local"), "examine", examine)
+    try:
+        report = await verify(house, job, where="instance")
+    except BadReply:
+        return
+    assert report.verdict is Verdict.UNKNOWN
+
+
+async def test_a_machines_words_are_bounded_and_one_line_each(
+    house: Warden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await done(house, tmp_path)
+    row = {"path": "a\n\x1b[31mb", "format": "x", "size": 1, "problems": ["first\nsecond " + "x" * 5000]}
+
+    async def examine(*_: object, **__: object) -> dict[str, Any]:
+        return {"out": {"files": [row], "folders": [], "doubts": []}}
+
+    monkeypatch.setattr(house.backend("local"), "examine", examine)
+    report = await verify(house, job, where="instance")
+    assert all("\n" not in f.path and "\x1b" not in f.path for f in report.files)
+    assert all(len(p) <= 400 and "\n" not in p for f in report.files for p in f.problems)
+
+
+async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> None:
+    house = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(house, platform="rehearsal/runpod")
+    job = await done(house, tmp_path, platform="rehearsal/runpod", outputs=("/workspace/kept",), durable_storage=True)
+    (volume,) = house.home.glob("providers/rehearsal/runpod/volumes/*")
+    (volume / "kept").mkdir()
+    (volume / "kept/a.json").write_text("{}")
+    (volume / "kept/out").symlink_to("/etc/hostname")
+    got = await pull(house, job)
+    assert [f.path for f in got.received.files] == ["/workspace/kept/a.json"], got.manifest
+    assert got.manifest.skipped == ("/workspace/kept/out: a link that leaves its folder",)
+    assert (await verify(house, job)).verdict is Verdict.PROVEN
+    (volume / "kept/out").unlink()
+    assert (await verify(house, job, where="instance")).verdict is Verdict.PROVEN
+
+
+# ------------------------------------------------------------------------------------------------------- its bounds
+
+
+async def test_a_look_at_a_whole_disk_ends(tmp_path: Path) -> None:
+    w = open_house(tmp_path / "home", SystemClock())
+    report = await verify(w, "/", Level.STRUCTURE, budget=Budget(3.0, 1 << 30, 3_000))
+    assert report.verdict is not Verdict.PROVEN
+    assert any("more than 3,000 entries" in d or "is over" in d for d in report.doubts)
+
+
+async def test_what_the_bytes_do_not_suffice_for_is_said(tmp_path: Path) -> None:
+    w = open_house(tmp_path / "home", SystemClock())
+    for i in range(20):
+        folder = tmp_path / f"run/checkpoint-{i}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(save(tensors(i, 3000)))
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": i}))
+    report = await verify(w, str(tmp_path / "run"), Level.CONTENT, budget=Budget(60.0, 1_000_000))
+    assert report.verdict is Verdict.UNKNOWN
+    assert not report.checkpoints, "a folder is not blamed for files that were not looked at"
+    assert any("files were not looked at (the bytes for one look, 1,000,000, are read)" in d for d in report.doubts)
+    assert any("was not read to its end" in r for r in report.reasons)
+    over = await verify(w, str(tmp_path / "run"), Level.LOAD, budget=Budget(0.0, 1 << 40))
+    assert over.verdict is Verdict.UNKNOWN and not over.files
+
+
+# ------------------------------------------------------------------------------------------------ digests of the save
+
+
+@pytest.mark.parametrize("rotten", [False, True])
+async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_path: Path, rotten: bool) -> None:
+    job = await done(house, tmp_path)
+    handle = read_job(house.ledger, job).handle
+    assert handle is not None
+    place = os.path.realpath(Path(handle.run_dir) / "work/out/model.safetensors")
+    size, mtime, ctime = book.stamp_of(place) or (0, 0, 0)
+    saved = "0" * 64 if rotten else hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    row = {"path": place, "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": saved, "sealed_at": 1.0}
+    book.add(Path(handle.run_dir) / "seals.jsonl", [row])
+    got = await pull(house, job)
+    if rotten:
+        assert "whose digest was recorded right after its save" in got.received.problems[0].why
+        assert not got.received.files
+    else:
+        report = await verify(house, job, Level.LOAD)
+        assert report.verdict is Verdict.PROVEN, said(report)
+        assert "1 of 1 files were sealed on the machine right after they were saved" in report.proved
+    there = await verify(house, job, where="instance")
+    assert there.verdict is (Verdict.REFUTED if rotten else Verdict.PROVEN)
