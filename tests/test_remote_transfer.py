@@ -184,7 +184,8 @@ async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: 
 async def test_a_machine_that_lies_is_not_believed(box: Ssh, tmp_path: Path, lie: str, why: str) -> None:
     files = many(tmp_path / "here", 20)
     liar = tmp_path / "python"
-    liar.write_text('#!/bin/sh\nwhile read -r line; do echo \'{"here": ' + lie + "}'; done\n")
+    answer = 'case $line in {*) echo \'{"here": ' + lie + "}';; esac"
+    liar.write_text(f"#!/bin/sh\nwhile read -r line; do {answer}; done\n")
     liar.chmod(0o755)
     with pytest.raises(BadReply, match=why):
         await push(box, files, str(tmp_path / "far"), python=str(liar))
