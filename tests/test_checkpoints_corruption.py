@@ -74,6 +74,18 @@ def _gguf(path: Path, arrays: dict[str, Any]) -> None:
     writer.close()
 
 
+def _dcp(path: Path, arrays: dict[str, Any]) -> None:
+    need("torch", importlib.util.find_spec("torch") is not None)
+    import warnings
+
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({k: torch.from_numpy(v) for k, v in arrays.items()}, checkpoint_id=path.parent, no_dist=True)
+
+
 WRITERS: dict[str, tuple[str, Callable[[Path, dict[str, Any]], None]]] = {
     "safetensors": ("model.safetensors", _safetensors),
     "torch zip": ("model.pt", _torch(False)),
@@ -82,8 +94,9 @@ WRITERS: dict[str, tuple[str, Callable[[Path, dict[str, Any]], None]]] = {
     "npz compressed": ("model.npz", _packed),
     "npy": ("model.npy", _npy),
     "gguf": ("model.gguf", _gguf),
+    "dcp": ("__0_0.distcp", _dcp),
 }
-OWN_CRC = {"torch zip", "npz", "npz compressed"}
+OWN_CRC = {"dcp", "torch zip", "npz", "npz compressed"}
 
 
 @pytest.fixture(params=sorted(WRITERS))

@@ -185,9 +185,8 @@ def tokenizer(folder: Path) -> Any:
 
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
-    made.train_from_iterator(
-        ["the cat sat on the mat"] * 10, trainers.BpeTrainer(256, special_tokens=["<unk>", "<eos>"])
-    )
+    learn = trainers.BpeTrainer(vocab_size=256, special_tokens=["<unk>", "<eos>"])
+    made.train_from_iterator(["the cat sat on the mat"] * 10, learn)
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<eos>", pad_token="<eos>")
 
 
@@ -293,7 +292,7 @@ def test_a_transformers_model_converted_to_gguf(tmp_path: Path, kind: str) -> No
     assert verify(target, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
     assert "differ from the source's: lost" in seen(convert(skip="blk.1.ffn_up.weight"))
     assert "differ from the source's: lost" in seen(convert(skip="blk.0.attn_norm.weight"))
-    assert "vocabulary: 255 here, 256" in seen(convert(vocab=255))
+    assert "has 255 tokens but embeddings for 256" in seen(convert(vocab=255))
 
 
 # ------------------------------------------------------------------------------------------------------------- orbax
@@ -332,7 +331,7 @@ engine.save_checkpoint(sys.argv[1] + "/ds", tag="global_step3")
 """
 
 
-@pytest.mark.parametrize(("stage", "bf16"), [(1, False), (2, True), (3, False)])
+@pytest.mark.parametrize(("stage", "bf16"), [(2, True), (3, False)])
 def test_deepspeed_zero_of_two_ranks(tmp_path: Path, stage: int, bf16: bool) -> None:
     want("torch")
     if importlib.util.find_spec("deepspeed") is None:

@@ -19,7 +19,7 @@ from conftest import need
 from gpuwarden.checkpoints import book
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Unreachable
+from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Refused, Unreachable
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.hub.files import BLOCK, Address
@@ -117,6 +117,14 @@ async def test_a_repo_in_full_is_downloaded_and_compared_with_what_the_hub_lists
     report = await verify(w, address, Level.CONTENT)
     assert report.verdict is Verdict.REFUTED
     assert "not the bytes that were saved" in said(report)
+
+
+async def test_a_large_repo_is_not_downloaded_for_an_agent(
+    w: Warden, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.lifecycle.verify_hub.MOST_UNASKED", 1000)
+    with pytest.raises(Refused, match="downloads them"):
+        await verify(w, put(hub, "large", shards()), Level.LOAD, budget=Budget(60, 1 << 40))
 
 
 async def test_a_file_and_a_folder_of_a_repo(w: Warden, hub: HubServer) -> None:

@@ -58,6 +58,8 @@ urllib2 uuid venv weakref webbrowser xmlrpc zipfile zipimport
 _RUNNERS = frozenset(_NOTORIOUS.split())
 # Files that hold a library's objects by design; they are read, but nothing here would ever unpickle them.
 _INERT = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
+# Classes of plain fields whose names begin in lower case.
+_RECORDS = {("deepspeed.utils.tensor_fragment", "fragment_address")}
 _LIBRARIES = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "__main__"})
 
 _DEPTH = 100
@@ -129,7 +131,7 @@ def _plain_class(name: Global) -> bool:
     root = name.module.partition(".")[0]
     if root == "torch":
         return name in (Global("torch.distributed", "ProcessGroup"), Global("torch._C", "device"))
-    return root in _LIBRARIES and name.name[:1].isupper()
+    return (root in _LIBRARIES and name.name[:1].isupper()) or (name.module, name.name) in _RECORDS
 
 
 def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:

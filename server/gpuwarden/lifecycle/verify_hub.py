@@ -21,7 +21,7 @@ from gpuwarden.checkpoints.findings import Ask, Expected, Findings
 from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.verify import report, verify
 from gpuwarden.checkpoints.walk import Folder, Tree
-from gpuwarden.core.errors import DiskError, Unreachable
+from gpuwarden.core.errors import DiskError, Refused, Unreachable
 from gpuwarden.core.fence import line
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.hub.client import HubClient, HubConfig
@@ -30,6 +30,8 @@ from gpuwarden.lifecycle.warden import Warden
 
 HEADER_S = 300.0
 HEADER_BYTES = 1 << 30
+MOST_UNASKED = 50 << 30
+"""Bytes that are downloaded for a caller whose looks are bounded."""
 _THREADS = 8  # a request is mostly waiting
 _ROOM = 1 << 30
 _T = TypeVar("_T")
@@ -50,6 +52,11 @@ async def verify_hub(
         other = await _here(against) if isinstance(against, Path) else against
         found = await _thread(partial(_headers, listing, config, progress))
         return _told(listing, report(found, level, address, other))
+    if budget and listing.bytes > MOST_UNASKED:
+        raise Refused(
+            f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
+            f"Ask for level structure, or let the user run: gpuwarden verify {address} --level {level}",
+        )
     folder = await _thread(partial(_downloaded, listing, config))
     work = partial(
         verify, folder / listing.address.path, level, expected=_expected(listing), against=against, budget=budget,
