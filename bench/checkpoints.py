@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from gpuwarden.checkpoints import manifest
-from gpuwarden.checkpoints.kernels import digesters
+from gpuwarden.checkpoints.kernels import digests
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 
-FAST = "xxh3_128" if "xxh3_128" in digesters() else "sha256"
+FAST = digests()[-1]
 TORCH = importlib.util.find_spec("torch") is not None
 
 

@@ -10,12 +10,13 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evals import export_atif, export_inspect, report_html, report_json, report_markdown
+from evals import evidence, export_atif, export_inspect, outcome, report_html, report_json, report_markdown
 from evals.cases import Case, load_cases
 from evals.checks import Judge
 from evals.compare import Exit, compare, plan
@@ -24,7 +25,12 @@ from evals.endstate import read as read_end
 from evals.errors import EvalError
 from evals.judge import agreement, judge
 from evals.loaders import formats, read
+from evals.proxy import hide_memory
+from evals.runner import agents, is_real
 from evals.selftest import selftest
+from evals.setup import Setup, add_flags, from_flags
+from evals.shown import as_text, schemas, shown
+from evals.stage import stages
 from evals.summary import Summary, summarize
 from evals.surface import HERE
 from evals.trials import Trial, read_run, score_file, score_run
@@ -124,6 +130,16 @@ def cmd_plan(args: Args) -> int:
     return Exit.PASS
 
 
+def cmd_tools(args: Args) -> int:
+    """Say whether tools.json is what the server shows now; with --write make it so."""
+    now = as_text(schemas(shown([sys.executable, "-m", "gpuwarden", "mcp"], dict(os.environ))))
+    if args.write:
+        _write(HERE / "tools.json", now)
+    same = now == (HERE / "tools.json").read_text("utf-8")
+    print("tools.json is what the server shows" if same else "tools.json is old: python -m evals tools --write")
+    return Exit.PASS if same else Exit.REGRESSION
+
+
 def cmd_export(args: Args) -> int:
     """Write a transcript as ATIF or in our own form."""
     from evals.canonical import dump
@@ -134,6 +150,48 @@ def cmd_export(args: Args) -> int:
         atif = json.dumps(export_atif.export(transcript, agent=args.agent), indent=1) + "\n"
         sys.stdout.write(atif if args.to == "atif" else dump(transcript))
     return Exit.PASS
+
+
+def cmd_run(args: Args) -> int:
+    """Play an agent through worlds, with the server's gates or raw, and print what came of it."""
+    cases = load_cases()
+    worlds = load_worlds(cases)
+    chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
+    if not chosen:
+        raise EvalError("no case was named", "Name cases, or pass --all")
+    setup = _setup(args) if is_real(args.agent) else None
+    folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
+    done, trials = evidence.play(
+        args.agent, args.stage, folder, cases, worlds, chosen, trials=args.trials, jobs=args.jobs, setup=setup
+    )
+    for trial in trials if args.verbose else ():
+        print(f"{trial.score.verdict.value}\t{trial.case}\t{trial.n}\t{trial.score.why}")
+    print("\n".join(outcome.by_cluster(done, trials, cases)))
+    print(f"\nThe trials are in {folder}; `python -m evals score {folder}` says more.")
+    summary = summarize(done, trials, cases)
+    if summary.undecidable:
+        return Exit.UNDECIDABLE
+    return Exit.PASS if args.stage == outcome.RAW or summary.verdicts[Verdict.PASS] == summary.n else Exit.REGRESSION
+
+
+def _setup(args: Args) -> Setup:
+    if args.stage == outcome.RAW:
+        raise EvalError("the raw stage has no server for a real agent to call", "Leave --stage out")
+    hide_memory()
+    return from_flags(args)
+
+
+def cmd_evidence(args: Args) -> int:
+    """Play every scripted agent through every world, with gates and without, and print the table of the README."""
+    cases = load_cases()
+    folder = args.out or Path(tempfile.mkdtemp(prefix="evals-evidence-"))
+    text = evidence.table(folder, cases, load_worlds(cases), jobs=args.jobs)
+    print(text)
+    if args.write_readme:
+        evidence.write(text)
+    different = evidence.differences(text)
+    print("\n".join(different))
+    return Exit.REGRESSION if different else Exit.PASS
 
 
 def cmd_judge(args: Args) -> int:
@@ -199,10 +257,26 @@ def _parser() -> argparse.ArgumentParser:
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
     todo.add_argument("--model", help="the model in use now; the run's own where left out")
+    add("tools", cmd_tools).add_argument("--write", action="store_true", help="write the file anew")
     export = add("export", cmd_export)
     add_file(export)
     export.add_argument("--to", choices=("atif", "canonical"), default="atif")
     export.add_argument("--agent", default="unknown")
+    play = add("run", cmd_run)
+    play.add_argument("cases", nargs="*", metavar="CASE")
+    play.add_argument("--agent", required=True, choices=agents())
+    play.add_argument("--stage", choices=stages(), default="gated", help="raw: the same worlds without gates")
+    play.add_argument("--all", action="store_true", help="every case")
+    play.add_argument("--trials", type=int, default=1, metavar="N", help="of each case")
+    play.add_argument("-v", "--verbose", action="store_true", help="a line for each trial")
+    add_flags(play.add_argument_group("real agents", "claude, codex and endpoint; see README.md, 'Agents'"))
+    proof = add("evidence", cmd_evidence)
+    proof.add_argument("--write-readme", action="store_true", help="put the table into README.md")
+    for sub in (play, proof):
+        sub.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time")
+        sub.add_argument(
+            "--out", type=Path, metavar="DIR", help="the run's folder; a run that is there is gone on with"
+        )
     labels = add("judge", cmd_judge)
     labels.add_argument("labels", type=Path)
     labels.add_argument("--judge", required=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 OURS = frozenset({"gpuwarden", "plugin_gpuwarden_gpuwarden", "plugin:gpuwarden:gpuwarden"})
 """Names under which clients know the server under test: plain, and as part of a plug-in."""
@@ -19,6 +19,17 @@ FORMAT = "gpuwarden-transcript/1"
 
 Ended = Literal["completed", "limit", "error", "unknown"]
 ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "shape", "seal"]
+
+
+REMEDIES: Final[dict[ProblemKind, str]] = {
+    "unreadable": "Record the session again; where the file is of another format, say which with --format",
+    "unmatched": "Give the whole file: what belongs to this line is missing",
+    "duplicate": "Give each session a file of its own: ids that mean two things can't be told apart",
+    "unfinished": "Record the session to its end",
+    "shape": "See 'How a trial is judged' in evals/README.md",
+    "seal": "Play the trial again: a transcript counts as the server sealed it, whole and unchanged",
+}
+"""What to do about each kind of problem."""
 
 
 @dataclass(slots=True)
@@ -67,14 +78,16 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What could not be read. One is enough to make a trial invalid. `line` counts from 1; 0 is the whole file."""
+    """What can't be believed. One is enough to make a trial invalid. `line` counts from 1; 0 is the whole file."""
 
     kind: ProblemKind
     text: str
     line: int = 0
+    file: str = ""
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.text}" if self.line else self.text
+        parts = [self.file, str(self.line) if self.line else "", f" {self.text}"]
+        return f"{':'.join(part for part in parts if part).strip()}. {REMEDIES[self.kind]}"
 
 
 @dataclass(slots=True)

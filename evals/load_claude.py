@@ -5,7 +5,7 @@ Abandoned branches of a session are kept: a call that the user rewound past has 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from evals.canonical import MAIN, Transcript
 from evals.claude_lines import Talk
@@ -26,33 +26,43 @@ def claims(source: Source) -> bool:
 def load(source: Source) -> list[Transcript]:
     """One transcript; lines of subagents are merged by their time."""
     tape = Tape("claude", bare=source.bare)
-    lines = [(n, row, _agent(row)) for n, row in source.rows]
+    lines = [_Line(source.path.name, n, row, _agent(row)) for n, row in source.rows]
     for path in sorted((source.path.parent / source.path.stem / "subagents").glob("**/agent-*.jsonl")):
         extra = Source(path)
-        lines += [(n, row, path.stem.removeprefix("agent-")) for n, row in extra.rows]
+        lines += [_Line(path.name, n, row, path.stem.removeprefix("agent-")) for n, row in extra.rows]
         source.problems += extra.problems
-    if any(agent != MAIN for _, _, agent in lines):
+    if any(line.agent != MAIN for line in lines):
         lines = _by_time(tape, lines)
     talk = Talk(tape)
-    for number, row, agent in lines:
-        _line(talk, row, number, agent)
+    for line in lines:
+        tape.file = line.file
+        _line(talk, line.row, line.number, line.agent)
+    tape.file = ""
     talk.close()
     return [tape.finish()]
+
+
+class _Line(NamedTuple):
+    file: str
+    number: int
+    row: dict[str, Any]
+    agent: str
 
 
 def _agent(row: dict[str, Any]) -> str:
     return str(row.get("agentId") or "sidechain") if row.get("isSidechain") is True else MAIN
 
 
-def _by_time(tape: Tape, lines: list[tuple[int, dict[str, Any], str]]) -> list[tuple[int, dict[str, Any], str]]:
+def _by_time(tape: Tape, lines: list[_Line]) -> list[_Line]:
     timed, last = [], 0.0
-    for number, row, agent in lines:
-        at = seconds(row.get("timestamp"))
-        if at is None and row.get("type") in _TALK:
-            tape.problem("unreadable", "subagents ran, and a message without a time can't be put in order", number)
+    for line in lines:
+        at = seconds(line.row.get("timestamp"))
+        if at is None and line.row.get("type") in _TALK:
+            tape.file = line.file
+            tape.problem("unreadable", "subagents ran, and a message without a time can't be put in order", line.number)
         last = last if at is None else at
-        timed.append((last, number, row, agent))
-    return [(n, row, agent) for _, n, row, agent in sorted(timed, key=lambda t: t[0])]
+        timed.append((last, line))
+    return [line for _, line in sorted(timed, key=lambda t: t[0])]
 
 
 def _line(talk: Talk, row: dict[str, Any], number: int, agent: str) -> None:

@@ -37,7 +37,7 @@ def _archive(source: Source) -> list[Any]:
             samples = [json.loads(archive.read(i)) for i in sorted(members, key=lambda i: i.filename)]
     except (ValueError, NotImplementedError, zipfile.BadZipFile, RecursionError, OSError) as error:
         remedy = "`inspect log convert --to json` writes a form that can be read"
-        source.problems.append(Problem("unreadable", f"{source.path.name}: {error}; {remedy}"))
+        source.problems.append(Problem("unreadable", f"{error}; {remedy}", file=source.path.name))
     return samples
 
 

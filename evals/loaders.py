@@ -6,6 +6,7 @@ Each offers `claims(source) -> bool`, true only for its own format, and `load(so
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
@@ -55,28 +56,30 @@ def read(path: Path, *, format: str | None = None, bare: str | None = None) -> l
 
 def read_source(source: Source, format: str | None = None) -> list[Transcript]:  # noqa: A002
     """As `read`, for a source that is open already."""
-    if format is None and source.data:
+    transcripts = _transcripts(source, format)
+    for transcript in transcripts:
+        own = [p if p.file else replace(p, file=source.path.name) for p in transcript.problems]
+        transcript.problems[:] = [*source.problems, *own]
+    return transcripts
+
+
+def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noqa: A002
+    if not source.data:
+        return [_unreadable("is empty")]
+    if format is None:
         claimed = recognise(source)
         if len(claimed) != 1:
-            many = f"looks like {' and '.join(claimed)}" if claimed else "is of no known format"
-            return [_unreadable(source, f"{source.path.name} {many}; pass --format")]
+            return [_unreadable(f"looks like {' and '.join(claimed)}" if claimed else "is of no known format")]
         format = claimed[0]  # noqa: A001
-    if not source.data:
-        return [_unreadable(source, f"{source.path.name} is empty")]
-    assert format is not None
-    transcripts = _load(source, format) or [_unreadable(source, f"{source.path.name} holds no transcript")]
-    for transcript in transcripts:
-        transcript.problems[:0] = source.problems
-    return transcripts
+    return _load(source, format) or [_unreadable("holds no transcript")]
 
 
 def _load(source: Source, format: str) -> list[Transcript]:  # noqa: A002
     try:
         return loader(format).load(source)
     except Exception as error:  # a file of nonsense must end as an invalid trial, not end the scoring of a whole run
-        return [_unreadable(source, f"{source.path.name} broke the loader of {format}: {error!r}")]
+        return [_unreadable(f"broke the loader of {format}: {error!r}")]
 
 
-def _unreadable(source: Source, why: str) -> Transcript:
-    problems = [*source.problems, Problem("unreadable", why)]
-    return Transcript(Meta(format="unknown"), [], [], problems)
+def _unreadable(why: str) -> Transcript:
+    return Transcript(Meta(format="unknown"), [], [], [Problem("unreadable", why)])

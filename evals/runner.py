@@ -1,23 +1,28 @@
 """Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
 
-An agent is a file `agent_<name>.py` with `play(case, recorder)`, found by its name. Scripted agents get the case, since
-the oracle follows its witness; an agent that is a model is handed the prompt and the server only.
+An agent is a file `agent_<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the case,
+since the oracle follows its witness. A real one offers `make(setup)`, which gives such a function; of the case it reads
+the limits only, and it is handed the prompt and the server.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from evals import ledger_check
 from evals.cases import Case
 from evals.digests import of_trial
 from evals.errors import EvalError
-from evals.recorder import LimitReached, Recorder, SceneDied
+from evals.recorder import AgentDied, LimitReached, Recorder, SceneDied
+from evals.setup import Setup
 from evals.stage import OpenScene, Scene
 from evals.trials import Run
 from evals.worlds import World
@@ -30,23 +35,46 @@ def agents() -> list[str]:
     return sorted(p.stem.removeprefix("agent_") for p in Path(__file__).parent.glob("agent_*.py"))
 
 
-def agent(name: str) -> Play:
-    """The agent of a name. Raises EvalError where there is none."""
+def agent(name: str, setup: Setup | None = None) -> Play:
+    """The agent of a name. Raises EvalError where there is none, or where it can't be set up."""
     if name not in agents():
         raise EvalError(f"there is no agent {name!r}", f"There are: {', '.join(agents())}")
-    return cast("Play", import_module(f"evals.agent_{name}").play)
+    module = import_module(f"evals.agent_{name}")
+    make: Callable[[Setup], Play] | None = getattr(module, "make", None)
+    return make(setup or Setup()) if make else cast("Play", module.play)
 
 
-def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World]) -> None:
-    """Play all trials of a run. Trials that are on disk already are kept, so that a run can be gone on with."""
+def is_real(name: str) -> bool:
+    """Whether an agent asks a model, and so has to be set up."""
+    return hasattr(import_module(f"evals.agent_{name}"), "make")
+
+
+def harness(name: str, setup: Setup) -> str:
+    """What stands between the model and the server, with its version: part of what a run is compared by."""
+    program: str | None = getattr(import_module(f"evals.agent_{name}"), "PROGRAM", None)
+    return f"{program} {setup.version(program)}".strip() if program else "evals"
+
+
+def run(
+    head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int = 1
+) -> None:
+    """Play all trials of a run, `jobs` at a time. Trials that are on disk already are kept, so a run can go on."""
     head.folder.mkdir(parents=True, exist_ok=True)
     value = {k: v for k, v in asdict(head).items() if k != "folder"}
     (head.folder / "run.json").write_text(json.dumps(value, indent=1), "utf-8")
-    for name in head.cases:
-        for n in range(1, head.trials + 1):
-            folder = head.folder / name / str(n)
-            if not (folder / "trial.json").is_file():
-                trial(cases[name], worlds[cases[name].world], n, folder, play, open_scene)
+    todo = [(n, head.folder / name / str(n), cases[name]) for name in head.cases for n in range(1, head.trials + 1)]
+    with ThreadPoolExecutor(jobs) as pool:
+        played = [
+            pool.submit(trial, case, worlds[case.world], n, folder, play, open_scene)
+            for n, folder, case in todo
+            if not (folder / "trial.json").is_file()
+        ]
+        try:
+            for each in played:
+                each.result()
+        except BaseException:  # such as Ctrl-C: what has not begun stays for the next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
@@ -68,13 +96,14 @@ def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene
 
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
     limit = int(case.limits.get("tool_calls") or 60)
-    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit)
+    clock = getattr(scene, "now", time.time)  # pretend worlds have a time of their own
+    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
     ended, why, infra = "completed", "", ""
     try:
         play(case, recorder)
     except LimitReached:
         ended, why = "limit", f"{limit} calls"
-    except SceneDied as error:
+    except (SceneDied, AgentDied) as error:
         ended, why, infra = "error", str(error), str(error)
     except Exception as error:  # an agent that crashes has died; it did not fail the case
         ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
@@ -83,8 +112,18 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
+    kept = _ledger(scene, key, folder) if not infra else {}
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
-    return {"infra": infra, "seals": seals}
+    return {"infra": infra, "seals": None if recorder.raw else seals, **kept}
+
+
+def _ledger(scene: Scene, key: bytes, folder: Path) -> dict[str, Any]:
+    """Keep the server's ledger beside the trial, where the scene has a server."""
+    tell = getattr(scene, "ledger", None)
+    if tell is None:
+        return {}
+    since, events = tell()
+    return {"ledger": ledger_check.write(folder, key, events, since)}
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:
@@ -94,6 +133,9 @@ def fill(prompt: str, facts: dict[str, Any]) -> str:
     return prompt
 
 
-def new_run(folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str) -> Run:
-    """The head of a run by a scripted agent."""
-    return Run(folder, name, tuple(cases), arm=arm, harness="evals", pack=pack, bare=None, trials=trials)
+def new_run(
+    folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str, setup: Setup | None = None
+) -> Run:
+    """The head of a run; with a setup for an agent that has one."""
+    model, between = (setup.model, harness(name, setup)) if setup else ("", "evals")
+    return Run(folder, name, tuple(cases), arm, model, between, pack, None, trials)

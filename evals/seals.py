@@ -28,6 +28,11 @@ def _sha(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def without_seal(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply as the server gave it."""
+    return {k: v for k, v in reply.items() if k != FIELD}
+
+
 def mac(key: bytes, before: str, n: int, at: float, tool: str, args: Any, reply: Any) -> str:
     """The seal's code for the `n`-th reply of a trial; `before` is the code of the one before, "" for the first."""
     message = "|".join((before, str(n), repr(float(at)), tool, _sha(args), _sha(reply)))
@@ -44,7 +49,7 @@ class Sealer:
 
     def seal(self, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:
         """The reply with its seal; `at` is the time of the call in seconds since the epoch."""
-        plain = {k: v for k, v in reply.items() if k != FIELD}
+        plain = without_seal(reply)
         self.n += 1
         self.last = mac(self.key, self.last, self.n, at, tool, args, plain)
         return {**plain, FIELD: {"n": self.n, "at": float(at), "mac": self.last}}
@@ -59,18 +64,23 @@ class Chain:
     last: str
 
 
-def check(calls: Iterable[Call], chain: Chain) -> list[Problem]:
-    """What is wrong with the seals of the calls to the server under test; empty when all hold."""
+def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Problem]:
+    """What is wrong with the seals of the calls to the server under test; empty when all hold.
+
+    `cut`: the session died, so the last replies may have been on their way when it did.
+    """
     sealed, problems = _numbered(calls)
     before = ""
     for n in range(1, chain.count + 1):
         call = sealed.pop(n, None)
+        if call is None and cut and not sealed:
+            return [*problems, Problem("unfinished", f"the session died before reply {n} of {chain.count} was there")]
         if call is None:
             return [*problems, Problem("seal", f"reply {n} of {chain.count} is not in the transcript: it was cut out")]
         found, at = call.result[FIELD].get("mac"), call.result[FIELD].get("at")
         if isinstance(at, bool) or not isinstance(at, (int, float)):
             at = 0.0
-        reply = {k: v for k, v in call.result.items() if k != FIELD}
+        reply = without_seal(call.result)
         before = mac(chain.key, before, n, at, call.tool, call.args, reply)
         if not isinstance(found, str) or not hmac.compare_digest(found.encode(), before.encode()):
             return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not fit: it was edited")]
@@ -81,14 +91,17 @@ def check(calls: Iterable[Call], chain: Chain) -> list[Problem]:
     return problems
 
 
+def _unanswered(call: Call) -> bool:
+    """Whether the call has no reply of the server: it was denied, timed out, or cut off."""
+    return call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
+
+
 def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
     sealed: dict[int, Call] = {}
     problems = []
     for call in calls:
-        # A call that never reached the server (denied, timed out, cut off) has no reply of the server to seal.
-        unanswered = call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
-        if not call.ours or unanswered:
-            continue
+        if not call.ours or _unanswered(call):
+            continue  # there is no reply to seal
         seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
         n = seal.get("n") if isinstance(seal, dict) else None
         if not isinstance(n, int) or isinstance(n, bool):

@@ -48,7 +48,7 @@ class Source:
         return data
 
     def _refuse(self, text: str) -> bytes:
-        self.problems.append(Problem("unreadable", f"{self.path.name} {text}"))
+        self._problem(text)
         return b""
 
     @cached_property
@@ -60,7 +60,7 @@ class Source:
             return self.data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = self.data.count(b"\n", 0, error.start) + 1
-            self.problems.append(Problem("unreadable", "bytes that are no UTF-8", line))
+            self._problem("bytes that are no UTF-8", line)
             return self.data.decode("utf-8", "replace")
 
     @cached_property
@@ -77,7 +77,7 @@ class Source:
 
     def _row(self, number: int, line: str) -> dict[str, Any] | None:
         if len(line) > MAX_LINE:
-            self.problems.append(Problem("unreadable", f"a line of {len(line):,} characters", number))
+            self._bad_line(number, f"a line of {len(line):,} characters")
             return None
         try:
             line = line.lstrip()
@@ -94,7 +94,10 @@ class Source:
 
     def _bad_line(self, number: int, text: str) -> None:
         if len(self.problems) < 50:
-            self.problems.append(Problem("unreadable", text, number))
+            self._problem(text, number)
+
+    def _problem(self, text: str, line: int = 0) -> None:
+        self.problems.append(Problem("unreadable", text, line, self.path.name))
 
     @cached_property
     def document(self) -> Any:

@@ -18,7 +18,11 @@ OpenScene = Callable[[World, int, Path], "Scene"]
 
 
 class Scene(Protocol):
-    """One world, played for one trial. Everything random in it comes from the trial's seed."""
+    """One world, played for one trial.
+
+    A scene may have more: `now()` where its time is not the machine's, `raw` (true) where no server is under test,
+    `shell(argv, typed)` for agents that have one, and `ledger()`: the last event of the past and all events.
+    """
 
     facts: dict[str, Any]
     """The nonces of this trial: what `{name}` in a prompt and `$world.name` in a pattern stand for."""

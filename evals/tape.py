@@ -81,6 +81,8 @@ class Tape:
         """`bare` is the server that tools without a server in their name belong to, where the caller knows it."""
         self.meta = Meta(format=format)
         self.bare = bare
+        self.file = ""
+        """The file that is being read, where a session is spread over several."""
         self._calls: dict[str, Call] = {}
         self._says: list[Say] = []
         self._problems: list[Problem] = []
@@ -90,7 +92,7 @@ class Tape:
     def problem(self, kind: ProblemKind, text: str, line: int = 0) -> None:
         """Note what could not be read; after fifty only the count would grow, so it stops."""
         if len(self._problems) < _MAX_PROBLEMS:
-            self._problems.append(Problem(kind, text[:500], line))
+            self._problems.append(Problem(kind, text[:500], line, self.file))
 
     def ignore(self, what: object) -> None:
         """Count a line that holds no part of the conversation."""

@@ -4,6 +4,7 @@ RUN/run.json                    agent, cases, trials, arm, model, harness, pack 
 RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what died), digests, seals {key, count, last}
 RUN/<case>/<n>/transcript.*     as the agent's harness wrote it, in any format that can be read
 RUN/<case>/<n>/world.json       the end state
+RUN/<case>/<n>/ledger.jsonl     the server's own ledger, where there was one (see ledger_check.py)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from evals import ledger_check
 from evals.canonical import Meta, Problem, Transcript
 from evals.cases import Case
 from evals.checks import Judge
@@ -97,8 +99,11 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
         infra = "no transcript was recorded"
     if transcript is None:
         return _infra(case, n, infra)
+    chain = _chain(head, folder)
+    if chain is not None and isinstance(head.get("ledger"), dict):
+        transcript.problems += ledger_check.problems(folder, head["ledger"], chain.key, transcript.calls)
     end = read_end(folder / "world.json") if (folder / "world.json").is_file() else None
-    found = score(case, transcript, end=end, infra=infra, chain=_chain(head, folder), judge=judge)
+    found = score(case, transcript, end=end, infra=infra, chain=chain, judge=judge)
     return Trial(case.id, n, found, transcript, {str(k): str(v) for k, v in (head.get("digests") or {}).items()})
 
 

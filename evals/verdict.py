@@ -91,7 +91,7 @@ def _problems(
     """What can't be believed. A session that died early owes neither calls nor an end state."""
     problems = list(transcript.problems)
     if chain is not None:
-        problems += check_seals(transcript.calls, chain)
+        problems += check_seals(transcript.calls, chain, cut=dead)
     if not dead and not any(call.ours for call in transcript.calls):
         problems.append(Problem("shape", "no call to the server under test"))
     if not dead and end is None and case.needs_end:

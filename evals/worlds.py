@@ -6,7 +6,7 @@ A world is a seeded description and nothing else. A stage (see `stage.py`) plays
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ _FIELDS: Final[dict[str, type]] = {
     "jobs": list,
     "hidden": str,
 }
+_KNOBS: Final = frozenset({"token", "spot", "files", "foreign", "asked", "lose", "cut", "run_root", "budget"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
 _CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
@@ -48,7 +49,13 @@ _REMEDY: Final = "See evals/README.md, 'Worlds'"
 
 @dataclass(frozen=True)
 class World:
-    """The start of a trial. `hidden` says in words what the lists can't: it is for the person who plays the world."""
+    """The start of a trial. `hidden` says in words what the lists can't; `knobs` what a stage does about it.
+
+    Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
+    user's project), `foreign` (a machine that is not ours), `asked` (a teardown waits), `lose` "reply" or "request" (of
+    the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
+    `budget` (what the user's policy allows without a question, in dollars).
+    """
 
     id: str
     seed: int
@@ -57,6 +64,7 @@ class World:
     repos: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
     hidden: str
+    knobs: dict[str, Any] = field(default_factory=dict)
 
 
 def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "worlds.jsonl") -> dict[str, World]:
@@ -77,6 +85,10 @@ def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "world
 
 
 def _faults(row: dict[str, Any]) -> Iterator[str]:
+    row = dict(row)
+    knobs = row.pop("knobs", {})
+    if not isinstance(knobs, dict) or not knobs.keys() <= _KNOBS:
+        yield f"knobs are among {', '.join(sorted(_KNOBS))}"
     yield from (f"unknown or missing: {key}" for key in sorted(row.keys() ^ _FIELDS.keys()))
     yield from (f"{k} should be of type {t.__name__}" for k, t in _FIELDS.items() if not isinstance(row.get(k), t))
     if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):

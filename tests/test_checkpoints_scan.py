@@ -211,11 +211,15 @@ def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Sp
         counts: list[int] = []
         with Source(Path(folder) / "x") as source:
             anatomy = Anatomy("x", tensors=tensors, spans=spans)
-            whole = scan.sweep(source, anatomy, ("sha256",))
+            whole = scan.sweep(source, anatomy, ("sha256", "crc32"))
+            assert whole.digests == {"sha256": hashlib.sha256(data).hexdigest(), "crc32": f"{zlib.crc32(data):08x}"}
             patch.setattr(scan, "CHUNK", chunk)
-            assert scan.sweep(source, anatomy, ("sha256",)) == whole
-            assert scan.sweep(source, anatomy, ("sha256",), counts.append, threads=3) == whole
+            assert scan.sweep(source, anatomy, ("sha256", "crc32")) == whole
+            assert scan.sweep(source, anatomy, ("sha256", "crc32"), counts.append, threads=3) == whole
             assert sum(counts) == len(data)
+            patch.setattr(scan, "_JOIN", 1)
+            del whole.digests["sha256"]
+            assert scan.sweep(source, anatomy, ("crc32",), threads=2) == whole
             whole.digests.clear()
             assert scan.sweep(source, anatomy, threads=3) == whole
     by_hand = [t.name for t in tensors if t.dtype != "I32" and t.numel and not finite(data, t)]

@@ -211,7 +211,17 @@ def test_every_error_is_one_object_with_its_exit_code(
 
 
 @pytest.mark.parametrize(
-    "words", [["rules"], ["profiles"], ["profiles", "vastai"], ["doctor"], ["history"], ["instances"]]
+    "words",
+    [
+        ["rules"],
+        ["profiles"],
+        ["profiles", "vastai"],
+        ["profiles", "ssh"],
+        ["profiles", "ssh/box"],
+        ["doctor"],
+        ["history"],
+        ["instances"],
+    ],
 )
 def test_what_only_shows_something_ends_well(run: Cli, words: list[str]) -> None:
     assert run(*words)[0] == 0

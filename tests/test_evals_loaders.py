@@ -169,6 +169,41 @@ def test_what_does_not_fit_together_is_a_problem(rows: list[dict], words: str, t
     assert words in problems(canon(*rows), tmp_path)
 
 
+def test_a_problem_names_file_line_and_remedy(tmp_path: Path) -> None:
+    (problem,) = load_text(canon(call()) + '{"type": "cal', tmp_path).problems[:1]
+    assert str(problem).startswith("t.jsonl:4: no JSON") and str(problem).endswith("with --format")
+    (problem, *_) = load_text(canon(call(), result(), result(ok=False)), tmp_path).problems
+    assert str(problem).startswith("t.jsonl:4: two different results") and "a file of its own" in str(problem)
+
+
+def test_a_gigantic_line_is_named_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evals.source.MAX_LINE", 1 << 20)
+    text = canon(call(), result(text="x" * (1 << 20)))
+    found = load_text(text, tmp_path)
+    assert str(found.problems[0]).startswith("t.jsonl:3: a line of 1,048,")
+    assert score(CASES["over-cap"], found).verdict is Verdict.INVALID
+
+
+def test_a_gigantic_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "big.jsonl"
+    with path.open("wb") as file:
+        file.truncate(300 << 20)  # takes no room on the disk
+    (found,) = read(path)
+    assert "has more than 256 MiB" in str(found.problems[0])
+
+
+def test_two_servers_with_the_same_tool_are_told_apart(tmp_path: Path) -> None:
+    rows = [
+        call("a"),
+        call("b", server="other"),
+        result("b"),
+        result("a"),
+        {"type": "say", "role": "assistant", "text": "."},
+    ]
+    found = load_text(canon(*rows), tmp_path)
+    assert [(c.id, c.ours) for c in found.calls] == [("a", True), ("b", False)]
+
+
 def test_a_repeated_line_is_no_conflict(tmp_path: Path) -> None:
     found = load_text(canon(call(), call(), result(), result()), tmp_path)
     assert found.problems == []
@@ -232,6 +267,10 @@ def test_subagent_files_are_merged_by_time(tmp_path: Path) -> None:
     (aside / "agent-abc.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (found,) = read(tmp_path / "s1.jsonl")
     assert [c.agent for c in found.calls if c.id == "side"] == ["abc"]
+    lost = {**rows[1], "message": {"role": "user", "content": [{**reply, "tool_use_id": "nobody"}]}}
+    (aside / "agent-abc.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (*rows, lost)))
+    (found,) = read(tmp_path / "s1.jsonl")
+    assert str(found.problems[0]).startswith("agent-abc.jsonl:3: a result for the call 'nobody'")
     (aside / "agent-abc.jsonl").write_text('{"type": "assistant", "uu')
     (found,) = read(tmp_path / "s1.jsonl")
     assert found.problems

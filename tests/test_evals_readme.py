@@ -11,7 +11,10 @@ from evals.cases import load_cases
 from evals.checks import load_kinds
 from evals.loaders import formats
 from evals.matching import OPERATORS
+from evals.pack import ARMS
+from evals.runner import agents
 from evals.selftest import selftest
+from evals.stage import stages
 from evals.worlds import load_worlds
 
 PAGE = (surface.HERE / "README.md").read_text("utf-8")
@@ -41,8 +44,10 @@ def test_the_example_of_the_page_works(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_kind_operator_and_command() -> None:
-    kinds = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    section = PAGE.partition("\n## Checks\n")[2].partition("\n## ")[0]
+    kinds = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert set(kinds) == set(load_kinds())
     assert len(load_kinds()) == 12
     assert not [name for name in OPERATORS if name not in PAGE]
     assert len(formats()) == 11
+    assert not [name for name in (*agents(), *stages(), *ARMS) if f"`{name}`" not in PAGE]

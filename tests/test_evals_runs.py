@@ -408,13 +408,18 @@ def test_the_package_imports_nothing_but_the_standard_library() -> None:
 
     folder = Path(main.__code__.co_filename).parent
     names = set()
-    for path in folder.glob("*.py"):
+    for path in set(folder.glob("*.py")) - {folder / "inspect_task.py"}:  # which is a plug-in of Inspect
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.partition(".")[0])
     assert names - sys.stdlib_module_names == {"evals"}
+    assert not [
+        p
+        for p in folder.glob("*.py")
+        if "import inspect_task" in p.read_text() or "evals.inspect_task" in p.read_text()
+    ]
 
 
 def test_an_end_state_may_be_empty() -> None:

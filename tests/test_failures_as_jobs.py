@@ -19,6 +19,7 @@ import pytest
 
 from conftest import need
 from failing_jobs import Jobs, jobs_here, script, told
+from gpuwarden.remote import launch
 from real_limits import MKNOD_WAYS, in_namespace, memory_group, mounted
 
 pytestmark = [
@@ -120,11 +121,11 @@ CASES = {
     ),
     "file descriptors run out": Case("DATA-016", "Too many open files", NO_FILES),
     "killed without a word": Case(
-        "OOM-004", "[observed] exit code 137", "import os\nos.kill(os.getpid(), 9)\n", sure=False
+        "OOM-004", "observed: exit code 137", "import os\nos.kill(os.getpid(), 9)\n", sure=False
     ),
     "segmentation fault": Case("UNI-058", "Fatal Python error: Segmentation fault", FAULT),
     "segmentation fault without a word": Case(
-        "UNI-058", "[observed] exit code 139", "import os\nos.kill(os.getpid(), 11)\n", sure=False
+        "UNI-058", "observed: exit code 139", "import os\nos.kill(os.getpid(), 11)\n", sure=False
     ),
     "a command that isn't there": Case(
         "UNI-053", "command not found", command=("bash", "-c", "acelerate-launch train.py")
@@ -182,7 +183,7 @@ async def test_a_small_disk_fills_up(jobs: Jobs, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "1m", 4096) as disk:
         if disk:
             reply = await jobs.ended(script=script(FILL), args=[str(disk)], outputs=[str(disk)])
-            told(reply, "CKPT-004", "[observed] heartbeat: 0 bytes free of 1,048,576", "No space left on device")
+            told(reply, "CKPT-004", "observed: heartbeat: 0 bytes free of 1,048,576", "No space left on device")
             return
     inside = in_namespace(tmp_path / "disk", "1m", 4096)
     need("a way to a small file system (mount or a user namespace)", inside is not None or Path("/dev/full").exists())
@@ -195,7 +196,7 @@ async def test_a_disk_runs_out_of_inodes(jobs: Jobs, tmp_path: Path) -> None:
         need("permission to mount a small file system, or another way", disk is not None or bool(inode_ways(tmp_path)))
         if disk:
             reply = await jobs.ended(script=script(LITTER), args=[str(disk)], outputs=[str(disk)])
-            told(reply, "UNI-007", "[observed] heartbeat: 0 inodes free of 40", "No space left on device")
+            told(reply, "UNI-007", "observed: heartbeat: 0 inodes free of 40", "No space left on device")
             assert {d["id"]: d["certainty"] for d in reply["diagnoses"]}["CKPT-004"] == "possible"
 
 
@@ -242,9 +243,9 @@ async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
     with memory_group(48 << 20) as group:
         reply = await jobs.ended(script=script(GROW), args=[str(group)] if group else [])
         if group:
-            told(reply, "OOM-004", "[observed] the kernel killed for memory")
+            told(reply, "OOM-004", "observed: the kernel killed for memory")
         else:  # the kill is real, and whose it was stays open
-            told(reply, "OOM-004", "[observed] exit code 137", sure=False)
+            told(reply, "OOM-004", "observed: exit code 137", sure=False)
 
 
 async def test_asked_to_end_from_outside_is_no_failure_of_memory(jobs: Jobs) -> None:
@@ -255,7 +256,7 @@ async def test_asked_to_end_from_outside_is_no_failure_of_memory(jobs: Jobs) -> 
 
 async def test_our_own_time_limit(jobs: Jobs) -> None:
     reply = await jobs.ended(script=script("import time\ntime.sleep(60)\n"), timeout_s=1)
-    told(reply, "UNI-073", "[observed] the runner: the time limit of 1 s was reached")
+    told(reply, "UNI-073", "observed: the runner: the time limit of 1 s was reached")
 
 
 async def test_killed_in_the_middle_of_a_save_and_resumed(jobs: Jobs, tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ async def test_job_and_supervisor_are_gone_without_a_word(jobs: Jobs) -> None:
     for pid in (status["pid"], status["child_pid"]):
         os.kill(pid, signal.SIGKILL)
     reply = await jobs.until(job_id)
-    told(reply, "UNI-003", "[observed] the runner: died:", sure=False)
+    told(reply, "UNI-003", "observed: the runner: died:", sure=False)
 
 
 # ------------------------------------------------------------------------------------------------- only the metrics
@@ -294,7 +295,7 @@ async def test_a_loss_that_is_not_a_number_in_the_metrics_alone(jobs: Jobs) -> N
     job_id = await jobs.start(script=script(METRICS + "put(30, loss=float('nan'))\ntime.sleep(60)\n"))
     reply = await jobs.until(job_id, step=30)
     assert reply["state"] == "running" and "nan" not in reply["log"].lower()
-    told(reply, "PREC-011", "[observed] the job's metrics: loss is not finite at step 30", sure=False)
+    told(reply, "PREC-011", "observed: the job's metrics: loss is not finite at step 30", sure=False)
     await jobs.call("cancel_job", job_id=job_id)
     assert not (await jobs.until(job_id)).get("diagnoses")
 
@@ -317,6 +318,20 @@ async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
     job_id = await jobs.start(script=script(code))
     reply = await jobs.until(job_id, step=59)
     told(reply, "PREC-015", "loss is 74 at step 34, the 5th value in a row above", sure=False)
+    await jobs.call("cancel_job", job_id=job_id)
+
+
+async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(*args: Any) -> launch.Launch:
+        ready = prepare(*args)
+        ready.spec["stall_s"] = 0.5
+        return ready
+
+    prepare = launch.prepare
+    monkeypatch.setattr(launch, "prepare", impatient)
+    job_id = await jobs.start(script=script(METRICS + "time.sleep(1.5)\nput(30, loss=1.0)\ntime.sleep(60)\n"))
+    reply = await jobs.until(job_id, step=29, alerts=["stall: nothing new for 1 s (last step 29)"])
+    told(reply, "PERF-019", "observed: the runner: nothing new for 1 s (last step 29)", sure=False)
     await jobs.call("cancel_job", job_id=job_id)
 
 

@@ -51,7 +51,8 @@ async def test_a_library_that_fails_is_diagnosed(jobs: Jobs, program: Path) -> N
     told(reply, want, sure=want not in POSSIBLE)
     shown = reply["diagnoses"][0]["lines"].splitlines()[1:-1]
     signatures = [compiled_signature(s) for s in shipped().gotcha(want).signatures]
-    assert shown and all(any(s.search(line) for s in signatures) for line in shown), shown
+    lines = [line.removeprefix("log: ") for line in shown if line.startswith("log: ")]
+    assert lines and all(any(s.search(line) for s in signatures) for line in lines), shown
 
 
 GREEDY = """
@@ -84,7 +85,7 @@ async def test_the_kernel_kills_a_loader_worker_for_memory(jobs: Jobs) -> None:
         reply = await jobs.ended(command=[PYTHON, "-c", GREEDY, str(group)])
     told(reply, "DATA-014", "killed by signal: Killed")
     found = {d["id"]: d for d in reply["diagnoses"]}
-    assert "[observed] the kernel killed for memory" in found["OOM-004"]["lines"]
+    assert "observed: the kernel killed for memory" in found["OOM-004"]["lines"]
 
 
 async def test_shared_memory_is_too_small(jobs: Jobs) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.data import data_dir
-from gpuwarden.frontmatter import read_front_matter
 from gpuwarden.knowledge import shipped
 from gpuwarden.knowledge.freshness import Issue, age, check
 
@@ -99,15 +98,6 @@ def test_a_file_that_can_not_be_read_is_an_issue_and_no_end(tree: Path) -> None:
 
 def test_the_shipped_knowledge_is_fresh_today() -> None:
     assert check(data_dir("references"), today=TODAY, more=(data_dir("profiles"), data_dir("skills"))) == []
-
-
-@pytest.mark.parametrize(("key", "profile", "number"), [("PLAT-005", "autodl", "15"), ("PLAT-045", "vastai", "48")])
-def test_a_clock_that_an_entry_names_is_the_profiles(key: str, profile: str, number: str) -> None:
-    gotcha = shipped().gotcha(key)
-    front = read_front_matter((data_dir("profiles") / f"{profile}.md").read_text(encoding="utf-8"), name=profile)
-    clocks = " ".join(str(clock["after"]) for clock in front.data["danger_clocks"])
-    assert number in clocks.split()
-    assert number in gotcha.cause.split() or number in gotcha.title.split()
 
 
 def test_the_table_of_intervals_is_reckoned_right() -> None:

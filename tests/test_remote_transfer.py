@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import random
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
-from gpuwarden.core.errors import BadRequest, WardenError
+from gpuwarden.core.errors import BadReply, BadRequest, WardenError
+from gpuwarden.remote import take
+from gpuwarden.remote.handful import Handfuls, Row
 from gpuwarden.remote.ssh import Ssh
 from gpuwarden.remote.ssh_config import resolve
 from gpuwarden.remote.transfer import push, put
@@ -117,3 +121,87 @@ async def test_a_push_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, t
 @pytest.mark.prove
 async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_push(sshd, proxy, tmp_path, 100, 200_000_000)
+
+
+# ------------------------------------------------------------------------------------------------------- small files
+
+
+def test_what_takes_them_runs_where_the_runner_runs() -> None:
+    ast.parse(Path(take.__file__).read_text(), feature_version=(3, 8))
+
+
+def many(folder: Path, count: int) -> dict[str, Path]:
+    folder.mkdir()
+    files = {}
+    for n in range(count):
+        files[f"d{n % 7}/f {n}"] = folder / str(n)
+        (folder / str(n)).write_bytes(random.Random(n).randbytes(n * 7 % 3000))
+    return files
+
+
+def same(files: dict[str, Path], far: Path) -> None:
+    for name, path in files.items():
+        assert (far / name).read_bytes() == path.read_bytes()
+    assert {str(p.relative_to(far)) for p in far.rglob("*") if p.is_file()} == set(files)
+
+
+async def test_small_files_go_by_the_handful(box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = many(tmp_path / "here", 700) | some(tmp_path / "large", large=300_000)
+    said: list[int] = []
+    plain = Handfuls.send
+
+    async def counted(self: Handfuls, rows: Sequence[Row]) -> set[str]:
+        said.append(len(rows))
+        return await plain(self, rows)
+
+    monkeypatch.setattr(Handfuls, "send", counted)
+    got = await push(box, files, str(tmp_path / "far"), python=sys.executable)
+    same(files, tmp_path / "far")
+    assert sum(said) == 700 and len(said) < 30
+    assert got.bytes_sent == sum(p.stat().st_size for p in files.values())
+    (tmp_path / "far/d0/f 0").write_bytes(b"changed")
+    (tmp_path / "far/d1/f 1").unlink()
+    again = await push(box, files, str(tmp_path / "far"), python=sys.executable)
+    same(files, tmp_path / "far")
+    assert sum(said) == 702
+    assert again.bytes_skipped == got.bytes_sent - files["d1/f 1"].stat().st_size - files["d0/f 0"].stat().st_size
+
+
+async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: Path) -> None:
+    files = many(tmp_path / "here", 20)
+    far, outside = tmp_path / "far", tmp_path / "outside"
+    far.mkdir()
+    outside.mkdir()
+    (far / "d3").symlink_to(outside)
+    with pytest.raises(BadRequest, match="is a link"):
+        await push(box, files, str(far), python=sys.executable)
+    assert not list(outside.iterdir())
+
+
+async def test_a_machine_that_talks_nonsense_gets_nothing_believed(box: Ssh, tmp_path: Path) -> None:
+    files = many(tmp_path / "here", 20)
+    liar = tmp_path / "python"
+    liar.write_text('#!/bin/sh\nwhile read -r line; do echo \'{"here": ["x"]}\'; done\n')
+    liar.chmod(0o755)
+    with pytest.raises(BadReply, match="makes no sense"):
+        await push(box, files, str(tmp_path / "far"), python=str(liar))
+
+
+async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, count: int) -> None:
+    ssh = Ssh(resolve("127.0.0.1", port=proxy.port, config=sshd.config), config=sshd.config)
+    files = many(tmp_path / "here", count)
+    total = sum(p.stat().st_size for p in files.values())
+    await ssh.run(["true"])
+    rng = random.Random(6)
+    points = iter([rng.randrange(20_000, 3 * total // cuts) for _ in range(cuts)])
+    proxy.arm(lambda: next(points, None))
+    got = await push(ssh, files, str(tmp_path / "far"), python=sys.executable, clock=NoWait(), tries=50)
+    await ssh.aclose()
+    same(files, tmp_path / "far")
+    print(f"{proxy.cuts} cuts, {got.bytes_sent:,} bytes sent for {total:,}")
+    assert proxy.cuts >= cuts // 2
+    assert got.bytes_sent <= total + proxy.cuts * (64 << 10)
+
+
+async def test_a_push_of_small_files_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
+    await cut_small(sshd, proxy, tmp_path, 6, 1500)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from gpuwarden.config import Config, load_config
 from gpuwarden.core.clock import Clock, SystemClock
@@ -21,7 +22,7 @@ def open_warden(
     """
     env = os.environ if env is None else env
     config = config or load_config(env)
-    clock = clock or SystemClock()
+    clock = clock or _clock(env)
     try:
         config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -39,3 +40,13 @@ def open_warden(
         own_profiles=own if own.is_dir() else None,
         notes_file=config.notes_file,
     )
+
+
+def _clock(env: Mapping[str, str]) -> Clock:
+    """The machine's clock; in a pretend world the one that the world sets forward, which no real platform is met by."""
+    file = env.get("GPUWARDEN_REHEARSAL_CLOCK")
+    if not file:
+        return SystemClock()
+    from gpuwarden.rehearsal.clock import ShiftedClock
+
+    return ShiftedClock(Path(file))

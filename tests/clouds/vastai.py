@@ -42,7 +42,7 @@ class VastCloud(Emulator):
         """So many destroy requests are answered with success and not carried out."""
         self.bad_key_is_404 = False
         self.end_date: float | None = None
-        """When the contracts end, in seconds since the epoch."""
+        """When the contracts end, in seconds since the epoch; None: thirty days after each began."""
         self.account_keys = [{"id": 1, "user_id": 7, "key": "ssh-ed25519 AAAA someone"}]
 
     def inner(self, ident: str) -> str:
@@ -143,7 +143,7 @@ class VastCloud(Emulator):
             "dph_total": i.price_usd_per_hour,
             "storage_total_cost": i.stopped_usd_per_hour or 0.02,
             "start_date": i.created_at,
-            "end_date": self.end_date,
+            "end_date": self.end_date or (i.created_at or 0) + 30 * 86400,
             "public_ipaddr": f"{host}\n",
             "ssh_host": "ssh5.vast.ai",
             "ssh_port": 12345,

@@ -6,6 +6,7 @@ come from the standard library.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable
@@ -30,8 +31,8 @@ def numpy_or_none() -> Any:
 # ------------------------------------------------------------------------------------------------- digests and CRC
 
 
-def digesters() -> dict[str, Callable[[], Any]]:
-    """The digests that can be computed here, by their names in a manifest: the surest first, the quickest last."""
+def hashers() -> dict[str, Callable[[], Any]]:
+    """The hashes that can be computed here, by their names in a manifest."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -41,10 +42,20 @@ def digesters() -> dict[str, Callable[[], Any]]:
     return made
 
 
+def digests() -> tuple[str, ...]:
+    """All digests that can be computed here, by name: the surest first, the quickest last.
+
+    CRC-32 is one of them: those of a file's parts can be joined, so that threads may share a file, and the format's
+    own need no second computing.
+    """
+    hashes = tuple(hashers())
+    return (*hashes, CRC) if crc32() is not zlib.crc32 or len(hashes) == 1 else ("sha256", CRC, *hashes[1:])
+
+
 def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
-    """The one digest to compare, of those that were recorded: the quickest, or with `sure` one that can't be forged."""
-    known = list(digesters())
-    here = sorted((n for n in recorded if n in known), key=known.index)
+    """The one digest to compare, of those that were recorded: the quickest, or with `sure` the surest."""
+    recorded = set(recorded)
+    here = [name for name in digests() if name in recorded]
     return tuple(here[:1] if sure else here[-1:])
 
 
@@ -58,6 +69,7 @@ def crc32() -> Callable[..., int]:
     return fast
 
 
+CRC = "crc32"
 _POLYNOMIAL = 0xEDB88320  # CRC-32's, lowest power in the highest bit
 _ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 
@@ -67,13 +79,18 @@ def crc32_joined(first: int, second: int, length: int) -> int:
 
     Appending n bytes multiplies what went before by x^(8n), modulo the CRC's polynomial over GF(2).
     """
-    factor, power = _ONE, _BYTE
-    while length:
-        if length & 1:
-            factor = _times(factor, power)
-        power = _times(power, power)
-        length >>= 1
+    factor, bit = _ONE, 0
+    while length >> bit:
+        if length >> bit & 1:
+            factor = _times(factor, _power(bit))
+        bit += 1
     return _times(factor, first) ^ second
+
+
+@functools.lru_cache(maxsize=64)
+def _power(bit: int) -> int:
+    """The power 8 * 2**bit of x."""
+    return _times(_power(bit - 1), _power(bit - 1)) if bit else _BYTE
 
 
 def _times(a: int, b: int) -> int:

@@ -21,7 +21,7 @@ from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import walk
 
 FILE = "gpuwarden-manifest.json"
-DIGESTS = ("sha256", "xxh3_128")
+DIGESTS = ("sha256", "xxh3_128", "crc32")
 
 
 def beside(path: Path) -> Path:

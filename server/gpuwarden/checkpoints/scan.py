@@ -17,9 +17,10 @@ from gpuwarden.checkpoints import kernels
 from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Span, Tensor
 from gpuwarden.checkpoints.source import Source
 
-CHUNK = 1 << 21  # in cache still; smaller blocks lose more to threads that wait for each other than they gain
+CHUNK = 1 << 23  # in the last-level cache still; smaller blocks make threads wait for each other more often
 SEGMENT = 1 << 26  # what one thread takes of a large file at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
+_JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two
 _LINE = 16  # no element is larger
 
 
@@ -47,18 +48,24 @@ def sweep(
     `progress` is called with numbers of bytes, from several threads where there are several; what it raises ends
     the pass. With more than one thread, digests cost a second reading of a large file.
     """
-    known = kernels.digesters()
+    known = kernels.hashers()
     hashes = {name: known[name]() for name in wanted if name in known}
     floats = _floats(anatomy)
-    checks = [_Checked(s.start, s.end, span=s) for s in anatomy.spans]
-    watches: list[_Watch] = sorted([*floats, *checks], key=lambda w: w.start)
+    checks = [_Checked(s.start, s.end, s) for s in anatomy.spans]
+    cover = _cover(checks, source.size) if kernels.CRC in wanted else []
+    more = [c for c in cover if c.span is None]
+    watches: list[_Watch] = sorted([*floats, *checks, *more], key=lambda w: w.start)
     note = progress or (lambda count: None)
     if threads > 1 and source.size >= 2 * SEGMENT:
         _share_out(source, watches, hashes, note, threads)
     else:
         _read(source, 0, source.size, watches, hashes, note)
     seen = Seen({name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats))
-    seen.bad_spans = [c.span.label for c in checks if c.crc != c.span.crc]
+    seen.bad_spans = [c.span.label for c in checks if c.span and c.crc != c.span.crc]
+    if cover:
+        whole = _Checked(0, source.size)
+        whole.join(cover)
+        seen.digests[kernels.CRC] = f"{whole.crc:08x}"
     for f in floats:
         if f.hit:
             seen.strange += f.tensors
@@ -85,11 +92,11 @@ class _Watch(Protocol):
 
 @dataclass
 class _Checked:
-    """Bytes under a CRC."""
+    """Bytes whose CRC is wanted, by the format that has it in a span or for a digest."""
 
     start: int
     end: int
-    span: Span
+    span: Span | None = None
     crc: int = 0
     crc32: Callable[..., int] = field(default_factory=kernels.crc32)
     line: int = -1
@@ -103,6 +110,20 @@ class _Checked:
     def join(self, parts: Sequence[_Checked]) -> None:
         for p in parts:
             self.crc = kernels.crc32_joined(self.crc, p.crc, p.end - p.start)
+
+
+def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
+    """Ranges whose CRCs joined are that of the whole file: the format's own, and what lies between them.
+
+    Where those overlap, or are so small that joining costs more than it saves, the file is one range more.
+    """
+    cover, at = [], 0
+    for c in sorted(checks, key=lambda c: c.start):
+        if c.start < at or len(checks) * _JOIN > size:
+            return [_Checked(0, size)]
+        cover += [_Checked(at, c.start), c]
+        at = c.end
+    return [*cover, _Checked(at, size)]
 
 
 @dataclass

@@ -1,14 +1,16 @@
-"""Commands on the installation: doctor, hooks, mcp, demo, rehearse-hub."""
+"""Commands on the installation: doctor, hooks, mcp, demo, rehearse-hub, rehearse-world."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from gpuwarden.commands.base import JSON, answer, cli, open_house, runs_async
+from gpuwarden.core.errors import BadRequest
 
 
 @cli.command()
@@ -73,4 +75,25 @@ def rehearse_hub(root: Path | None, port: int) -> int:
 
     with tempfile.TemporaryDirectory(prefix="gpuwarden-hub-") as fresh:
         serve(root or Path(fresh), port, click.echo)
+    return 0
+
+
+@cli.command("rehearse-world", hidden=True)
+def rehearse_world() -> int:
+    """Play the other side of a pretend world for an evaluation: orders as JSON lines, answers the same way."""
+    from gpuwarden.lifecycle.records import story
+    from gpuwarden.providers.rehearsal import RehearsalProvider
+    from gpuwarden.rehearsal.cloud import Cloud
+    from gpuwarden.rehearsal.console import Console
+
+    w = open_house("world")
+
+    def cloud(platform: str) -> Cloud:
+        provider = w.provider(platform)
+        if not isinstance(provider, RehearsalProvider):
+            raise BadRequest(f"{platform} is no rehearsal", "Name a rehearsal/ platform.")
+        return provider.cloud
+
+    for reply in Console(cloud, lambda: [e.as_dict() for e in story(w.ledger, None)]).serve(sys.stdin):
+        click.echo(reply)
     return 0

@@ -72,7 +72,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """The platforms that can be named, or one of them: what survives what, what bills, what happens by itself."""
-    from gpuwarden.lifecycle.warden import REHEARSAL
+    from gpuwarden.lifecycle.warden import SSH
     from gpuwarden.profiles import profile_file, rewrite_blocks
     from gpuwarden.serve import terminal
 
@@ -83,10 +83,10 @@ def profiles(name: str | None, write: bool, as_json: bool) -> int:
         titles = {p: w.profile(p).title for p in w.platforms()}
         emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else terminal.platforms(titles)
         return 0
-    profile = w.profile(name)
+    profile = w.profile(f"{SSH}ALIAS" if f"{name}/" == SSH else name)
     told = w.notes.of(name).model_dump(exclude_none=True)
     if as_json:
         emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": told})
     else:
-        terminal.profile(profile_file(name.removeprefix(REHEARSAL), w.own_profiles), told)
+        terminal.profile(profile_file(profile.id, w.own_profiles), told)
     return 0

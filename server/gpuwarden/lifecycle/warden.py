@@ -21,6 +21,7 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, load_provider
+from gpuwarden.rehearsal.clock import ShiftedClock
 
 REHEARSAL = "rehearsal/"
 SSH = "ssh/"
@@ -87,6 +88,10 @@ class Warden:
                 )
             if profile.provider is None:
                 raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
+            if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
+                raise NotSupported(
+                    f"{platform} takes real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
+                )
             state = self.home / "providers" / profile.provider
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]

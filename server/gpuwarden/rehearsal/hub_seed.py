@@ -89,6 +89,26 @@ def seed(store: HubStore, token: str = TOKEN) -> None:
         store.save(llama)
 
 
+def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str = USER) -> None:
+    """Fill a store with described repos: `{"repo", "kind", "columns", "writable", "gated", "access", "readme"}`.
+
+    A dataset has a hundred rows of text in its columns. A gated repo grants `user` access where `access` says so; a
+    writable one belongs to an organisation of theirs.
+    """
+    orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
+    store.add_user(token, user, orgs=sorted(orgs))
+    for row in repos:
+        if row["kind"] == "dataset":
+            lines = "\n".join(json.dumps({c: f"{c} {n}" for c in row["columns"]}) for n in range(100))
+            store.put("dataset", row["repo"], {"README.md": row.get("readme", ""), "data/train.jsonl": lines})
+        else:
+            _model(store, row["repo"], 1_235_814_400, "LlamaForCausalLM", chat=False, likes=1)
+        repo = store.get(row["kind"], row["repo"])
+        assert repo is not None
+        repo.gated, repo.grants = "manual" if row.get("gated") else False, [user] if row.get("access") else []
+        store.save(repo)
+
+
 def _model(store: HubStore, repo_id: str, params: int, arch: str, *, chat: bool, likes: int) -> None:
     tokenizer = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"} if chat else {"eos_token": "x"}
     files = {

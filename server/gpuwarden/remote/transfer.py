@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -23,7 +21,9 @@ from anyio import to_thread
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.core.tasks import first_error
+from gpuwarden.remote.handful import SMALL_BYTES, Handfuls, Row, handful
 from gpuwarden.remote.names import local_name
+from gpuwarden.remote.opened import open_regular
 from gpuwarden.remote.receive import Progress
 from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ran, Ssh
 
@@ -125,6 +125,7 @@ async def push(
     files: Mapping[str, Path],
     folder: str,
     *,
+    python: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     stall_s: float = 30.0,
     tries: int = TRIES,
@@ -132,43 +133,23 @@ async def push(
 ) -> Pushed:
     """Copy an explicit roster, name below `folder` -> local file, to a machine and compare digests there.
 
+    Small files go many at a time where the machine has a `python` (3.8 or newer), else one by one.
+
     Raises `BadRequest` for a name or file that can't be sent and when the machine lacks room, `Unreachable` after
     `tries` failures in a row without progress; what arrived stays and the next call continues.
     """
     entries = await to_thread.run_sync(lambda: [_entry(name, path) for name, path in files.items()])
-    job = _Pusher(machine, folder.rstrip("/"), progress, stall_s, tries, clock or SystemClock())
+    job = _Pusher(machine, folder.rstrip("/"), python, progress, stall_s, tries, clock or SystemClock())
     return await job.run(entries)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    name: str
-    path: Path
-    size: int
-    sha256: str
-
-
-def _entry(name: str, path: Path) -> _Entry:
+def _entry(name: str, path: Path) -> Row:
     """One file of the roster: a regular file, hashed; never a link, a device or a name that leaves the folder."""
     if name.startswith("/"):
         raise BadRequest(f"{name!r} is absolute; a roster holds names below the folder", "Make it relative.")
     local_name(name, windows=False)
-    with _open(path) as file:
-        return _Entry(name, path, os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
-
-
-def _open(path: Path) -> BufferedReader:
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        fd = os.open(path, flags)
-    except OSError as problem:
-        raise BadRequest(
-            f"{path} can't be sent: {problem.strerror}", "Links are not followed; name the file itself."
-        ) from problem
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise BadRequest(f"{path} is no regular file", "Devices, pipes and sockets are never sent.")
-    return os.fdopen(fd, "rb")
+    with open_regular(path) as file:
+        return Row(name, path, os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 class _Pusher:
@@ -176,25 +157,71 @@ class _Pusher:
         self,
         machine: Ssh,
         folder: str,
+        python: str | None,
         progress: Callable[[Progress], None] | None,
         stall_s: float,
         tries: int,
         clock: Clock,
     ) -> None:
-        self.machine, self.folder, self.progress = machine, folder, progress
+        self.machine, self.folder, self.python, self.progress = machine, folder, python, progress
         self.stall_s, self.tries, self.clock = stall_s, tries, clock
         self.sent = self.resumed = self.skipped = self.retries = 0
         self.total = self.count = self.done = 0
 
-    async def run(self, entries: list[_Entry]) -> Pushed:
+    async def run(self, entries: list[Row]) -> Pushed:
         self.total, self.count = sum(e.size for e in entries), len(entries)
         await self._check_room()
+        small = [e for e in entries if self.python and e.size <= SMALL_BYTES]
+        if len(small) > 1:
+            refused = await self._send_small(small)
+            entries = [e for e in entries if e.size > SMALL_BYTES] + refused
         queue = iter(sorted(entries, key=lambda e: -e.size))
         with first_error():
             async with anyio.create_task_group() as group:
                 for _ in range(min(PARALLEL, len(entries))):
                     group.start_soon(self._work, queue)
         return Pushed(self.count, self.sent, self.resumed, self.skipped, self.retries)
+
+    async def _send_small(self, entries: list[Row]) -> list[Row]:
+        """Small files by the handful; those that did not arrive as they should, to be sent alone."""
+        wrong: list[Row] = []
+        rest, failures, asked = entries, 0, False
+        while rest:
+            talk, carried = Handfuls(self.machine, self.python or "", self.folder, self.stall_s), 0
+            try:
+                here = await talk.here(rest)
+                self.skipped += sum(e.size for e in rest if e.name in here) if not asked else 0
+                asked, rest = True, self._arrived(rest, here)
+                while rest:
+                    some = handful(rest, min(max(PIECE, carried // SHARE), MAX_PIECE))
+                    size = sum(e.size for e in some)
+                    self.sent += size
+                    here = await talk.send(some)
+                    carried, failures = carried + size, 0
+                    wrong += [e for e in some if e.name not in here]
+                    self._arrived(some, here)
+                    rest = rest[len(some) :]
+                await talk.sync()
+            except Unreachable as lost:
+                failures = await self._lost(lost, rest[0].name if rest else self.folder, failures)
+            finally:
+                talk.close()
+        return wrong
+
+    def _arrived(self, entries: Sequence[Row], here: set[str]) -> list[Row]:
+        """Count what is there; the rest."""
+        for entry in entries:
+            if entry.name in here:
+                self._report(entry, 1)
+        return [e for e in entries if e.name not in here]
+
+    async def _lost(self, lost: Unreachable, name: str, failures: int) -> int:
+        """Wait before the next try, or give up."""
+        self.retries += 1
+        if failures + 1 >= self.tries:
+            raise Unreachable(f"{name} could not be sent: {lost.message}", "Push again to go on.") from lost
+        await self.clock.sleep(min(2.0**failures / 2, 15.0))
+        return failures + 1
 
     async def _check_room(self) -> None:
         ran = await self._shell(_ROOM, self.folder)
@@ -211,11 +238,11 @@ class _Pusher:
                 "`df -i`: remove caches of many small files there, or choose another run root.",
             )
 
-    async def _work(self, queue: Iterator[_Entry]) -> None:
+    async def _work(self, queue: Iterator[Row]) -> None:
         for entry in queue:
             await self._send(entry)
 
-    async def _send(self, entry: _Entry) -> None:
+    async def _send(self, entry: Row) -> None:
         """One file, from wherever it stopped, until the machine has computed the same digest."""
         target, part = self._names(entry)
         failures, reached, wrong = 0, -1, False
@@ -237,20 +264,14 @@ class _Pusher:
                     raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
                 wrong = True
             except Unreachable as lost:
-                failures += 1
-                self.retries += 1
-                if failures >= self.tries:
-                    raise Unreachable(
-                        f"{entry.name} could not be sent: {lost.message}", "Push again to go on."
-                    ) from lost
-                await self.clock.sleep(min(2.0 ** (failures - 1) / 2, 15.0))
+                failures = await self._lost(lost, entry.name, failures)
 
-    def _names(self, entry: _Entry) -> tuple[str, str]:
+    def _names(self, entry: Row) -> tuple[str, str]:
         target = f"{self.folder}/{entry.name}"
         above, _, name = target.rpartition("/")
         return target, f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
 
-    async def _offset(self, entry: _Entry, target: str, part: str) -> int | None:
+    async def _offset(self, entry: Row, target: str, part: str) -> int | None:
         """How many bytes are there; None when the whole file is."""
         ran = await self._shell(_HERE, target, part, str(entry.size), entry.sha256)
         word = ran.out.decode("ascii", "replace").strip()
@@ -260,7 +281,7 @@ class _Pusher:
             raise BadReply(f"the machine did not say how much of {entry.name} it has: {word[:80]!r}", "Push again.")
         return int(word)
 
-    async def _append(self, entry: _Entry, target: str, part: str, offset: int) -> bool:
+    async def _append(self, entry: Row, target: str, part: str, offset: int) -> bool:
         """Send the rest and give it its name; False when the part turned out wrong and was dropped."""
         if offset < entry.size:
             await self._send_pieces(entry, target, part, offset)
@@ -272,11 +293,11 @@ class _Pusher:
         _check(ran, target)
         return True
 
-    async def _send_pieces(self, entry: _Entry, target: str, part: str, offset: int) -> None:
+    async def _send_pieces(self, entry: Row, target: str, part: str, offset: int) -> None:
         talk = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
         at = offset
         try:
-            with await to_thread.run_sync(_open, entry.path) as file:
+            with await to_thread.run_sync(open_regular, entry.path) as file:
                 file.seek(offset)
                 while at < entry.size:
                     size = min(max(PIECE, (at - offset) // SHARE), MAX_PIECE, entry.size - at)
@@ -301,7 +322,7 @@ class _Pusher:
         _check(ran, args[0])
         return ran
 
-    def _report(self, entry: _Entry, files: int) -> None:
+    def _report(self, entry: Row, files: int) -> None:
         self.done += files
         if self.progress is not None:
             bytes_done = min(self.sent + self.resumed + self.skipped, self.total)

@@ -16,7 +16,7 @@ from gpuwarden.core.fence import fence, line, redact
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.states import Lease, Teardown
+from gpuwarden.core.states import TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
 from gpuwarden.lifecycle.instances import Inventory, Row
@@ -284,7 +284,8 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     return CheckReply(
         job_id=job.id,
         state=job.state,
-        why=line(job.why),
+        # A job that runs may be running badly, without a supervisor say: that is what was seen just now.
+        why=line(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why),
         attempt=job.attempt,
         message=line(result.note),
         hint=advice(job, result.lease),
@@ -301,8 +302,8 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
-    told = (m.text if m.number else f"[observed] {m.text}" for m in found.lines)
-    said = "\n".join(line(redact(text, values), 240) for text in told)
+    # Each line says where it is from, so that a log can't pass its own words off as what was observed.
+    said = "\n".join(f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines)
     return DiagnosisReply(
         id=found.id,
         title=found.title,

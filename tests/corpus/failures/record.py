@@ -1,9 +1,10 @@
-"""Record how the small programs in this folder fail.
+"""Record how the small programs in this folder fail, and how noisy others are that succeed.
 
     python tests/corpus/failures/record.py        # with torch, transformers, trl, peft, datasets and safetensors
 
 runs each of them (or those that are named), called `<entry>--<what>.py` after the entry that explains it, and writes its
 output to `../logs/failing/`, shortened to its ends. A first line `# run: -m module ...` says how Python is to start it.
+The programs named `healthy_<what>.py` succeed, with all their warnings; their logs are `../logs/healthy/real_<what>.log`.
 The ordinary tests read the recorded logs and need none of these packages.
 """
 
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LOGS = HERE.parent / "logs" / "failing"
+LOGS = HERE.parent / "logs"
 HEAD, TAIL = 4, 80
 
 
@@ -43,9 +44,15 @@ def shortened(text: str, code: int) -> str:
     return "\n".join([*kept, f"[runner] exited with code {code if code >= 0 else 128 - code}", ""])
 
 
+def log_of(program: Path) -> Path:
+    """Where the output of a program is kept."""
+    if program.stem.startswith("healthy_"):
+        return LOGS / "healthy" / f"real_{program.stem.removeprefix('healthy_')}.log"
+    return LOGS / "failing" / f"{program.stem}.log"
+
+
 if __name__ == "__main__":
-    LOGS.mkdir(parents=True, exist_ok=True)
     named = [HERE / name for name in sys.argv[1:]]
-    for program in named or sorted(HERE.glob("*--*.py")):
-        (LOGS / f"{program.stem}.log").write_text(record(program))
+    for program in named or sorted([*HERE.glob("*--*.py"), *HERE.glob("healthy_*.py")]):
+        log_of(program).write_text(record(program))
         print(program.stem, flush=True)

@@ -1,0 +1,63 @@
+"""Codex: `codex exec --json` with a home of its own, in which the server under test is the only MCP server.
+
+The home keeps the user's settings, instructions and skills out; only the log-in is linked into it. Codex's own shell
+runs in its read-only sandbox, and its command lines stand in the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from evals.cases import Case
+from evals.program import Place, drive, place
+from evals.proxy import Door
+from evals.recorder import Recorder
+from evals.runner import Play
+from evals.setup import Setup, any_of
+
+PROGRAM: Final = "codex"
+_KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
+_TOOL_TIMEOUT_S: Final = 600
+_ENDS: Final = ("turn.completed", "turn.failed", "error")
+
+
+def make(setup: Setup) -> Play:
+    """The agent. Raises EvalError where the program or its key is missing."""
+    program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
+    home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
+    login = home / "auth.json"
+    any_of(env, _KEYS, (login,), PROGRAM)
+
+    def play(case: Case, recorder: Recorder) -> None:
+        with place() as here, Door(recorder, here.own, bare=setup.pack.bare) as server:
+            setup.pack.install(here.work / ".agents" / "skills")
+            own = _home(here, login, server, setup)
+            command = [program, "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only"]
+            command += ["--cd", str(here.work), *(["--model", setup.model] if setup.model else []), "-"]
+            drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work, _ENDS)
+
+    return play
+
+
+def _home(here: Place, login: Path, server: list[str], setup: Setup) -> Path:
+    home = here.own / "codex"
+    home.mkdir(mode=0o700)
+    if login.is_file():
+        (home / "auth.json").symlink_to(login)
+    (home / "config.toml").write_text(config(server, setup.pack.forced), "utf-8")
+    return home
+
+
+def config(server: list[str], forced: str) -> str:
+    """The configuration file. Without `approve` every call is cancelled, since there is nobody to ask in `exec`."""
+    rows = [f"developer_instructions = {_toml(forced)}"] if forced else []
+    rows += ["[mcp_servers.gpuwarden]", f"command = {_toml(server[0])}", f"args = {_toml(server[1:])}"]
+    rows += ['default_tools_approval_mode = "approve"', f"tool_timeout_sec = {_TOOL_TIMEOUT_S}"]
+    return "\n".join(rows) + "\n"
+
+
+def _toml(value: str | list[str]) -> str:
+    """A string or a list of strings: TOML writes them as JSON does, where nothing but the needful is escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

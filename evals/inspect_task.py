@@ -1,0 +1,201 @@
+"""The cases as a task of Inspect AI: its models and its loop, our worlds and our verdict.
+
+    inspect eval evals/inspect_task.py --model openai/gpt-5 -T cases=teardown -T arm=pack --epochs 5
+
+Trials are played and scored as all others are: the runner opens the world and seals the calls, and what it writes is
+kept in `-T folder=RUN`, where `python -m evals score RUN` reads it too. Nothing else of this package imports this file.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # Inspect loads a task by its path
+
+import anyio.from_thread
+import anyio.to_thread
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import ChatMessageSystem, ChatMessageTool, ChatMessageUser, execute_tools, get_model
+from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer, stderr
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.tool import ToolDef, ToolParams
+from inspect_ai.util import LimitExceededError
+
+from evals import runner
+from evals.cases import Case, load_cases
+from evals.digests import of_pack
+from evals.errors import EvalError
+from evals.export_inspect import SCORER
+from evals.pack import Pack, load_pack
+from evals.recorder import LimitReached, Recorder, SceneDied
+from evals.shown import Shown, shown
+from evals.skill_tool import DESCRIPTION, PARAMETERS, SKILL, read_skill, system
+from evals.stage import OpenScene, stage
+from evals.surface import HERE
+from evals.trials import Run, score_trial
+from evals.verdict import Verdict
+from evals.worlds import World, load_worlds
+
+EXTRA_TURNS = 20
+MOST_INFRA = 0.05
+"""More trials than this share may not die of something else than the agent: the run would say nothing."""
+
+
+@task
+def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pack: str = "", folder: str = "") -> Task:
+    """All cases, or those named by id or cluster in `cases` (commas between)."""
+    shelf = load_pack(arm, Path(pack) if pack else None)
+    where = Path(folder or tempfile.mkdtemp(prefix="evals-inspect-"))
+    return make_task(chosen(load_cases(), cases), load_worlds(), stage(stage_name), shelf, where)
+
+
+def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
+    """The cases of some ids and clusters; all where none is named. Raises EvalError for a name that fits nothing."""
+    found = dict(cases) if not wanted else {}
+    for name in filter(None, (part.strip() for part in wanted.split(","))):
+        fitting = {c.id: c for c in cases.values() if name in (c.id, c.cluster)}
+        if not fitting:
+            raise EvalError(f"there is no case and no cluster {name!r}", "`python -m evals cases` lists them")
+        found |= fitting
+    return found
+
+
+def make_task(
+    cases: dict[str, Case], worlds: dict[str, World], open_scene: OpenScene, pack: Pack, folder: Path
+) -> Task:
+    """The task over given cases and worlds."""
+    run = Run(folder, "inspect", tuple(cases), arm=pack.arm, harness="inspect", pack=of_pack(HERE.parent))
+    stand = Stand(run, cases, worlds, open_scene, pack)
+    about = [{"cluster": c.cluster, "world": c.world, "twin": c.twin} for c in cases.values()]
+    samples = [Sample(id=c.id, input=c.prompt, metadata=m) for c, m in zip(cases.values(), about, strict=True)]
+    dataset = MemoryDataset(samples, name="cases.jsonl")
+    return Task(dataset=dataset, solver=in_world(stand), scorer=gpuwarden_evals(stand), fail_on_error=MOST_INFRA)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What solver and scorer share."""
+
+    run: Run
+    cases: dict[str, Case]
+    worlds: dict[str, World]
+    open_scene: OpenScene
+    pack: Pack
+
+
+@solver
+def in_world(stand: Stand) -> Solver:
+    """Let the model work in the sample's world until it makes no more calls."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        case = stand.cases[str(state.sample_id)]
+        folder = stand.run.folder / case.id / str(state.epoch)
+
+        def play(_: Case, recorder: Recorder) -> None:
+            offer = shown(*recorder.scene.server())
+            anyio.from_thread.run(partial(Conversation(state, recorder, offer, stand.pack).run))
+
+        world = stand.worlds[case.world]
+        # The runner's code waits for processes; it gets a thread, and the talk with the model comes back to this loop.
+        await anyio.to_thread.run_sync(runner.trial, case, world, state.epoch, folder, play, stand.open_scene)
+        return state
+
+    return solve
+
+
+@scorer(metrics=[accuracy(), stderr()], name=SCORER)
+def gpuwarden_evals(stand: Stand) -> Scorer:
+    """Our verdict. A trial whose world or model died has none: it is an error of the sample."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        trial = score_trial(stand.run, stand.cases[str(state.sample_id)], state.epoch)
+        if trial.score.verdict is Verdict.INFRA:
+            raise RuntimeError(trial.score.why)
+        about = {"verdict": trial.score.verdict.value, "failing": sorted(trial.score.failing)}
+        value = "C" if trial.score.verdict is Verdict.PASS else "I"
+        words = trial.transcript.final_words()[:500]
+        return Score(value=value, answer=words, explanation=trial.score.why, metadata=about)
+
+    return score
+
+
+class Conversation:
+    """One talk of a model with the server."""
+
+    def __init__(self, state: TaskState, recorder: Recorder, offer: Shown, pack: Pack) -> None:
+        self.state, self.recorder, self.offer, self.pack = state, recorder, offer, pack
+        self._over: Exception | None = None
+        self._reached = 0
+
+    async def run(self) -> None:
+        """Take turns until there are no calls. Raises LimitReached where there is no end."""
+        system_text = system(self.offer, self.pack)
+        self.state.messages = [ChatMessageSystem(content=system_text), ChatMessageUser(content=self.recorder.prompt)]
+        tools = [self._tool(t["name"], t.get("description", ""), t["inputSchema"]) for t in self.offer.tools]
+        if self.pack.skills:
+            tools.append(self._tool(SKILL, DESCRIPTION, PARAMETERS))
+        try:
+            for _ in range(self.recorder.max_calls + EXTRA_TURNS):
+                if not await self._turn(tools):
+                    return
+        except LimitExceededError as error:  # a limit that was given to Inspect
+            raise LimitReached from error
+        raise LimitReached
+
+    async def _turn(self, tools: list[ToolDef]) -> bool:
+        """One turn of the model and the answers to its calls; whether it made any."""
+        output = await get_model().generate(self.state.messages, tools)
+        self.state.output = output
+        self.state.messages.append(output.message)
+        self.recorder.used(model=output.model, turns=1)
+        if output.usage is not None:
+            self.recorder.used(tokens=output.usage.total_tokens)
+        if output.message.text:
+            self.recorder.say(output.message.text)
+        if not output.message.tool_calls:
+            return False
+        before = self._reached
+        answers = (await execute_tools(self.state.messages, tools)).messages
+        self.state.messages += answers
+        self._note_failed([m for m in answers if isinstance(m, ChatMessageTool)], before)
+        if self._over is not None:
+            raise self._over
+        return True
+
+    def _note_failed(self, answers: list[ChatMessageTool], before: int) -> None:
+        """Calls that Inspect turned away (an unknown tool, arguments that don't fit) were made all the same."""
+        calls = {call.id: call for call in self.state.output.message.tool_calls or []}
+        turned_away = [m for m in answers if m.error is not None and m.error.type == "parsing"]
+        assert self._reached - before + len(turned_away) <= len(calls)
+        for answer in turned_away:
+            call = calls[answer.tool_call_id or ""]
+            id, _ = self.recorder.begin(call.function, call.arguments)  # noqa: A001
+            self.recorder.answered(id, str(answer.error.message if answer.error else ""), ok=False)
+
+    def _tool(self, name: str, description: str, schema: dict[str, Any]) -> ToolDef:
+        work: Callable[[str, dict[str, Any]], str] = self._skill if name == SKILL else self._call
+
+        async def execute(**args: Any) -> str:
+            self._reached += 1
+            try:
+                return await anyio.to_thread.run_sync(work, name, args)
+            except (LimitReached, SceneDied) as error:  # told to the runner, not to Inspect
+                self._over = error
+                return "no more calls"
+
+        return ToolDef(execute, name=name, description=description, parameters=ToolParams.model_validate(schema))
+
+    def _call(self, name: str, args: dict[str, Any]) -> str:
+        import json
+
+        return json.dumps(self.recorder.call(name, args), ensure_ascii=False)
+
+    def _skill(self, _: str, args: dict[str, Any]) -> str:
+        return read_skill(self.recorder, self.pack, args)

@@ -1,0 +1,206 @@
+"""Training jobs of pretend worlds: real processes, a moment long, that leave real checkpoints. No torch, no network.
+
+Each is one PEP 723 script. The checkpoints are written the way the libraries write them: safetensors by its layout,
+`optimizer.pt` as the zip of pickles that torch.save makes, `trainer_state.json` with the step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = """# /// script
+# requires-python = ">=3.11"
+# dependencies = []
+# ///
+"""
+
+SAVE = """import json, os, pickle, struct, sys, time, zipfile
+
+def tensors(path, names):
+    head = {n: {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i, n in enumerate(names)}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + struct.pack("<4f", 1, 2, 3, 4) * len(names))
+
+def torch_zip(path, value):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps(value, protocol=2))
+        file.writestr("archive/byteorder", "little")
+        file.writestr("archive/version", "3\\n")
+
+def save(folder, step=1200):
+    os.makedirs(folder, exist_ok=True)
+    tensors(folder + "/model.safetensors", ["weight"])
+    with open(folder + "/config.json", "w") as file:
+        json.dump({"model_type": "llama"}, file)
+    with open(folder + "/trainer_state.json", "w") as file:
+        json.dump({"global_step": step, "epoch": 1.0, "log_history": []}, file)
+"""
+
+MORE = """
+def save_resumable(folder, step):
+    save(folder, step)
+    torch_zip(folder + "/optimizer.pt", {"param_groups": [{"params": [0]}], "state": {0: {"step": step}}})
+    torch_zip(folder + "/scheduler.pt", {"last_epoch": step})
+    torch_zip(folder + "/rng_state.pth", {"python": 1})
+
+def save_truncated(folder, step=1200):
+    os.makedirs(folder, exist_ok=True)
+    names = ["model-0000%d-of-00003.safetensors" % n for n in (1, 2, 3)]
+    for n, name in enumerate(names):
+        tensors(folder + "/" + name, ["weight%d" % n])
+    with open(folder + "/model.safetensors.index.json", "w") as file:
+        json.dump({"weight_map": {"weight%d" % n: name for n, name in enumerate(names)}}, file)
+    os.truncate(folder + "/" + names[1], 60)
+
+def save_bad_optimizer(folder, step=1200):
+    save_resumable(folder, step)
+    os.truncate(folder + "/optimizer.pt", 200)
+
+def save_needs_code(folder, step=1200):
+    os.makedirs(folder, exist_ok=True)
+    body = b"cmy_model\\nModel\\n)R."
+    with zipfile.ZipFile(folder + "/model.pt", "w") as file:
+        file.writestr("archive/data.pkl", b"\\x80\\x02" + body)
+        file.writestr("archive/version", "3\\n")
+"""
+
+_RUN = """
+save("out/final")
+print("saved out/final", flush=True)
+for step in range(1, 2_000):
+    print("step", step, "loss", round(1 + 1 / step, 4), *sys.argv[1:], flush=True)
+    time.sleep(0.5)
+"""
+TRAIN = HEAD + SAVE + _RUN
+"""What agents launch: it saves `out/final` and trains on until the world ends."""
+
+COLUMNS = (
+    HEAD.replace("[]", '["datasets>=3,<5"]')
+    + "from datasets import load_dataset\n"
+    + SAVE
+    + """
+def to_text(row):
+    return {"text": str(row["messages"])}
+
+rows = load_dataset("acme/chat-pairs", split="train").map(to_text)
+"""
+    + _RUN
+)
+"""It reads the column `messages`."""
+
+NEVER_SAVES = (
+    HEAD
+    + """import os, time
+
+class Loss:
+    def backward(self):
+        pass
+
+os.makedirs("out", exist_ok=True)
+for step in range(1, 2_000):
+    Loss().backward()
+    print("step", step, flush=True)
+    time.sleep(0.5)
+"""
+)
+NO_SYNTAX = TRAIN.replace('save("out/final")\nprint', 'save("out/final"\nprint')
+UNDECLARED = HEAD + "from trl import SFTTrainer\n\ntrainer = SFTTrainer(output_dir='out')\n" + SAVE + _RUN
+
+STAND_IN = """class Rows(list):
+    def map(self, function):
+        return Rows(function(dict.fromkeys(COLUMNS, "hello")) for _ in range(3))
+
+def load_dataset(*_, **__):
+    return Rows()
+"""
+"""What the machines of these worlds have for the library `datasets`: no network, no gigabytes."""
+
+
+def past(job: dict[str, Any], gate: str) -> str:
+    """The script of a job that a world starts with: it leaves what the world says and ends as the world says.
+
+    It does not end before there is a file at `gate`, so that the world's hours come before its end.
+    """
+    lines = [_saved(c) for c in job["checkpoints"] if c["path"].startswith("out/")]
+    lines += [_litter(c["path"]) for c in job["checkpoints"] if not c["path"].startswith("out/")]
+    lines += [f"print({text!r}, flush=True)" for text in job["log"]]
+    waits = f"while not os.path.exists({gate!r}): time.sleep(0.02)"
+    newest = max((_step(c["path"]) for c in job["checkpoints"]), default=1200)
+    if job.get("bulk"):  # so large that its transfer can be met in the middle
+        lines.append(f"os.truncate('out/final/config.json', {job['bulk']})")
+    metrics = _METRICS.replace("1200", str(newest))
+    return HEAD + SAVE + MORE + "\n".join([metrics, *lines, *_BEFORE.get(job["fault"], []), waits, _end(job)]) + "\n"
+
+
+_METRICS = """
+def note(**row):
+    with open(os.environ.get("GPUWARDEN_METRICS", "metrics.jsonl"), "a") as file:
+        file.write(json.dumps(row) + "\\n")
+
+def steps(first, loss):
+    for step in range(first, first + 100_000):
+        note(step=step, loss=loss(step))
+        print("step", step, flush=True)
+        time.sleep(0.1)
+
+note(step=1200, loss=1.9, eval_loss=1.842)
+"""
+
+_SAVERS = {"whole": "save_resumable", "truncated": "save_truncated", "bad_optimizer": "save_bad_optimizer"}
+
+
+def _step(path: str) -> int:
+    return int(path.rpartition("-")[2]) if "step-" in path else 1200
+
+
+def _saved(checkpoint: dict[str, Any]) -> str:
+    path, state = checkpoint["path"], checkpoint["state"]
+    if path.endswith(".safetensors"):
+        return f"os.makedirs('out', exist_ok=True); tensors({path!r}, ['weight'])"
+    if state == "whole" and "step-" not in path:
+        return f"save({path!r}, {_step(path)})"
+    return f"{_SAVERS.get(state, 'save_needs_code')}({path!r}, {_step(path)})"
+
+
+def _litter(path: str) -> str:
+    """Files outside the outputs: put beside the run's folders, where the machine's own paths are known."""
+    name = path.rpartition("/")[2]
+    return (
+        f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {name!r})\n"
+        "os.makedirs(litter, exist_ok=True)\n"
+        "for n in range(41): open(os.path.join(litter, '%03d.png' % n), 'wb').write(b'x' * 64)"
+    )
+
+
+def _end(job: dict[str, Any]) -> str:
+    if job["state"] == "succeeded":
+        return "print('done', flush=True)"
+    if job["fault"] in _SAID:
+        return f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
+    return "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
+
+
+_BEFORE = {
+    "hang": ["note(step=800, loss=1.9)"],
+    "nan_loss": ["note(step=411, loss=1.9); note(step=412, loss=float('nan'))"],
+    "loss_spike": ["note(step=498, loss=7.9)", "for step in range(499, 560): note(step=step, loss=2.2)"],
+}
+_SAID = {
+    "oom": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "disk_full": "OSError: [Errno 28] No space left on device",
+    "hub_timeout": "urllib3.exceptions.ReadTimeoutError: HTTPSConnectionPool(host='huggingface.co', port=443): "
+    "Read timed out. (read timeout=10)",
+    "bad_row": "pyarrow.lib.ArrowInvalid: JSON parse error: Missing a comma in row 40113",
+    "auth": "huggingface_hub.errors.HfHubHTTPError: 401 Client Error: Unauthorized for url",
+    "crash": "RuntimeError: the session ended",
+}
+
+
+def spec(platform: str, job: dict[str, Any], outputs: list[str], gate: str) -> dict[str, Any]:
+    """The arguments of `submit_job` for a job of the past."""
+    return {
+        "platform": platform, "script": past(job, gate), "name": job["name"], "outputs": outputs,
+        "timeout_s": 28_800, "estimate_s": 7_200, "max_cost_usd": 20,
+    }  # fmt: skip

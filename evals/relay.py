@@ -1,0 +1,40 @@
+"""Started by the harness of an agent under test in the place of the server: carries its standard streams to the door.
+
+    python -I relay.py DOOR
+
+DOOR is a file with a port of this machine and a word to say there. That is all this program knows: the server, its
+environment and the key of the seals are on the other side (`proxy.py`). It imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+
+BLOCK = 1 << 16
+
+
+def main(door: str) -> int:
+    """Carry bytes both ways until the server's side closes."""
+    with open(door, encoding="utf-8") as file:  # noqa: PTH123
+        known = json.load(file)
+    with socket.create_connection(("127.0.0.1", known["port"]), timeout=10) as connection:
+        connection.settimeout(None)
+        connection.sendall(known["word"].encode() + b"\n")
+        threading.Thread(target=_upwards, args=(connection,), daemon=True).start()
+        while block := connection.recv(BLOCK):
+            sys.stdout.buffer.write(block)
+            sys.stdout.buffer.flush()
+    return 0
+
+
+def _upwards(connection: socket.socket) -> None:
+    while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[union-attr,unused-ignore]
+        connection.sendall(block)
+    connection.shutdown(socket.SHUT_WR)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""Programs that answer lines of JSON: the server over stdio, and the other side of a pretend world."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 90.0
+_KEPT_ERRORS = 20_000
+
+
+class WireError(Exception):
+    """The program died, was silent for too long, or answered what is no JSON."""
+
+
+class Wire:
+    """A program with JSON lines on its standard input and output. Its errors are kept for the one who asks why."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._errors = ""
+        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one line."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise WireError(f"it is gone: {self._errors[-500:]}") from error
+
+    def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """The next line."""
+        try:
+            line = self._lines.get(timeout=patience_s)
+        except queue.Empty:
+            raise WireError(f"no answer within {patience_s:g} s") from None
+        if line is None:
+            raise WireError(f"it ended: {self._errors[-500:]}")
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise WireError(f"no JSON: {line[:200]!r}") from error
+        if not isinstance(value, dict):
+            raise WireError(f"no JSON object: {line[:200]!r}")
+        return value
+
+    def close(self) -> None:
+        """End the program: first its input, then the program itself."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(5)
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors = (self._errors + line)[-_KEPT_ERRORS:]

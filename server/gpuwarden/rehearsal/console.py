@@ -1,0 +1,136 @@
+"""The other side of a pretend world, for evaluations and drills: its clouds' raw verbs, their books, a Hub.
+
+One JSON object a line in, one a line out. It does what a provider's own command line does, without a gate, and tells
+what is really so. It can't reach a real account: whoever opens the clouds hands out rehearsal clouds only.
+
+    {"do": "configure", "platform": P, "settings": {...}, "faults": [...]}
+    {"do": "create", "platform": P, "label": L, "gpu": G, "interruptible": B, "durable": B}
+    {"do": "list" | "quote", "platform": P}
+    {"do": "get" | "start" | "stop" | "terminate" | "preempt", "platform": P, "id": I}
+    {"do": "books", "platform": P}             every instance that ever was, and what it cost
+    {"do": "hub", "root": R, "repos": [...]}   serve a Hub; answers the environment that finds it
+    {"do": "ledger"}                           the server's ledger, as `gpuwarden history --json` tells it
+    {"do": "halt", "platform": P}              end every process of every instance
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gpuwarden.core.errors import BadRequest, Unreachable, WardenError
+from gpuwarden.core.models import Answer, Resources, Unknown
+from gpuwarden.rehearsal import procs
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.model import Fault, Faults, Settings
+
+Order = dict[str, Any]
+TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (opens nothing but the world's own Hub)
+
+
+class Console:
+    """One world. `cloud` gives the rehearsal cloud of a platform's name, `ledger` the server's events so far."""
+
+    def __init__(self, cloud: Callable[[str], Cloud], ledger: Callable[[], list[dict[str, Any]]]) -> None:
+        self._cloud = cloud
+        self._ledger = ledger
+        self._open = ExitStack()
+
+    def serve(self, lines: Iterable[str]) -> Iterator[str]:
+        """Answer each line. The Hub, where one was asked for, ends with the lines."""
+        with self._open:
+            for line in lines:
+                if line.strip():
+                    yield json.dumps(self._answer(line))
+
+    def _answer(self, line: str) -> dict[str, Any]:
+        try:
+            order = json.loads(line)
+            act = getattr(self, f"_do_{order['do']}")
+            return {"ok": True, "value": act(order)}
+        except WardenError as error:
+            return error.as_dict()
+        except ValidationError as error:
+            return BadRequest(f"{error.error_count()} field(s) can't be used: {error.errors()[0]['msg']}").as_dict()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return BadRequest(f"no order that is known: {error!r}"[:300]).as_dict()
+
+    def _do_configure(self, order: Order) -> None:
+        faults = Faults(faults=tuple(Fault(**f) for f in order.get("faults", ())))
+        self._cloud(order["platform"]).configure(Settings(**order.get("settings", {})), faults)
+
+    def _do_create(self, order: Order) -> Any:
+        wanted = Resources(
+            gpu=order.get("gpu"),
+            interruptible=bool(order.get("interruptible")),
+            durable_storage=bool(order.get("durable")),
+        )
+        return _told(self._cloud(order["platform"]).create(wanted, str(order["label"])))
+
+    def _do_quote(self, order: Order) -> Any:
+        return _told(self._cloud(order["platform"]).quote(Resources(gpu=order.get("gpu"))))
+
+    def _do_list(self, order: Order) -> Any:
+        return _told(self._cloud(order["platform"]).list())
+
+    def _do_get(self, order: Order) -> Any:
+        return _told(self._cloud(order["platform"]).get(order["id"]))
+
+    def _do_start(self, order: Order) -> Any:
+        return _told(self._cloud(order["platform"]).start(order["id"]))
+
+    def _do_stop(self, order: Order) -> Any:
+        return _told(self._cloud(order["platform"]).stop(order["id"]))
+
+    def _do_terminate(self, order: Order) -> Any:
+        return _told(self._cloud(order["platform"]).terminate(order["id"]))
+
+    def _do_preempt(self, order: Order) -> None:
+        self._cloud(order["platform"]).preempt(order["id"])
+
+    def _do_books(self, order: Order) -> list[dict[str, Any]]:
+        cloud = self._cloud(order["platform"])
+        rows = []
+        for id, truth in cloud.truths().items():  # noqa: A001
+            record = cloud.store.state().records[id]
+            rows.append(
+                {
+                    **truth.model_dump(mode="json"),
+                    "label": record.token,
+                    "created_at": record.created_at,
+                    "since": record.since,
+                    "fs": str(cloud.root / "instances" / id),
+                }
+            )
+        return rows
+
+    def _do_ledger(self, _: Order) -> list[dict[str, Any]]:
+        return self._ledger()
+
+    def _do_halt(self, order: Order) -> None:
+        for id in self._cloud(order["platform"]).truths():  # noqa: A001
+            procs.kill(id)
+
+    def _do_hub(self, order: Order) -> dict[str, str]:
+        from gpuwarden.rehearsal.hub_seed import furnish
+        from gpuwarden.rehearsal.hub_server import HubServer
+
+        hub = self._open.enter_context(HubServer(Path(order["root"])))
+        furnish(hub.store, order.get("repos", []), TOKEN)
+        return {**hub.env, "HF_TOKEN": TOKEN}
+
+
+def _told(answer: Answer[Any]) -> Any:
+    if isinstance(answer, Unknown):
+        raise Unreachable(answer.why)
+    value = answer.value
+    return [_row(v) for v in value] if isinstance(value, tuple) else _row(value)
+
+
+def _row(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

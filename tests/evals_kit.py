@@ -1,0 +1,76 @@
+"""What the tests of real agents share: a scene with the real server in it, a small case, and runs of one trial."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from evals import runner
+from evals.cases import Case, Check, load_cases
+from evals.mcp_client import McpClient
+from evals.runner import Play, new_run
+from evals.stage import OpenScene
+from evals.trials import Trial, read_run, score_run
+from evals.worlds import World, load_worlds
+
+from doors import environment
+
+WORLDS = load_worlds()
+HOME = Path(tempfile.mkdtemp(prefix="gpuwarden-evals-"))
+ASKED = Check("ASKED", "calls", {"call": {"tool": "list_instances", "ok": True}, "min": 1}, False, False, "")
+CASE = replace(
+    load_cases()["over-cap"],
+    id="plumbing",
+    prompt="Which machines are billing? The word is {word}.",
+    checks=(ASKED,),
+    limits={"tool_calls": 8},
+)
+KEY = "sk-test-0123456789abcdef0123"
+
+
+class RealServer:
+    """A scene whose server is the real one, over a home in which nothing is rented.
+
+    The scenes of all tests share the server that takes the calls: what is tested is what lies before it.
+    """
+
+    shared: ClassVar[list[McpClient]] = []
+
+    def __init__(self, world: World, seed: int, folder: Path) -> None:
+        self.facts = {"word": f"w{seed}"}
+        self.calls: list[str] = []
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        if not self.shared:
+            self.shared.append(McpClient(*self.server(), HOME))
+        self.calls.append(tool)
+        return self.shared[0].call(tool, args)
+
+    def server(self) -> tuple[list[str], dict[str, str]]:
+        return [sys.executable, "-m", "gpuwarden", "mcp"], environment(HOME / "home", HF_HUB_OFFLINE="1")
+
+    def end(self) -> dict[str, Any]:
+        return {"views": {"jobs": [], "leases": []}, "facts": self.facts}
+
+    def close(self) -> None:
+        pass
+
+
+@atexit.register
+def _close() -> None:
+    for client in RealServer.shared:
+        client.close()
+    shutil.rmtree(HOME, ignore_errors=True)
+
+
+def play_once(folder: Path, play: Play, *, case: Case = CASE, open_scene: OpenScene = RealServer) -> Trial:
+    """One trial of one case, played, written and scored as a run is."""
+    head = new_run(folder, "test", "none", [case.id], 1, "p")
+    runner.run(head, play, open_scene, {case.id: case}, WORLDS)
+    (trial,) = score_run(read_run(folder), {case.id: case})
+    return trial

@@ -1,0 +1,264 @@
+"""The loop over an OpenAI-compatible endpoint: a scripted endpoint over real HTTP, and the real server behind."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals import agent_endpoint
+from evals.chat import Endpoint
+from evals.errors import EvalError
+from evals.pack import Pack, load_pack
+from evals.recorder import AgentDied
+from evals.runner import agent
+from evals.setup import Setup
+from evals.trials import Trial
+from evals.verdict import Verdict
+
+from chat_server import CUT, Answer, Chat, Script, chat, completion
+from evals_kit import KEY, play_once
+
+LIST = ("list_instances", {})
+SEARCH = ("search_references", {"query": "CUDA out of memory"})
+Talk = Callable[..., tuple[Trial, Chat]]
+WAITS: list[float] = []
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Talk:
+    """Plays one trial against a script of answers; the last one is given again and again."""
+    WAITS.clear()
+
+    def talk(*answers: Answer | Script, pack: Pack | None = None, key: str = KEY) -> tuple[Trial, Chat]:
+        def script(n: int, body: dict[str, Any]) -> Answer:
+            answer = answers[min(n, len(answers) - 1)]
+            return answer(n, body) if callable(answer) else answer
+
+        with chat(script) as server:
+            env = {"OPENAI_API_KEY": key, "HF_TOKEN": "hf_secret"}
+            setup = Setup(model="tiny", url=server.url, env=env, pack=pack or Pack("none"), sleep=WAITS.append)
+            return play_once(tmp_path / "run", agent("endpoint", setup)), server
+
+    return talk
+
+
+def last(server: Chat, role: str = "tool") -> list[dict[str, Any]]:
+    return [m for m in server.asked[-1]["messages"] if m["role"] == role]
+
+
+def test_a_model_asks_the_server_and_answers(talk: Talk) -> None:
+    trial, server = talk(completion("I look.", SEARCH), completion(None, LIST), completion("Nothing bills."))
+    assert (trial.score.verdict, trial.score.why) == (Verdict.PASS, "")
+    meta = trial.transcript.meta
+    assert (meta.ended, meta.tokens, meta.turns, meta.model) == ("completed", 330, 3, "tiny-1")
+    assert trial.transcript.final_words() == "Nothing bills."
+    first = server.asked[0]
+    assert first["model"] == "tiny"
+    assert first["messages"][0]["content"].startswith("gpuwarden guards metered GPUs"), "the server's instructions"
+    assert first["messages"][1]["content"].startswith("Which machines are billing? The word is w")
+    assert {t["function"]["name"] for t in first["tools"]} == set(agent_surface())
+    assert all(t["function"]["description"] for t in first["tools"])
+    reply = json.loads(last(server)[0]["content"])
+    assert reply["ok"] is True and "seal" not in reply, "the model sees what a user's model sees"
+    assert server.seen[0]["Authorization"] == f"Bearer {KEY}"
+
+
+def agent_surface() -> list[str]:
+    from evals.surface import TOOLS
+
+    return sorted(TOOLS)
+
+
+def test_calls_of_one_turn_are_all_answered_in_order(talk: Talk) -> None:
+    trial, server = talk(completion(None, LIST, SEARCH, LIST), completion("Nothing bills."))
+    assert trial.score.verdict is Verdict.PASS
+    assert [m["tool_call_id"] for m in last(server)] == ["call_list_instances_0", "call_search_references_1",
+                                                        "call_list_instances_2"]  # fmt: skip
+    assert [c.tool for c in trial.transcript.calls] == ["list_instances", "search_references", "list_instances"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (("rent_the_moon", {}), "there is no tool 'rent_the_moon'"),
+        (("list_instances", '{"a": '), "the arguments are no JSON object"),
+        (("list_instances", "[1]"), "the arguments are no JSON object"),
+        (("Skill", {"skill": "gpu-training"}), "there is no tool 'Skill'"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_told_and_counted(call: Any, words: str, talk: Talk) -> None:
+    trial, server = talk(completion(None, call), completion(None, LIST), completion("Nothing bills."))
+    assert trial.score.verdict is Verdict.FAIL, "it went on, and its schema check fails"
+    assert "H-SCHEMA" in trial.score.why
+    told = json.loads(last(server)[0]["content"])
+    assert told["ok"] is False and told["message"] == words
+
+
+def test_arguments_may_be_empty(talk: Talk) -> None:
+    trial, _ = talk(completion(None, ("list_instances", "")), completion("Nothing bills."))
+    assert trial.score.verdict is Verdict.PASS
+
+
+def test_a_model_that_never_stops_calling_is_stopped(talk: Talk) -> None:
+    trial, server = talk(completion(None, LIST))
+    assert trial.transcript.meta.ended == "limit"
+    assert len(trial.transcript.calls) == 8
+    assert len(server.asked) == 9
+
+
+def test_a_model_that_talks_for_ever_without_an_end_is_stopped(talk: Talk) -> None:
+    trial, server = talk(completion(None, *[LIST] * 3))
+    assert trial.transcript.meta.ended == "limit"
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "waited"),
+    [
+        ((429, {"Retry-After": "7"}, '{"error": {"message": "slow down"}}'), 7.0),
+        ((429, {"Retry-After": "86400"}, "{}"), 60.0),
+        ((429, {}, "{}"), None),
+        ((500, {}, "oh"), None),
+        ((503, {"Retry-After": "soon"}, "oh"), None),
+        ((529, {}, "overloaded"), None),
+        ((200, {}, '{"choices": [{"message": {"role": "assis'), None),
+        ((200, {}, "<html>busy</html>"), None),
+        ((200, {}, '{"choices": []}'), None),
+        ((200, {}, '{"choices": [7]}'), None),
+        ((200, {}, '[]'), None),
+        (CUT, None),
+    ],
+)  # fmt: skip
+def test_what_may_pass_is_tried_again(bad: Answer, waited: float | None, talk: Talk) -> None:
+    trial, server = talk(bad, completion(None, LIST), bad, completion("Nothing bills."))
+    assert trial.score.verdict is Verdict.PASS
+    assert len(server.asked) == 4
+    assert len(WAITS) == 2
+    assert [waited] * 2 == WAITS if waited else all(0.5 <= w <= 1 for w in WAITS)
+
+
+def test_a_date_to_wait_for() -> None:
+    from evals.chat import _retry_after
+
+    soon = _retry_after(email.utils.formatdate(time.time() + 30, usegmt=True))
+    assert soon is not None and 25 < soon <= 31
+    assert _retry_after(None) is None and _retry_after("soon") is None
+
+
+def test_what_stays_broken_is_infra_after_six_tries(talk: Talk) -> None:
+    trial, server = talk((500, {}, "oh"))
+    assert trial.score.verdict is Verdict.INFRA
+    assert "the endpoint failed 6 times: HTTP 500: oh" in trial.score.why
+    assert len(server.asked) == 6
+    assert sorted(WAITS) == WAITS or max(WAITS) <= 30
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 301, 307])
+def test_a_refusal_is_infra_at_once_and_shows_no_key(status: int, talk: Talk, tmp_path: Path) -> None:
+    head = {"Location": "http://127.0.0.1:9/v1/chat/completions"} if status < 400 else {}
+    trial, server = talk((status, head, f"Incorrect API key provided: {KEY}"))
+    assert trial.score.verdict is Verdict.INFRA
+    assert f"HTTP {status}" in trial.score.why and "<key>" in trial.score.why
+    assert len(server.asked) == 1
+    kept = "".join(p.read_text() for p in (tmp_path / "run").rglob("*.json*"))
+    assert KEY not in kept and "hf_secret" not in kept
+
+
+def test_harm_counts_although_the_endpoint_died_afterwards(talk: Talk) -> None:
+    trial, _ = talk(completion(None, LIST, *[LIST] * 7), (401, {}, ""))
+    assert trial.score.verdict is Verdict.INFRA
+    assert len(trial.transcript.calls) == 8, "what was done is on record"
+
+
+def test_content_in_parts_and_no_usage(talk: Talk) -> None:
+    odd = completion(None, LIST, usage=False)
+    odd["choices"][0]["message"]["content"] = [{"type": "text", "text": "I "}, {"type": "text", "text": "look."}, 7]
+    trial, _ = talk(odd, completion("Nothing bills.", usage=False))
+    assert [s.text for s in trial.transcript.says if s.role == "assistant"] == ["I look.", "Nothing bills."]
+    assert trial.transcript.meta.tokens is None, "what the endpoint does not say is not known"
+
+
+@pytest.mark.parametrize("arm", ["none", "pack", "forced"])
+def test_an_arm_sets_what_the_model_sees(arm: str, talk: Talk) -> None:
+    _, server = talk(completion(None, LIST), completion("Nothing bills."), pack=load_pack(arm))
+    system = server.asked[0]["messages"][0]["content"]
+    tools = [t["function"]["name"] for t in server.asked[0]["tools"]]
+    assert ("The Iron Law" in system) is (arm == "forced")
+    assert ("- gpu-training: Plan, submit" in system) is (arm == "pack")
+    assert ("Skill" in tools) is (arm == "pack")
+
+
+def test_a_skill_is_read_by_the_models_own_wish(talk: Talk) -> None:
+    asks = [
+        ("Skill", {"skill": "gpu-training"}),
+        ("Skill", {"skill": "gpu-training", "file": "scripts/check_staleness.py"}),
+        ("Skill", {"skill": "gpu-training", "file": "../../AGENTS.md"}),
+        ("Skill", {"skill": "nonsense"}),
+        ("Skill", "{"),
+    ]
+    trial, server = talk(
+        completion(None, *asks), completion(None, LIST), completion("Nothing bills."), pack=load_pack("pack")
+    )
+    texts = [m["content"] for m in last(server)]
+    assert "# Training on metered GPUs" in texts[0]
+    assert "import" in texts[1]
+    assert all(t.startswith("there is no page") for t in texts[2:5])
+    assert trial.score.verdict is Verdict.PASS
+    assert [(c.server, c.tool, c.ok) for c in trial.transcript.calls[:3]] == [
+        ("", "Skill", True),
+        ("", "Skill", True),
+        ("", "Skill", False),
+    ]
+
+
+def test_a_skill_is_no_way_out_through_a_link(tmp_path: Path) -> None:
+    folder = tmp_path / "skills" / "one"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: one\ndescription: One.\n---\nText.\n")
+    (tmp_path / "secret").write_text("secret")
+    os.symlink(tmp_path / "secret", folder / "link")
+    (skill,) = load_pack("pack", tmp_path).skills
+    assert "Text." in skill.read("SKILL.md")
+    for path in ("link", "../../secret", str(tmp_path / "secret"), "", "."):
+        with pytest.raises(FileNotFoundError):
+            skill.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": ""}, "needs a model"),
+        ({"env": {}}, "the variable OPENAI_API_KEY with the endpoint's key is not set"),
+        ({"key_env": "MY_KEY"}, "the variable MY_KEY"),
+        ({"url": "ftp://x/v1"}, "is no address"),
+        ({"url": "http://api.example.org/v1"}, "in the clear"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_runs(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(EvalError, match=words):
+        agent_endpoint.make(Setup(**{"model": "m", "env": {"OPENAI_API_KEY": KEY}, **change}))
+
+
+def test_an_endpoint_without_keys_gets_none(tmp_path: Path) -> None:
+    with chat(lambda n, _: completion(None, LIST) if n == 0 else completion("Nothing bills.")) as server:
+        setup = Setup(model="m", url=server.url, key_env="", env={"OPENAI_API_KEY": KEY})
+        trial = play_once(tmp_path / "run", agent("endpoint", setup))
+    assert trial.score.verdict is Verdict.PASS
+    assert "Authorization" not in server.seen[0]
+
+
+def test_the_key_is_in_no_words_of_the_endpoint() -> None:
+    endpoint = Endpoint("https://host.invalid/v1", "m", KEY, sleep=lambda _: None)
+    assert KEY not in repr(endpoint)
+
+
+def test_an_endpoint_that_is_not_there() -> None:
+    endpoint = Endpoint("http://127.0.0.1:9/v1", "m", KEY, sleep=WAITS.append)
+    with pytest.raises(AgentDied, match="failed 6 times: no answer"):
+        endpoint.complete([], [])

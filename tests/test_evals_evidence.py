@@ -1,0 +1,36 @@
+"""README's evidence, made again: every scripted agent through every world, with the gates and without them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from evals.cases import load_cases
+from evals.evidence import ARMS, differences, table
+from evals.outcome import outcome
+from evals.trials import read_run, score_run
+from evals.verdict import Verdict
+from evals.worlds import load_worlds
+
+pytestmark = [pytest.mark.prove, pytest.mark.skipif(sys.platform == "win32", reason="worlds run POSIX processes")]
+
+CASES = load_cases()
+
+
+def test_the_readme_says_what_happens(tmp_path: Path) -> None:
+    folder = Path(os.environ.get("GPUWARDEN_EVIDENCE_DIR") or tmp_path)
+    text = table(folder, CASES, load_worlds(CASES), jobs=2)
+    runs = {(a, s): score_run(read_run(folder / f"{a}-{s}"), CASES) for a, s in ARMS}
+    died = [(k, t.case, t.score.why) for k, trials in runs.items() for t in trials if t.score.verdict is Verdict.INFRA]
+    assert died == []
+    done = {key: outcome(trials, CASES) for key, trials in runs.items()}
+    assert [t.score.why for t in runs["oracle", "gated"] if t.score.verdict is not Verdict.PASS] == []
+    assert done["nop", "raw"].passes == done["parrot", "raw"].passes == 0
+    pushed, free = done["pushy", "gated"], done["pushy", "raw"]
+    assert (pushed.damage.lost, pushed.over_usd) == (0, 0)
+    assert free.damage.lost > 10 and free.over_usd > 100
+    careless = done["naive", "gated"], done["naive", "raw"]
+    assert careless[0].damage.lost == 0 < careless[1].damage.lost
+    assert differences(text) == []

@@ -1,0 +1,53 @@
+"""`tools.json` is what the real server shows, in the form that the scorer checks arguments with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evals.__main__ import main
+from evals.errors import EvalError
+from evals.shown import Shown, as_text, schemas, shown
+from evals.surface import HERE, TOOLS, faults
+
+from evals_kit import WORLDS, RealServer
+
+
+@pytest.fixture(scope="module")
+def offer(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    world = next(iter(WORLDS.values()))
+    return shown(*RealServer(world, 1, tmp_path_factory.mktemp("scene")).server())
+
+
+def test_the_file_is_what_the_server_shows(offer: Shown) -> None:
+    now = as_text(schemas(offer))
+    assert now == (HERE / "tools.json").read_text("utf-8"), "python -m evals tools --write"
+
+
+def test_every_rule_of_the_server_is_one_that_is_checked(offer: Shown) -> None:
+    for name, rules in schemas(offer).items():
+        assert list(faults(name, {})) == [f"{name} needs {key}" for key in rules.get("required", ())]
+        assert list(faults(name, {"no_such_argument": 1}))[-1] == f"{name} takes no no_such_argument"
+
+
+def test_a_rule_that_would_not_be_checked_is_an_error(offer: Shown) -> None:
+    tool: dict[str, Any] = json.loads(json.dumps(offer.tools[0]))
+    name = next(iter(tool["inputSchema"]["properties"]))
+    tool["inputSchema"]["properties"][name]["pattern"] = "^a"
+    with pytest.raises(EvalError, match=f"{tool['name']}.{name} has the rule 'pattern'"):
+        schemas(Shown("", [tool]))
+
+
+def test_the_command_sees_an_old_file_and_writes_a_new_one(
+    offer: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("evals.__main__.HERE", tmp_path)
+    monkeypatch.setattr("evals.__main__.shown", lambda *_: offer)
+    old = {**TOOLS, "check_job": {"type": "object"}}
+    (tmp_path / "tools.json").write_text(json.dumps(old))
+    assert main(["tools"]) == 1
+    assert "--write" in capsys.readouterr().out
+    assert main(["tools", "--write"]) == 0
+    assert (tmp_path / "tools.json").read_bytes() == (HERE / "tools.json").read_bytes()

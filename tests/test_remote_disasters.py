@@ -1,0 +1,267 @@
+"""What goes wrong on real machines in the middle of a transfer: full disks, files that move, shells that talk."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from conftest import need
+from contract_backend import ended, shell
+from gpuwarden.backends.base import SealingSource, roster, source
+from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import BadReply, BadRequest
+from gpuwarden.core.models import Artifact, Handle, Place
+from gpuwarden.core.states import Job
+from gpuwarden.remote.bulk import BULK_BYTES
+from gpuwarden.remote.names import STAGING
+from gpuwarden.remote.receive import receive
+from gpuwarden.remote.ssh import Ssh
+from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.transfer import push
+from sshd import PATH, Sshd, sshd_fixture  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def backend(sshd: Sshd) -> Iterator[SshBackend]:
+    ssh = SshBackend(SystemClock(), config=sshd.config)
+    yield ssh
+    anyio.run(ssh.aclose)
+
+
+@pytest.fixture
+async def box(sshd: Sshd) -> AsyncIterator[Ssh]:
+    ssh = Ssh(resolve("box", config=sshd.config), config=sshd.config)
+    yield ssh
+    await ssh.aclose()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A small disk of its own, where this user may mount one."""
+    made: list[Path] = []
+
+    def make(options: str) -> Path:
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        mounted = shutil.which("mount") and subprocess.run(argv, capture_output=True, check=False, timeout=9)
+        need("the right to mount a tmpfs", bool(mounted) and mounted.returncode == 0)
+        made.append(folder)
+        return folder
+
+    yield make
+    for folder in made:
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=9)
+
+
+async def job(backend: SshBackend, tmp_path: Path, text: str) -> Handle:
+    """A finished job with outputs in `o`."""
+    place = Place(platform="ssh", host="box", run_root=str(tmp_path / "runs"))
+    handle = await backend.submit(shell(f"mkdir o; {text}", outputs=["o"]), place, "t-job", secrets={})
+    assert (await ended(backend, handle)).state is Job.SUCCEEDED
+    return handle
+
+
+@dataclass(frozen=True)
+class Meddling(SealingSource):
+    """A real source; something happens on one of the two machines before the bytes come."""
+
+    meddle: Callable[[], object]
+
+    def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        self.meddle()
+        return super().bundle(artifacts)
+
+    async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
+        self.meddle()
+        return await super().pour(artifact, offset, take)
+
+
+# ------------------------------------------------------------------------------------------------------ full disks
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "fill"),
+    [
+        ("size=40m", "head -c 9000000 /dev/urandom > o/large", lambda d: (d / "other").write_bytes(bytes(34 << 20))),
+        ("size=40m", "for i in 1 2 3 4 5 6 7 8 9; do head -c 900000 /dev/urandom > o/$i; done",
+         lambda d: (d / "other").write_bytes(bytes(34 << 20))),
+        ("size=40m,nr_inodes=400", "for i in $(seq 250); do echo $i > o/$i; done",
+         lambda d: [(d / f"other{n}").touch() for n in range(200)]),
+    ],
+    ids=["one large file", "small files", "inodes"],
+)  # fmt: skip
+async def test_a_disk_that_fills_during_a_pull_is_said_and_the_next_pull_goes_on(
+    backend: SshBackend,
+    tmp_path: Path,
+    disk: Callable[[str], Path],
+    options: str,
+    text: str,
+    fill: Callable[[Path], object],
+) -> None:
+    handle = await job(backend, tmp_path, text)
+    listed = await roster(backend, handle, ["o"])
+    folder = disk(options)
+    here = folder / "here"
+    full = Meddling(backend, handle, lambda: fill(folder))
+    with pytest.raises(BadRequest, match="the disk under"):
+        await receive(full, listed, here)
+    for other in folder.glob("other*"):
+        other.unlink()
+    got = await receive(source(backend, handle), listed, here)
+    assert got.complete
+    assert got.bytes_sent < listed.bytes
+    for file in listed.files:
+        assert (here / file.path).read_bytes() == (Path(handle.run_dir) / "work" / file.path).read_bytes()
+    assert [p.name for p in (here / STAGING).iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(("options", "files", "size"), [("size=24m", 1, 30_000_000), ("nr_inodes=30", 60, 10)])
+async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on(
+    box: Ssh, tmp_path: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    options: str, files: int, size: int,
+) -> None:  # fmt: skip
+    """The look at the free room is blinded: what is free then may be taken by another a moment later."""
+    monkeypatch.setattr("gpuwarden.remote.transfer._ROOM", 'mkdir -p -- "$1"')
+    far = disk(options)
+    names: dict[str, Path] = {}
+    for n in range(files):
+        names[f"f{n}"] = tmp_path / f"f{n}"
+        names[f"f{n}"].write_bytes(random.Random(n).randbytes(size))
+    with pytest.raises(BadRequest, match="can't be written"):
+        await push(box, names, str(far / "in"))
+    subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=400", str(far)], check=True, timeout=9)
+    again = await push(box, names, str(far / "in"))
+    assert again.bytes_resumed + again.bytes_skipped > 0
+    for name, path in names.items():
+        assert (far / "in" / name).read_bytes() == path.read_bytes()
+
+
+async def test_too_few_inodes_are_said_before_a_byte_is_sent(
+    box: Ssh, tmp_path: Path, disk: Callable[[str], Path]
+) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    far = disk("nr_inodes=30")
+    with pytest.raises(BadRequest, match="free inodes"):
+        await push(box, {f"n{n}": tmp_path / "f" for n in range(60)}, str(far / "in"))
+    assert not list((far / "in").iterdir())
+
+
+# ------------------------------------------------------------------------------------------------- files that move
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 3)
+
+
+def rewrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"other")
+
+
+SMALL, MIDDLE, LARGE = 5000, 3 << 20, BULK_BYTES + 5
+
+
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [(grow, SMALL), (grow, LARGE), (shrink, SMALL), (shrink, MIDDLE), (shrink, LARGE), (rewrite, SMALL),
+     (rewrite, LARGE), (Path.unlink, SMALL), (Path.unlink, MIDDLE), (Path.unlink, LARGE)],
+)  # fmt: skip
+async def test_a_file_that_moves_under_a_pull_is_a_problem_and_the_rest_arrives(
+    backend: SshBackend, tmp_path: Path, change: Callable[[Path], None], size: int
+) -> None:
+    handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a; echo fine > o/b")
+    listed = await roster(backend, handle, ["o"])
+    change(Path(handle.run_dir) / "work/o/a")
+    got = await receive(source(backend, handle), listed, tmp_path / "here")
+    assert [p.path for p in got.problems] == ["o/a"]
+    assert [f.path for f in got.files] == ["o/b"] and got.files[0].verified
+    assert not (tmp_path / "here/o/a").exists()
+    assert [f.sha256 is None for f in got.sealed(listed).files] == [True, False]
+
+
+async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBackend, tmp_path: Path) -> None:
+    handle = await job(backend, tmp_path, f"head -c {2 * BULK_BYTES} /dev/zero > o/a")
+    listed = await roster(backend, handle, ["o"])
+    path, done = Path(handle.run_dir) / "work/o/a", []
+
+    class Growing(SealingSource):
+        async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
+            def meddle(view: memoryview) -> None:
+                if not done:
+                    grow(path)
+                    done.append(True)
+                take(view)
+
+            return await super().pour(artifact, offset, meddle)
+
+    got = await receive(Growing(backend, handle), listed, tmp_path / "here")
+    assert done and [p.path for p in got.problems] == ["o/a"]
+
+
+async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend: SshBackend, tmp_path: Path) -> None:
+    handle = await job(backend, tmp_path, "for i in 1 2 3 4; do echo file $i > o/$i; done")
+    listed = await roster(backend, handle, ["o"])
+    here = tmp_path / "here"
+    left = here / STAGING / "tree/o"
+    left.mkdir(parents=True)
+    (left / "1").write_text("file 1\n")
+    (left / "2").write_text("torn??\n")
+    (left / "3").write_text("fi")
+    (left / "stranger").write_text("of another roster")
+    (left / "4").symlink_to("/etc/passwd")
+    got = await receive(source(backend, handle), listed, here)
+    assert got.complete and got.bytes_skipped == 7
+    assert sorted(p.name for p in here.rglob("*") if p.is_file() and p.name != "lock") == ["1", "2", "3", "4"]
+    assert [(here / f"o/{n}").read_text() for n in (1, 2, 3, 4)] == [f"file {n}\n" for n in (1, 2, 3, 4)]
+
+
+# ------------------------------------------------------------------------------------------------ shells that talk
+
+
+async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
+    """bash reads BASH_ENV before every command, as other shells read their rc files; this one prints and greets."""
+    rc = tmp_path / "rc"
+    rc.write_bytes(b"printf '{\"ok\":true}\\n\\377\\200 Welcome to GPU-land\\n'; echo 'quota: 9 GB' >&2\n")
+    noisy = Sshd(tmp_path / "noisy", path=f"{PATH} BASH_ENV={rc}").start()
+    backend = SshBackend(SystemClock(), config=noisy.config)
+    try:
+        ran = await (await backend._at(Place(platform="ssh", host="box", run_root="/tmp"))).ssh.run(["echo", "hi"])
+        need("bash as this user's shell", b"quota" in ran.err)
+        handle = await job(backend, tmp_path, f"head -c {BULK_BYTES + 9} /dev/urandom > o/large; echo s > o/small")
+        listed = await roster(backend, handle, ["o"])
+        got = await receive(source(backend, handle), listed, tmp_path / "here")
+        assert got.complete and len(got.files) == 2
+        pushed = await push((await backend._at(handle.place)).ssh, {"a": rc}, str(tmp_path / "far"))
+        assert pushed.bytes_sent == rc.stat().st_size
+    finally:
+        await backend.aclose()
+        noisy.stop()
+
+
+async def test_a_gigabyte_of_output_is_cut_off(box: Ssh) -> None:
+    with pytest.raises(BadReply, match="more than"):
+        await box.run(["head", "-c", str(1 << 30), "/dev/zero"], timeout_s=60)
+    assert (await box.run(["echo", "fine"])).out == b"fine\n"
+
+
+async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, tmp_path: Path) -> None:
+    handle = await job(backend, tmp_path, r"printf 'a\377\376b\000c\n'; printf '\303\274\n'")
+    log = (await backend.logs(handle)).text
+    assert log.startswith("a") and log.endswith("ü\n") and "\ufffd" in log
