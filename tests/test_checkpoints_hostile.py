@@ -147,11 +147,11 @@ TRICKS = {
 @pytest.mark.parametrize("container", [zip_file, legacy_file])
 @pytest.mark.parametrize("kind", sorted(set(TRICKS) - {"memo_bomb", "second_stop", "deep_tuple"}))
 def test_a_trick_is_not_passed(tmp_path: Path, kind: str, container: Any) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     report = verify(container(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
     assert report.verdict is not Verdict.PROVEN
     assert seen(report)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert "gave up" not in seen(report)
 
 
@@ -171,19 +171,19 @@ def long_path() -> bytes:
 )
 def test_what_a_small_file_can_cost_is_bounded(tmp_path: Path, data: bytes) -> None:
     path = zip_file(tmp_path / "model.pt", data)
-    started = time.monotonic()
+    started = time.process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     verify(path, Level.CONTENT)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
 
 
 @pytest.mark.parametrize("kind", ["memo_bomb", "deep_tuple"])
 def test_bombs_cost_neither_time_nor_memory(tmp_path: Path, kind: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report = verify(zip_file(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
     assert (report.verdict is Verdict.PROVEN) == (kind == "memo_bomb")  # harmless, for nothing is allocated
 
@@ -261,12 +261,12 @@ def test_a_small_file_that_claims_exabytes(tmp_path: Path) -> None:
 def test_an_index_of_a_million_entries(tmp_path: Path) -> None:
     table = {f"layers.{i}.w": f"model-{i % 100 + 1:05}-of-00100.safetensors" for i in range(100_000)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
-    started = time.monotonic()
+    started = time.process_time()
     report = verify(tmp_path, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
     assert "100 shards that are not there" in " ".join(report.problems)
     assert len(" ".join(report.problems)) < 1000
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b'{"a": 1', b"\xff\xfe"])

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,32 @@ def test_complex_values_are_judged_as_torch_judges_them(tmp_path: Path, big: boo
         seen = scan.sweep(source, Anatomy("x", tensors=[tensor], big_endian=big))
     assert bool(seen.strange) == (not bool(torch.isfinite(torch.from_numpy(values)).all()))
     assert bool(seen.zero) == (value == 0)
+
+
+# -------------------------------------------------------------------------------------------------- the exact count
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "said"),
+    [
+        ((1 << 40,), (0,), "1 infinite of 1 values"),  # torch.full((1,), inf).expand(1 << 40)
+        ((1 << 20, 300), (0, 1), "2 infinite of 300 values"),
+        ((1 << 20, 1 << 9), (1, 1), "2 infinite of 1,049,087 values"),  # overlapping windows
+        ((100_000,), (10,), "1 infinite of 100,000 values"),
+        ((3, 400_000), (1, 3), "2 infinite of 1,200,000 values"),
+    ],
+)
+def test_a_view_costs_no_more_than_its_bytes(
+    tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], said: str
+) -> None:
+    values = np.ones(1_200_000, "f4")
+    values[[0, 77]] = np.inf
+    values.tofile(tmp_path / "x")
+    extent = 4 * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
+    started = time.process_time()
+    with Source(tmp_path / "x") as source:
+        assert str(oddity.oddity(source, Tensor("t", "F32", shape, 0, extent, stride))) == said
+    assert time.process_time() - started < 2
 
 
 # ------------------------------------------------------------------------------------------- several threads, one file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,28 +52,41 @@ def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity |
 
 
 def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
-    """The elements as unsigned integers, a bounded number at a time, without touching the gaps."""
+    """The elements as unsigned integers, a bounded number at a time, without touching the gaps.
+
+    An element that a stride of zero repeats is given once, and overlapping windows are given as the bytes they share:
+    a file of a few bytes may claim any number of elements.
+    """
     size = numpy.dtype(code).itemsize
     each = DTYPES[t.dtype].bits // 8
     lane = each // size  # 2 for complex numbers
-    if t.stride is None:
+    both = zip(t.shape, t.stride or ())  # noqa: B905
+    kept = [(n, stride) for n, stride in both if stride]
+    if t.stride is None or math.prod(n for n, _ in kept) * each > t.extent:
         for at in range(t.start, t.start + t.extent, _BLOCK):
             yield numpy.frombuffer(source.at(at, min(_BLOCK, t.start + t.extent - at)), code)
         return
     mapped = numpy.memmap(source.path, numpy.uint8, "r", t.start, (t.extent,))
     base = numpy.ndarray((t.extent // size,), code, mapped)
     view = numpy.lib.stride_tricks.as_strided(
-        base, (*t.shape, lane), (*(s * each for s in t.stride), size), writeable=False
+        base, (*(n for n, _ in kept), lane), (*(s * each for _, s in kept), size), writeable=False
     )
     yield from _pieces(view)
 
 
 def _pieces(view: Any) -> Iterator[Any]:
-    if view.ndim <= 1 or view.size <= _BLOCK:
+    """A view's elements, flat, at most `_BLOCK` at a time."""
+    if view.size <= _BLOCK:
         yield view.reshape(-1)
         return
-    for part in view:
-        yield from _pieces(part)
+    row = view.size // view.shape[0]
+    if row > _BLOCK:
+        for part in view:
+            yield from _pieces(part)
+        return
+    step = _BLOCK // row
+    for at in range(0, view.shape[0], step):
+        yield view[at : at + step].reshape(-1)
 
 
 def _count(found: Oddity, bits: Any, kind: DType) -> None:
