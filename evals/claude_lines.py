@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evals.fields import blocks, sub, total, word
+from evals.fields import blocks, total, word
 from evals.tape import Tape
 
 _USAGE = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -62,6 +62,6 @@ class Talk:
 
     def _count(self, message: dict[str, Any]) -> None:
         self.tape.meta.model = self.tape.meta.model or str(message.get("model", ""))
-        used = total(sub(message, "usage"), *_USAGE)
+        used = total(message.get("usage"), *_USAGE)
         if used is not None:
             self._usage[str(message.get("id", len(self._usage)))] = used

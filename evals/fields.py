@@ -50,5 +50,5 @@ def number(value: Any) -> float | None:
 
 def total(usage: Any, *keys: str) -> int | None:
     """The sum of the counts under `keys`, None where none of them is there."""
-    counts = [n for n in (whole(sub(usage, key)) for key in keys) if n is not None]
+    counts = [usage[key] for key in keys if type(usage.get(key)) is int] if isinstance(usage, dict) else []
     return sum(counts) if counts else None

@@ -5,7 +5,7 @@ Abandoned branches of a session are kept: a call that the user rewound past has 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from evals.canonical import MAIN, Transcript
 from evals.claude_lines import Talk
@@ -23,30 +23,26 @@ def claims(source: Source) -> bool:
     return any(r.get("type") in _TALK and "uuid" in r and "sessionId" in r and "message" in r for r in early)
 
 
+_Line = tuple[str, int, dict[str, Any], str]
+"""File, line, row, agent."""
+
+
 def load(source: Source) -> list[Transcript]:
     """One transcript; lines of subagents are merged by their time."""
-    tape = Tape("claude", bare=source.bare)
-    lines = [_Line(source.path.name, n, row, _agent(row)) for n, row in source.rows]
+    tape, name = Tape("claude", bare=source.bare), source.path.name
+    lines: list[_Line] = [(name, n, row, _agent(row)) for n, row in source.rows]
     for path in sorted((source.path.parent / source.path.stem / "subagents").glob("**/agent-*.jsonl")):
-        extra = Source(path)
-        lines += [_Line(path.name, n, row, path.stem.removeprefix("agent-")) for n, row in extra.rows]
+        extra, agent = Source(path), path.stem.removeprefix("agent-")
+        lines += [(path.name, n, row, agent) for n, row in extra.rows]
         source.problems += extra.problems
-    if any(line.agent != MAIN for line in lines):
+    if any(agent != MAIN for *_, agent in lines):
         lines = _by_time(tape, lines)
     talk = Talk(tape)
-    for line in lines:
-        tape.file = line.file
-        _line(talk, line.row, line.number, line.agent)
+    for tape.file, number, row, agent in lines:
+        _line(talk, row, number, agent)
     tape.file = ""
     talk.close()
     return [tape.finish()]
-
-
-class _Line(NamedTuple):
-    file: str
-    number: int
-    row: dict[str, Any]
-    agent: str
 
 
 def _agent(row: dict[str, Any]) -> str:
@@ -56,10 +52,10 @@ def _agent(row: dict[str, Any]) -> str:
 def _by_time(tape: Tape, lines: list[_Line]) -> list[_Line]:
     timed, last = [], 0.0
     for line in lines:
-        at = seconds(line.row.get("timestamp"))
-        if at is None and line.row.get("type") in _TALK:
-            tape.file = line.file
-            tape.problem("unreadable", "subagents ran, and a message without a time can't be put in order", line.number)
+        tape.file, number, row, _ = line
+        at = seconds(row.get("timestamp"))
+        if at is None and row.get("type") in _TALK:
+            tape.problem("unreadable", "subagents ran, and a message without a time can't be put in order", number)
         last = last if at is None else at
         timed.append((last, line))
     return [line for _, line in sorted(timed, key=lambda t: t[0])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,8 @@ MAX_FILE = 256 << 20
 MAX_LINE = 32 << 20
 ZIP = b"PK\x03\x04"
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+_FIRST_LINE = re.compile(rf"\S[^\n]{{0,{MAX_LINE}}}")
+_SECOND_LINE = re.compile(r"\S[^\n]*\n\s*\S")
 _DECODE = json.JSONDecoder().raw_decode  # what json.loads does, without its search for white space
 
 
@@ -110,9 +113,9 @@ class Source:
     @cached_property
     def head(self) -> dict[str, Any]:
         """The first line as an object, or {}; cheap, for telling formats apart."""
-        text = self.text.lstrip()[: MAX_LINE + 1]
+        found = _FIRST_LINE.search(self.text)  # nothing is copied but the line: whole texts are long
         try:
-            row = json.loads(text.partition("\n")[0])
+            row = json.loads(found[0] if found else "")
         except (ValueError, RecursionError):
             return {}
         return row if isinstance(row, dict) else {}
@@ -120,6 +123,6 @@ class Source:
     @cached_property
     def shape(self) -> Any:
         """What to recognise a format by: the document where the file is one, else the rows of its lines."""
-        if self.head and "\n" in self.text.strip():
+        if self.head and _SECOND_LINE.search(self.text):
             return [row for _, row in self.rows]
         return self.document

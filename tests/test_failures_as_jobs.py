@@ -324,14 +324,14 @@ async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
 async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(*args: Any) -> launch.Launch:
         ready = prepare(*args)
-        ready.spec["stall_s"] = 0.5
+        ready.spec["stall_s"] = 0.3
         return ready
 
     prepare = launch.prepare
     monkeypatch.setattr(launch, "prepare", impatient)
-    job_id = await jobs.start(script=script(METRICS + "time.sleep(1.5)\nput(30, loss=1.0)\ntime.sleep(60)\n"))
-    reply = await jobs.until(job_id, step=29, alerts=["stall: nothing new for 1 s (last step 29)"])
-    told(reply, "PERF-019", "observed: the runner: nothing new for 1 s (last step 29)", sure=False)
+    job_id = await jobs.start(script=script(METRICS + "time.sleep(60)\n"))
+    reply = await jobs.until(job_id, good=lambda body: bool(body["alerts"]))
+    told(reply, "PERF-019", "observed: the runner: nothing new for ", sure=False)
     await jobs.call("cancel_job", job_id=job_id)
 
 

@@ -118,6 +118,19 @@ async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House
     assert house.account.own == {}
 
 
+@every_platform
+async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house: House) -> None:
+    """Vast keeps the disk; Prime Intellect sells interruptions, and nobody knows what they keep; others sell none."""
+    if house.platform.spot:
+        assert (await submit(house.w, house.spec(interruptible=True))).receipt
+        return
+    with pytest.raises(Refused) as refused:
+        await submit(house.w, house.spec(interruptible=True))
+    rules = {f.rule for f in refused.value.findings if f.blocks}
+    assert ("PF-OUT-002" if house.platform.name == "prime-intellect" else "PF-SPOT-001") in rules
+    assert house.account.own == {}
+
+
 # ---------------------------------------------------------------------------------------------------------- the end
 
 

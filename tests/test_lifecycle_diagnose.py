@@ -56,7 +56,7 @@ async def test_a_failed_job_is_diagnosed_with_the_line_that_says_so(w: Warden, c
     assert len(json.dumps(reply.short()["diagnoses"])) < 4_000
     terminal.checked(reply)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "OOM-001" in shown and "fix:" in shown and "> torch.OutOfMemoryError" in shown
+    assert "OOM-001" in shown and "fix:" in shown and "> log: torch.OutOfMemoryError" in shown
 
 
 async def test_the_line_counts_only_near_the_end_of_the_log(w: Warden) -> None:

@@ -68,6 +68,7 @@ async def ended(w: Warden, job: str) -> Checked:
 async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(w: Warden, box: Sshd) -> None:
     done = await submit(w, spec())
     assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
+    assert any("first contact with box" in f.message for f in done.findings), "the key is shown"
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
     seen = await ended(w, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
@@ -102,9 +103,10 @@ async def test_another_key_is_refused_until_the_user_lists_it(w: Warden, box: Ss
         file.unlink()
     box.start()
     w._backends["ssh"] = SshBackend(w.clock, config=box.config)
-    other = await submit(w, spec(args=("after",)))
-    assert other.job and other.job.state is Job.FAILED
-    assert "host key" in other.job.why and "ssh box" in other.job.why and "known_hosts" in other.job.why
+    with pytest.raises(Refused, match="PF-PLACE-001") as refused:
+        await submit(w, spec(args=("after",)))
+    (found,) = [f for f in refused.value.findings if f.blocks]
+    assert "host key" in found.message and "ssh box" in found.fix and "known_hosts" in found.fix
     assert len(list((Path(w.profile("ssh/box").run_root)).glob("gw-*"))) == 1, "nothing was sent to it"
     (box.folder / "known_hosts").write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
     await w.backend("ssh").aclose()  # type: ignore[attr-defined]

@@ -232,6 +232,31 @@ async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend:
     assert [(here / f"o/{n}").read_text() for n in (1, 2, 3, 4)] == [f"file {n}\n" for n in (1, 2, 3, 4)]
 
 
+async def test_a_link_in_the_place_of_the_tree_is_refused(backend: SshBackend, tmp_path: Path) -> None:
+    handle = await job(backend, tmp_path, "for i in 1 2; do echo file $i > o/$i; done")
+    listed = await roster(backend, handle, ["o"])
+    here, outside = tmp_path / "here", tmp_path / "outside"
+    (here / STAGING).mkdir(parents=True)
+    outside.mkdir()
+    (here / STAGING / "tree").symlink_to(outside)
+    with pytest.raises(BadRequest, match="can't be written"):
+        await receive(source(backend, handle), listed, here)
+    assert not list(outside.iterdir())
+
+
+async def test_small_files_never_go_through_a_link_of_the_destination(backend: SshBackend, tmp_path: Path) -> None:
+    handle = await job(backend, tmp_path, "mkdir o/sub; for i in 1 2; do echo $i > o/$i; echo $i > o/sub/$i; done")
+    listed = await roster(backend, handle, ["o"])
+    here, outside = tmp_path / "here", tmp_path / "outside"
+    (here / "o").mkdir(parents=True)
+    outside.mkdir()
+    (here / "o/sub").symlink_to(outside)
+    got = await receive(source(backend, handle), listed, here)
+    assert sorted(f.path for f in got.files) == ["o/1", "o/2"]
+    assert sorted(p.path for p in got.problems) == ["o/sub/1", "o/sub/2"]
+    assert not list(outside.iterdir())
+
+
 # ------------------------------------------------------------------------------------------------ shells that talk
 
 

@@ -178,12 +178,16 @@ async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: 
     assert not list(outside.iterdir())
 
 
-async def test_a_machine_that_talks_nonsense_gets_nothing_believed(box: Ssh, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lie", "why"), [('["x"]', "makes no sense"), ("[99]", "not sent"), ("[-1]", "not sent"), ("{", "makes no sense")]
+)
+async def test_a_machine_that_lies_is_not_believed(box: Ssh, tmp_path: Path, lie: str, why: str) -> None:
     files = many(tmp_path / "here", 20)
     liar = tmp_path / "python"
-    liar.write_text('#!/bin/sh\nwhile read -r line; do echo \'{"here": ["x"]}\'; done\n')
+    answer = 'case $line in {*) echo \'{"here": ' + lie + "}';; esac"
+    liar.write_text(f"#!/bin/sh\nwhile read -r line; do {answer}; done\n")
     liar.chmod(0o755)
-    with pytest.raises(BadReply, match="makes no sense"):
+    with pytest.raises(BadReply, match=why):
         await push(box, files, str(tmp_path / "far"), python=str(liar))
 
 

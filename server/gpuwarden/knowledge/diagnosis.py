@@ -88,11 +88,13 @@ class _Case:
     seen: list[Seen]
 
     @property
-    def wording(self) -> dict[int, str]:
-        """Of each line, the longest fixed text that a matching signature has."""
-        found: dict[int, str] = {}
+    def wordings(self) -> dict[int, tuple[str, str]]:
+        """Of each line, the longest fixed text that a matching signature has, and the whole that it matched."""
+        found: dict[int, tuple[str, str]] = {}
         for line, pattern in self.hits:
-            found[line.number] = max(found.get(line.number, ""), literal_of(pattern), key=len)
+            matched = compiled_signature(pattern).search(line.text)
+            told = literal_of(pattern), matched.group().lower() if matched else ""
+            found[line.number] = max(found.get(line.number, ("", "")), told, key=lambda pair: len(pair[0]))
         return found
 
     @property
@@ -175,17 +177,22 @@ def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[G
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
-    """Of each line, the entries that explain it. The wording of one that holds another's wins over that one."""
-    wordings: dict[int, dict[str, str]] = {}
+    """Of each line, the entries that explain it. One whose wording holds another's wins over that one."""
+    lines: dict[int, dict[str, tuple[str, str]]] = {}
     for case in cases:
-        for number, wording in case.wording.items() if not case.gotcha.secondary else ():
-            wordings.setdefault(number, {})[case.gotcha.id] = wording
+        for number, wording in case.wordings.items() if not case.gotcha.secondary else ():
+            lines.setdefault(number, {})[case.gotcha.id] = wording
     return {
-        number: {
-            key for key, text in told.items() if not any(text != other and text in other for other in told.values())
-        }
-        for number, told in wordings.items()
+        number: {key for key, one in told.items() if not any(_wins(other, one) for other in told.values())}
+        for number, told in lines.items()
     }
+
+
+def _wins(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether one wording is the more specific: its fixed text holds the other's, or else its whole match does."""
+    if one[0] != other[0] and (one[0] in other[0] or other[0] in one[0]):
+        return other[0] in one[0]
+    return one[1] != other[1] and other[1] in one[1]
 
 
 def _diagnosis(case: _Case, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:

@@ -17,6 +17,7 @@ from gpuwarden.core.tasks import first_error
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
+from gpuwarden.lifecycle.contact import look_over_own
 from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.renting import wanted
 from gpuwarden.lifecycle.warden import Warden
@@ -96,7 +97,7 @@ async def _look(w: Warden, profile: Profile | None, platform: str) -> tuple[Find
     look, fallback = (
         (w.provider(platform).check(), "PF-ACCT-001")
         if profile.meter.metered
-        else (w.backend(profile.backend).check(w.owned_place(platform)), "PF-PLACE-001")
+        else (look_over_own(w, w.owned_place(platform)), "PF-PLACE-001")
     )
     try:
         found = await look

@@ -61,6 +61,8 @@ class Handfuls:
     async def _ask(self, rows: Sequence[Row], data: bytes, timeout_s: float) -> set[str]:
         request = {"files": [[r.name, r.size, r.sha256] for r in rows], "bytes": len(data)}
         numbers = await self._say(request, data, timeout_s)
+        if not all(0 <= n < len(rows) for n in numbers):
+            raise BadReply("the machine confirms files that it was not sent", "Push again.")
         return {rows[n].name for n in numbers}
 
     async def _say(self, request: dict[str, object], data: bytes, timeout_s: float) -> list[int]:

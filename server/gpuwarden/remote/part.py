@@ -78,7 +78,8 @@ class Part:
         """
         if hasattr(os, "posix_fadvise"):
             assert self._file is not None
-            os.posix_fadvise(self._file.fileno(), self._begun, self.offset - self._begun, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._file.fileno(), self._begun, self.offset - self._begun, os.POSIX_FADV_DONTNEED)
         self._begun = self.offset
 
     def restart(self) -> None:

@@ -176,7 +176,10 @@ class _Receiver:
     async def run(self, manifest: Manifest, parallel: int) -> Received:
         """Take all files, several at a time, the largest first."""
         entries, self.refused = await to_thread.run_sync(self.dest.roster, manifest.files)
-        await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
+        try:
+            await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
+        except OSError as problem:
+            raise _disk_trouble(self.dest.path, problem) from problem
         await to_thread.run_sync(self.dest.check_room, entries)
         self.digests = {a.path: bare(a.sha256) for a, _ in entries if a.sha256}
         await self._learn([a for a, n in entries if self.dest.holds(a, n)])

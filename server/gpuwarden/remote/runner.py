@@ -1798,6 +1798,7 @@ def read(folder: str, request: Json) -> None:
         if not 0 <= offset <= size:
             raise Problem("bad_request", f"the file has no byte {offset}")
         os.lseek(fd, offset, os.SEEK_SET)
+        widen(1)
         if not request.get("seal"):
             pass_on(fd, None, lambda _: None)
         elif size != request.get("size"):
@@ -1826,7 +1827,6 @@ def sealed(fd: int, size: int) -> None:
     import hashlib
 
     sha = hashlib.sha256()
-    widen(1)
     if pass_on(fd, size, sha.update) != size:
         raise Problem("bad_reply", "it became shorter while it was read")
     put_out(json.dumps({**stamp(os.fstat(fd)), "sha256": sha.hexdigest()}).encode() + b"\n")

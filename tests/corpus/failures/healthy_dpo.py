@@ -1,6 +1,8 @@
 from _model import *
 from trl import DPOConfig, DPOTrainer
 
+model.save_pretrained("m")
+model = LlamaForCausalLM.from_pretrained("m")
 rows = {"prompt": ["a"] * 16, "chosen": [" b c"] * 16, "rejected": [" d"] * 16}
 DPOTrainer(
     model=model,

@@ -30,11 +30,14 @@ def command_of(program: Path) -> list[str]:
 def record(program: Path) -> str:
     """Run one program and return its output, shortened, with the paths of this machine taken out."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command_of(program), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+        done = subprocess.run(
+            command_of(program), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300
+        )
         text = done.stdout.decode(errors="replace")
-    for real, shown in ((str(program), "/job/train.py"), (str(HERE), "/job"), (folder, "/job"), (sys.prefix, "/venv")):
-        text = text.replace(real, shown)
-    return shortened(text.replace(sys.base_prefix, "/usr"), done.returncode)
+    places = {program: "/job/train.py", HERE: "/job", folder: "/job", sys.prefix: "/venv", sys.base_prefix: "/usr"}
+    for real, shown in {**places, Path.home(): "/home/user"}.items():
+        text = text.replace(str(real), shown)
+    return shortened(text, done.returncode)
 
 
 def shortened(text: str, code: int) -> str:
