@@ -57,6 +57,7 @@ class PretendBackend:
     """A `Backend`. `silent`: no machine answers."""
 
     name = "local"
+    takes_inputs = True
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -84,7 +85,14 @@ class PretendBackend:
         return []
 
     async def submit(
-        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         handle = self._handle(place, token)
         self._reach(place)

@@ -34,6 +34,7 @@ class RunnerBackend:
     """The verbs that need no more than a way to ask the runner. Subclasses supply `name`, `ask_lines`, `handle_of`."""
 
     name: str
+    takes_inputs = True
 
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float

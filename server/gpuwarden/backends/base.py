@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from gpuwarden import backends
@@ -35,15 +36,28 @@ class Backend(Protocol):
     """Runs jobs at a place."""
 
     name: str
+    takes_inputs: bool
+    """Whether files can be put into a job's working folder before it starts."""
 
     async def check(self, place: Place) -> list[Finding]:
         """Say what is wrong with a place before a job is sent there."""
         ...
 
     async def submit(
-        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job and return at once. The same token and attempt start it once, however often it is called."""
+        """Start the job and return at once. The same token and attempt start it once, however often it is called.
+
+        `inputs`, path below the working folder -> local file, lie there before the first start and are never touched
+        after it. A call that ends early leaves what arrived; the next one goes on.
+        """
         ...
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:

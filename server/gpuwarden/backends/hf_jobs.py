@@ -13,12 +13,13 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
 
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadReply, BadRequest, NotFound, Unreachable, WardenError
+from gpuwarden.core.errors import BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import (
     Answer,
     Artifact,
@@ -62,6 +63,7 @@ class HfJobsBackend:
     """Jobs on the Hub's machines."""
 
     name = "hf_jobs"
+    takes_inputs = False
 
     def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
         self._clock = clock
@@ -81,9 +83,18 @@ class HfJobsBackend:
         return []
 
     async def submit(
-        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         """Start the job, or adopt the one that carries this token and attempt already."""
+        if inputs:
+            raise NotSupported("a job on the Hub's machines gets no files", "Put them into a dataset on the Hub.")
         labels = {jobs.JOB: token, jobs.ATTEMPT: str(attempt)}
         async with self._hub() as hub:
             owner = await jobs.namespace(hub)

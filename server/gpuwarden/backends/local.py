@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
@@ -26,6 +26,7 @@ from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.remote import launch
 from gpuwarden.remote.interpreter import interpreter_for
+from gpuwarden.remote.names import make_parents
 
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.
@@ -54,13 +55,22 @@ class LocalBackend(RunnerBackend):
         return await anyio.to_thread.run_sync(_check, place)
 
     async def submit(
-        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before."""
         handle = self._handle(place, token)
         interpreter = interpreter_for(spec.script) if spec.script is not None else ()
         ready = launch.prepare(spec, place, handle.run_dir, interpreter)
         await anyio.to_thread.run_sync(_put_files, place, Path(handle.run_dir), ready.files)
+        if inputs:
+            await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
         order = {"spec": ready.spec, "secrets": dict(secrets), "token": token, "attempt": attempt}
         await self.ask(place, "start", handle.run_dir, order)
         return handle
@@ -166,6 +176,26 @@ def _put(path: Path, content: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
+    """Copy the inputs into the working folder, once: what a job finds there after its first start is its own."""
+    if any((run_dir / sign).exists() for sign in launch.STARTED):
+        return
+    work, part = run_dir / "work", run_dir / "input.part"
+    try:
+        work.mkdir(mode=0o700, exist_ok=True)
+        for name, source in inputs.items():
+            target = make_parents(work, PurePosixPath(name))
+            part.unlink(missing_ok=True)
+            shutil.copyfile(source, part)
+            part.chmod(0o600)
+            part.replace(target)
+    except OSError as error:
+        raise BadRequest(
+            f"the inputs can't be written below {work}: {error.strerror}", "Check the free space and inodes there."
+        ) from error
+    _put(run_dir / launch.INPUTS_HERE, b"whole\n")
 
 
 def _check(place: Place) -> list[Finding]:

@@ -35,13 +35,14 @@ from gpuwarden.remote.judge import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.seal import Seal
 from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ssh
 from gpuwarden.remote.ssh_config import resolve
-from gpuwarden.remote.transfer import put
+from gpuwarden.remote.transfer import PUT_S, push, put
 
 MAX_REPLY = 256 << 20
 CHECK_S = 55.0
 TOOLS = ".gpuwarden"
 DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 97
+_ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
 # Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
 _START = f"""
 import importlib.util, os, sys
@@ -124,7 +125,14 @@ class SshBackend(RunnerBackend):
     # ------------------------------------------------------------------------------------------------------ launch
 
     async def submit(
-        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
+        self,
+        spec: JobSpec,
+        place: Place,
+        token: str,
+        *,
+        secrets: Mapping[str, str],
+        attempt: int = 1,
+        inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before. The handle holds the host key."""
         handle = await self.handle_of(place, token)
@@ -133,6 +141,8 @@ class SshBackend(RunnerBackend):
         machine = await self._at(place)
         for name, content in ready.files.items():
             await put(machine.ssh, f"{handle.run_dir}/{name}", content)
+        if inputs:
+            await _bring(machine.ssh, hello, handle.run_dir, inputs)
         env = {"PATH": hello.path, **place.env, **ready.spec["env"]}
         order = {
             "spec": {**ready.spec, "env": env},
@@ -333,6 +343,15 @@ def _run_root(place: Place, hello: Hello) -> str:
     if place.root and not PurePosixPath(rest).is_relative_to(place.root):
         rest = place.root + "/" + rest.lstrip("/")
     return posixpath.normpath(rest)
+
+
+async def _bring(machine: Ssh, hello: Hello, run_dir: str, inputs: Mapping[str, Path]) -> None:
+    """Push the inputs into the working folder, once: what a job finds there after its first start is its own."""
+    signs = [f"{run_dir}/{sign}" for sign in launch.STARTED]
+    if (await machine.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code == 0:
+        return
+    await push(machine, inputs, f"{run_dir}/work", python=hello.runner_python)
+    await put(machine, f"{run_dir}/{launch.INPUTS_HERE}", b"whole\n")
 
 
 async def _pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: bytes) -> None:

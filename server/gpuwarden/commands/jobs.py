@@ -22,6 +22,9 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
 )
 @click.option(
+    "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder below this one that goes along."
+)
+@click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
 )
 @click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit.")

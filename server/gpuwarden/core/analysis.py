@@ -75,11 +75,11 @@ class Uses:
         return next((c for c in self.calls if c.last in last), None)
 
 
-def analyse(program: Program) -> Uses:
-    """Read a program."""
+def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
+    """Read a program. `here` are the relative paths that will lie in its working folder."""
     settings = dict(_settings(program))
     trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
-    local = frozenset(_local_names(program, settings))
+    local = frozenset((*_local_names(program, settings), *here))
     renames, makes, reshaped = columns_of(program)
     return Uses(
         imports=tuple(_imports(program, required=True)),

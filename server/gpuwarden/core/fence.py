@@ -37,6 +37,12 @@ SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
 
+# Names of files that hold keys, whatever their text looks like.
+SECRET_FILE = re.compile(
+    r"(?i).*\.env|\.env\..*|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx)|[._]?netrc"
+    r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
+)
+
 # What breaks a terminal or hides text: control characters but for tab and newline, bidirectional overrides, lone
 # surrogates, and the tag characters that spell out invisible sentences.
 _UNSAFE = re.compile(

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 MAX_SCRIPT_BYTES = 1 << 20
 MAX_OUTPUTS = 64
+MAX_INPUTS = 64
 Verb: TypeAlias = Literal["stop", "terminate"]
 
 
@@ -91,6 +92,7 @@ class JobSpec(Frozen):
     args: tuple[str, ...] = Field(default=(), max_length=256)
     env: dict[EnvName, str] = Field(default_factory=dict, max_length=256)
     secrets: tuple[EnvName, ...] = Field(default=(), max_length=32)
+    inputs: tuple[str, ...] = Field(default=(), max_length=MAX_INPUTS)
     outputs: tuple[str, ...] = Field(default=(), max_length=MAX_OUTPUTS)
     timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
     estimate_s: int | None = Field(default=None, ge=1, le=60 * 86400)
@@ -120,6 +122,13 @@ class JobSpec(Frozen):
     @field_validator("outputs")
     @classmethod
     def _outputs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(clean_path(p) for p in paths))
+
+    @field_validator("inputs")
+    @classmethod
+    def _inputs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        if any(p.startswith("/") for p in paths):
+            raise ValueError("an input is absolute; name files and folders below the working directory")
         return tuple(dict.fromkeys(clean_path(p) for p in paths))
 
     @field_validator("command", "args")
@@ -340,6 +349,14 @@ class Artifact(Frozen):
     def stamp(self) -> tuple[int, int, int]:
         """What tells cheaply that a file of the same machine is still the one that was hashed."""
         return self.size, self.mtime_ns, self.ctime_ns
+
+
+class InputFile(Frozen):
+    """One file that goes with a job. `path` is relative: here to the working directory, there to the working folder."""
+
+    path: str
+    size: int = Field(ge=0)
+    sha256: str
 
 
 class Manifest(Frozen):

@@ -44,18 +44,24 @@ class ScriptFacts:
     uses: Uses = field(default_factory=Uses)
 
 
-def read_script(text: str, env: Mapping[str, str] | None = None, args: Sequence[str] = ()) -> ScriptFacts:
-    """Read a script as it would run with these variables and arguments. Never raises for what the text holds."""
+def read_script(
+    text: str, env: Mapping[str, str] | None = None, args: Sequence[str] = (), files: Sequence[str] = ()
+) -> ScriptFacts:
+    """Read a script as it would run with these variables, arguments and files in its working folder.
+
+    Never raises for what the text holds.
+    """
     try:
         header = read_header(text)
         tree = parse(text)
-        uses = analyse(Program(tree, env, args))
+        uses = analyse(Program(tree, env, args), files)
     except BadRequest as broken:
         return ScriptFacts(error=broken.message)
     except RecursionError:
         return ScriptFacts(error="the script can't be analysed: it nests too deeply")
     names = {name.partition(".")[0] for name, _ in uses.imports}
-    return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names)), uses=uses)
+    own = {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}
+    return ScriptFacts(header, tuple(sorted(names - sys.stdlib_module_names - own)), uses=uses)
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:

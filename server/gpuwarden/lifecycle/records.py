@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import NotFound
-from gpuwarden.core.models import Handle, Instance, JobSpec, Place, Verb
+from gpuwarden.core.models import Handle, InputFile, Instance, JobSpec, Place, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.store import Event, Ledger
 
@@ -31,6 +31,7 @@ class JobRecord:
     place: Place | None
     handle: Handle | None
     cancel_requested: bool
+    inputs: tuple[InputFile, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -118,6 +119,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         place=_readdressed(ledger, _last_place(events), lease),
         handle=handle,
         cancel_requested="cancel.requested" in by_kind,
+        inputs=tuple(InputFile.model_validate(row) for row in accepted.body.get("inputs", ())),
     )
 
 

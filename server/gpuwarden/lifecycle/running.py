@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.fence import scrubbed, secret_values
@@ -15,6 +16,7 @@ from gpuwarden.lifecycle.meter import look
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.records import JobRecord, read_lease
 from gpuwarden.lifecycle.renting import restart
+from gpuwarden.lifecycle.staging import staged
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 from gpuwarden.remote.launch import DIED
 
@@ -44,7 +46,8 @@ async def submitting(w: Warden, job: JobRecord) -> bool:
     backend = w.backend(w.profile(job.spec.platform).backend)
     try:
         with anyio.fail_after(STEP_S):
-            handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt)
+            inputs = await anyio.to_thread.run_sync(staged, w.input_store, job.inputs)
+            handle = await backend.submit(job.spec, job.place, job.id, secrets=secrets, attempt=attempt, inputs=inputs)
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import secrets as random
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from anyio import to_thread
 
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
-from gpuwarden.core.fence import scrubbed, secret_values
-from gpuwarden.core.models import JobSpec, Quote, Unknown
+from gpuwarden.core.fence import line, scrubbed, secret_values
+from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, job_ids
+from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job
 from gpuwarden.lifecycle.spending import spending_approved, spending_question
+from gpuwarden.lifecycle.staging import stage, sweep
 from gpuwarden.lifecycle.submit_facts import gather
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.rules.catalog import rules_of
@@ -57,7 +61,7 @@ async def submit(w: Warden, spec: JobSpec, *, dry_run: bool = False, receipt: st
     if receipt is not None:
         return await _redeem(w, spec, receipt)
     checked = await _check(w, spec)
-    live = _live_twin(w, spec)
+    live = _live_twin(w, checked.facts)
     if live is not None and not dry_run:
         return Submission(
             checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(w, live), adopted=True
@@ -112,6 +116,7 @@ def _issue(w: Warden, checked: _Checked) -> Submission:
         "timeout_s": checked.facts.spec.timeout_s,
         "ask": ask,
         "hub": checked.facts.hub.watched if checked.facts.hub else {},
+        "inputs": {file.path: file.sha256 for file in checked.facts.inputs},
     }
     w.ledger.add(f"receipt/{receipt}", "receipt.issued", body)
     return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
@@ -155,6 +160,8 @@ def _change(issued: Event, checked: _Checked) -> str:
     before, now = issued.body["price"], checked.facts.price
     if before != now:
         return f"the price was {before} USD/h and is {now} USD/h"
+    if files := _changed_inputs(issued, checked):
+        return f"the input(s) {line(', '.join(files))} are not the files that were checked"
     then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
     moved = [
         f"{name} was {then.get(name)} and is {seen.get(name)}"
@@ -162,6 +169,12 @@ def _change(issued: Event, checked: _Checked) -> str:
         if then.get(name) != seen.get(name)
     ]
     return "; ".join(moved) or "the platform's profile or the secrets that have values"
+
+
+def _changed_inputs(issued: Event, checked: _Checked) -> list[str]:
+    """The inputs that came, went or hold something else since the receipt."""
+    then, now = issued.body.get("inputs", {}), {file.path: file.sha256 for file in checked.facts.inputs}
+    return sorted(path for path in {**then, **now} if then.get(path) != now.get(path))
 
 
 async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
@@ -175,12 +188,14 @@ async def _accept(w: Warden, checked: _Checked, receipt: str) -> Submission:
         "worst_cost": checked.facts.worst_cost,
         "price": checked.facts.price,
         "receipt": receipt,
+        "inputs": [file.model_dump() for file in checked.facts.inputs],
     }
     async with w.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
         used = w.ledger.used("job.accepted", receipt)
-        live = used.subject.removeprefix("job/") if used else _live_twin(w, spec)
+        live = used.subject.removeprefix("job/") if used else _live_twin(w, checked.facts)
         if live is None:
             _check_spending(w, checked.facts, receipt)
+            await _keep_inputs(w, checked.facts.inputs)
             w.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
     job = await advance(w, live or job_id)
     return Submission(
@@ -194,11 +209,24 @@ def _check_spending(w: Warden, facts: SubmitFacts, receipt: str) -> None:
         raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
 
 
-def _live_twin(w: Warden, spec: JobSpec) -> str | None:
-    """A job with exactly these arguments that has not ended: the same call, made twice."""
-    digest = spec.digest
-    for job_id in job_ids(w.ledger, *(s for s in Job if s not in TERMINAL_JOBS)):
+async def _keep_inputs(w: Warden, inputs: tuple[InputFile, ...]) -> None:
+    """Take the bytes that were checked, before the job is accepted; drop those that no live job needs."""
+    live = [read_job(w.ledger, job_id).inputs for job_id in _live_jobs(w)]
+    await to_thread.run_sync(sweep, w.input_store, {file for files in (inputs, *live) for file in files})
+    if inputs:
+        await to_thread.run_sync(stage, w.input_store, w.cwd or Path.cwd(), inputs)
+
+
+def _live_jobs(w: Warden) -> list[str]:
+    return job_ids(w.ledger, *(s for s in Job if s not in TERMINAL_JOBS))
+
+
+def _live_twin(w: Warden, facts: SubmitFacts) -> str | None:
+    """A job with exactly these arguments and inputs that has not ended: the same call, made twice."""
+    wanted, inputs = facts.spec.digest, [file.model_dump() for file in facts.inputs]
+    for job_id in _live_jobs(w):
         accepted = w.ledger.last(f"job/{job_id}", "job.accepted")
-        if accepted is not None and accepted.body["spec_digest"] == digest:
+        same = accepted is not None and accepted.body["spec_digest"] == wanted
+        if same and accepted is not None and accepted.body.get("inputs", []) == inputs:
             return job_id
     return None

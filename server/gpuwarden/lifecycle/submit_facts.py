@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import anyio
 import anyio.to_thread
 
@@ -18,6 +21,7 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.lifecycle.contact import look_over_own
+from gpuwarden.lifecycle.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.renting import wanted
 from gpuwarden.lifecycle.warden import Warden
@@ -35,7 +39,8 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
     except NotFound:
         profile = None
     config = HubConfig.from_env(w.env)
-    script, script_url = await read_spec(spec, config)
+    inputs = await _inputs(w, spec, profile)
+    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files])
     quote: Answer[Quote] | None = None
     unsold = ""
     hub: HubFacts | None = None
@@ -69,17 +74,35 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         script_url=script_url,
         proven_script=spec.script is not None and _has_succeeded(w, spec.script),
         looked=await _look(w, profile, spec.platform),
+        inputs=inputs.files,
+        inputs_left_out=inputs.left_out,
+        input_leaks=inputs.leaks,
     )
 
 
-async def read_spec(spec: JobSpec, config: HubConfig) -> tuple[ScriptFacts, Answer[str]]:
-    """What the script says, its text given or behind an address; for other commands, what their flags say."""
+async def _inputs(w: Warden, spec: JobSpec, profile: Profile | None) -> Inputs:
+    """The roster of the files that go along. Raises NotSupported where jobs can't be given any."""
+    if not spec.inputs:
+        return Inputs()
+    if profile is not None and not _unusable(w, profile, spec.platform) and not w.backend(profile.backend).takes_inputs:
+        raise NotSupported(
+            f"{spec.platform} can't put files beside a job, so it takes no inputs; nothing was launched or billed",
+            "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
+        )
+    return await anyio.to_thread.run_sync(lambda: list_inputs(w.cwd or Path.cwd(), spec.inputs, _ours(w)))
+
+
+async def read_spec(spec: JobSpec, config: HubConfig, files: Sequence[str] = ()) -> tuple[ScriptFacts, Answer[str]]:
+    """What the script says, its text given or behind an address; for other commands, what their flags say.
+
+    `files` are the inputs that lie in its working folder.
+    """
     if spec.script is not None:
         # A megabyte takes seconds of processor time; other calls go on meanwhile.
-        return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args), Known("")
+        return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
     fetched = await fetch_script(spec.command, config)
     if isinstance(fetched, Known) and fetched.value.text:
-        return read_script(fetched.value.text, spec.env, spec.command), Known("")
+        return read_script(fetched.value.text, spec.env, spec.command, files), Known("")
     trouble = fetched if isinstance(fetched, Unknown) else Known(fetched.value.trouble if fetched else "")
     return read_command(spec.command, spec.env), trouble
 
@@ -145,15 +168,21 @@ def _account_secrets(w: Warden, spec: JobSpec) -> tuple[str, ...]:
     )
 
 
+def _ours(w: Warden) -> dict[str, str]:
+    """The secrets of this process's environment, by name."""
+    return {name: value for name, value in w.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+
+
 def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:
     """Where a spec holds a secret: by the shape of a token, by name, or by being the value of one of ours."""
-    ours = {name: value for name, value in w.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    ours = _ours(w)
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]
     texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or "")]
     texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
     texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]
+    texts += [(f"inputs[{n}]", path) for n, path in enumerate(spec.inputs)]
     leaks = []
     for where, text in texts:
         known = next((name for name, value in ours.items() if value in text), None)

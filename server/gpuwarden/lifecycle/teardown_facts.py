@@ -7,6 +7,7 @@ from gpuwarden.core.models import (
     Answer,
     Artifact,
     Disclosure,
+    Handle,
     Instance,
     InstanceState,
     Known,
@@ -30,6 +31,7 @@ from gpuwarden.lifecycle.records import (
 )
 from gpuwarden.lifecycle.running import observe
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.destination import bare
 from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
@@ -104,9 +106,20 @@ async def _disclosed(w: Warden, job: JobRecord, lease: LeaseRecord) -> Answer[Di
     if job.handle is None:
         return Known(Disclosure())
     try:
-        return Known(await w.backend(job.handle.backend).disclose(job.handle))
+        found = await w.backend(job.handle.backend).disclose(job.handle)
+        same = await _unchanged_inputs(w, job, job.handle, {file.path for file in found.files})
     except WardenError as error:
         return Unknown(error.message)
+    return Known(found.model_copy(update={"files": tuple(f for f in found.files if f.path not in same)}))
+
+
+async def _unchanged_inputs(w: Warden, job: JobRecord, handle: Handle, fresh: set[str]) -> set[str]:
+    """Inputs that look new there, because something touched them, and hold what was sent."""
+    sent = {file.path: file.sha256 for file in job.inputs if file.path in fresh}
+    if not sent:
+        return set()
+    there = await w.backend(handle.backend).manifest(handle, sent)
+    return {file.path for file in there.files if bare(file.sha256 or "") == sent.get(file.path)}
 
 
 def _files(

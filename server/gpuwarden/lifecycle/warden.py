@@ -43,6 +43,8 @@ class Warden:
     env: Mapping[str, str]
     own_profiles: Path | None = None
     notes_file: Path | None = None
+    cwd: Path | None = None
+    """What a job's inputs are named below; None for the process's own working directory."""
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
     observed: dict[str, Observation] = field(default_factory=dict)
@@ -95,6 +97,11 @@ class Warden:
             state = self.home / "providers" / profile.provider
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]
+
+    @property
+    def input_store(self) -> Path:
+        """Where the bytes of accepted jobs' inputs are kept, by content."""
+        return self.home / "inputs"
 
     @cached_property
     def notes(self) -> Notes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from gpuwarden.backends.base import Backend
@@ -23,8 +22,6 @@ class _Lossy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    async def submit(
-        self, spec: JobSpec, place: Place, token: str, *, secrets: Mapping[str, str], attempt: int = 1
-    ) -> Handle:
+    async def submit(self, spec: JobSpec, place: Place, token: str, **given: Any) -> Handle:
         with self._cloud.submitting():
-            return await self._backend.submit(spec, place, token, secrets=secrets, attempt=attempt)
+            return await self._backend.submit(spec, place, token, **given)

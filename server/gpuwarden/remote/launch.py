@@ -18,6 +18,10 @@ from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, M
 from gpuwarden.core.states import Job
 
 RUNNER_FILE: Final = Path(__file__).with_name("runner.py")
+INPUTS_HERE: Final = "inputs.whole"
+"""A file of the run folder that says that all inputs lie in its working folder."""
+STARTED: Final = (INPUTS_HERE, "status.json")
+"""One of these in a run folder: its inputs are the job's own now."""
 DIED: Final = "died:"
 """How `Observation.why` begins when a job ended without a final status: killed, or its machine restarted."""
 
@@ -77,12 +81,14 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         files[script] = content
         argv = [*interpreter, f"{run_dir}/{script}", *spec.args]
     timeout = spec.timeout_s
+    # A script lies outside of the working folder, so Python would not find the modules among its inputs.
+    modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
     return Launch(
         files,
         runner,
         {
             "argv": argv,
-            "env": {"PYTHONUNBUFFERED": "1", **spec.env},
+            "env": {"PYTHONUNBUFFERED": "1", **modules, **spec.env},
             "outputs": list(spec.outputs),
             "timeout_s": timeout,
             "warn_before_s": min(WARN_BEFORE_S, timeout / 10) if timeout else None,

@@ -11,6 +11,7 @@ from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import (
     Answer,
     Disclosure,
+    InputFile,
     Instance,
     JobSpec,
     Known,
@@ -49,6 +50,8 @@ class SubmitFacts:
     backend said of the place, where one is known before it is rented, and the provider of the account; each finding
     names the rule that will show it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
     script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
+    `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does not, and
+    `input_leaks` the files that look like secrets.
     """
 
     spec: JobSpec
@@ -65,6 +68,9 @@ class SubmitFacts:
     looked: tuple[Finding, ...] = ()
     hub: HubFacts | None = None
     proven_script: bool = False
+    inputs: tuple[InputFile, ...] = ()
+    inputs_left_out: tuple[str, ...] = ()
+    input_leaks: tuple[Leak, ...] = ()
     script_url: Answer[str] = field(default_factory=lambda: Known(""))
 
     @property
@@ -121,6 +127,7 @@ class SubmitFacts:
                 "price": self.price,
                 "unset_secrets": list(self.unset_secrets),
                 "hub": self.hub.watched if self.hub else {},
+                "inputs": [f.model_dump() for f in self.inputs],
             }
         )
 

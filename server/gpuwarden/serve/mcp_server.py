@@ -338,6 +338,9 @@ def _add_job_tools(server: WardenServer, w: Warden) -> None:
         secrets: Annotated[
             list[str] | None, Field(description="Names of variables the user has set, such as HF_TOKEN")
         ] = None,
+        inputs: Annotated[
+            list[str] | None, Field(description="Files or folders to send along, below the working directory")
+        ] = None,
         outputs: Annotated[
             list[str] | None, Field(description="Files or folders to keep, relative to the working folder")
         ] = None,
@@ -367,6 +370,7 @@ def _add_job_tools(server: WardenServer, w: Warden) -> None:
             "name": name,
             "env": env or {},
             "secrets": secrets or [],
+            "inputs": inputs or [],
             "outputs": outputs or [],
             "timeout_s": timeout_s,
             "estimate_s": estimate_s,

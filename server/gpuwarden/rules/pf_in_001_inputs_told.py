@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule("PF-IN-001", gate="submit", severity=Severity.INFO, fix="Compare it with what the job opens.")
+def inputs_told(facts: SubmitFacts) -> Iterator[Found]:
+    """What goes with the job is said, and what of the named folders does not.
+
+    Why: hidden files, environments and caches are left out. A job that needs one of them fails on the machine.
+    """
+    if not facts.inputs:
+        return
+    size = sum(file.size for file in facts.inputs)
+    left = ", ".join(facts.inputs_left_out[:5]) + (", ..." if len(facts.inputs_left_out) > 5 else "")
+    yield Found(
+        f"{len(facts.inputs):,} file(s), {size:,} bytes, go with the job" + (f"; left out: {left}" if left else "")
+    )

@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-SEC-004",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Leave the file out; pass a secret by the name of its variable, in secrets.",
+)
+def inputs_not_secret(facts: SubmitFacts) -> Iterator[Found]:
+    """No input looks like a secret, by its name or by what it holds.
+
+    Why: inputs are copied to a machine that others own, and stay on its disk. A key that lies in a folder of code
+    goes along unseen.
+    """
+    for leak in facts.input_leaks[:10]:
+        yield Found(f"the input {leak.where} looks like {leak.looks_like}")
+    if len(facts.input_leaks) > 10:
+        yield Found(f"{len(facts.input_leaks) - 10} more inputs look like secrets")
