@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,29 @@ class BackendContract:
         assert seen.state is Job.SUCCEEDED
         await backend.submit(spec, place, "t-again", secrets={}, attempt=1)  # a late repetition launches nothing
         assert (await backend.logs(handle)).text == "attempt 1\nattempt 2\nsaved\n"
+
+    async def test_inputs_lie_there_before_the_start_and_are_the_jobs_own_afterwards(
+        self, backend: Backend, place: Place, tmp_path: Path
+    ) -> None:
+        if not backend.takes_inputs:
+            pytest.skip("this backend takes no files")
+        near = tmp_path / "kept"
+        near.mkdir()
+        names = ["one.txt", "-rf", "a b/'q' $(touch canary) \"d\"/ü.txt", "a b/none", "deep/er/x.bin"]
+        inputs = {}
+        for n, name in enumerate(names):
+            inputs[name] = near / str(n)
+            inputs[name].write_bytes(b"" if name == "a b/none" else os.urandom(10_000) if n == 4 else name.encode())
+        spec = shell("ls -A; cat ./*/*/ü.txt; wc -c < deep/er/x.bin; cat one.txt; echo mine > one.txt")
+        handle = await backend.submit(spec, place, "t-in", secrets={}, inputs=inputs)
+        await ended(backend, handle)
+        first = (await backend.logs(handle)).text
+        assert first.replace(" ", "") == "-rf\nab\ndeep\none.txt\n" + names[2].replace(" ", "") + "10000\none.txt"
+        assert not (await backend.disclose(handle)).files[1:], "only what the job wrote is fresh"
+        await backend.submit(spec, place, "t-in", secrets={}, attempt=2, inputs=inputs)
+        await until(backend, handle, lambda o: o.attempt == 2 and o.state is Job.SUCCEEDED)
+        assert (await backend.logs(handle)).text.endswith("mine\n"), "a relaunch leaves what the job made of it"
+        assert inputs["one.txt"].read_bytes() == b"one.txt"
 
     async def test_the_machine_looks_at_its_own_checkpoints(self, backend: Backend, place: Place) -> None:
         if not isinstance(backend, Examiner):

@@ -13,6 +13,7 @@ from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import (
     Artifact,
     Disclosure,
+    InputFile,
     Instance,
     InstanceState,
     JobSpec,
@@ -64,6 +65,9 @@ def script(text: str) -> SubmitFacts:
     """Facts of a job with that script."""
     spec = JobSpec(platform="vastai", script=text, outputs=("out",), timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(text))
+
+
+CODE = InputFile(path="code/a.py", size=3, sha256="0" * 64)
 
 
 def file(path: str = "out/a.safetensors", **more: Any) -> OutputFile:
@@ -125,6 +129,11 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "PF-PLT-003": ([submit(unusable="no such backend")], [submit()]),
     "PF-PLT-004": ([submit(unsold="there is no such GPU")], [submit()]),
+    "PF-IN-001": ([submit(inputs=(CODE,), inputs_left_out=("code/.git",))], [submit()]),
+    "PF-SEC-004": (
+        [submit(inputs=(CODE,), input_leaks=(Leak("code/a.py", "a token"),) * 11)],
+        [submit(inputs=(CODE,))],
+    ),
     "PF-SEC-001": ([submit(leaks=(Leak("args[0]", "a token"),))], [submit()]),
     "PF-SEC-002": ([submit(secrets=("HF_TOKEN",), unset_secrets=("HF_TOKEN",))], [submit(secrets=("HF_TOKEN",))]),
     "PF-SEC-003": (

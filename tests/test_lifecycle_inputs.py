@@ -1,0 +1,319 @@
+"""Files that go with a job: what may go, what was checked is what arrives, and nothing of it is touched afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from pydantic import ValidationError
+
+from clouds_house import TRAIN, VASTAI, House, house, web  # noqa: F401
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
+from gpuwarden.core.models import JobSpec
+from gpuwarden.core.script import read_script
+from gpuwarden.core.states import Job
+from gpuwarden.lifecycle import inputs
+from gpuwarden.lifecycle.check import cancel, check
+from gpuwarden.lifecycle.inputs import Inputs, list_inputs
+from gpuwarden.lifecycle.staging import stage, staged, sweep
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import request
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.rehearsal.model import Settings
+from lifecycle_kit import launch, open_house, records, rent_cloud, training
+from test_crash import Driver
+
+pytestmark = pytest.mark.anyio
+SLOW_BOOT = Settings(boot_s=100, settle_s=30, default_usd_per_hour=3.6, catalog={})
+TOKEN = "hf_" + "a1B2" * 9
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Path:
+    """A working directory with some code and data."""
+    root = tmp_path / "near"
+    for name, text in {
+        "code/a.py": "A = 1\n", "code/deep/b.py": "B = 2\n", "data.txt": "some data\n", "code/.git/config": "x",
+        "code/__pycache__/a.pyc": "x", "code/env/pyvenv.cfg": "x", "code/env/lib.py": "x", ".env": "KEY=1",
+    }.items():  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture
+def w(tmp_path: Path, near: Path) -> Warden:
+    made = open_house(tmp_path / "home", SystemClock())
+    made.cwd = near
+    return made
+
+
+def listed(root: Path, *names: str) -> Inputs:
+    return list_inputs(root, names, {"MY_TOKEN": "a-value-of-ours"})
+
+
+# ------------------------------------------------------------------------------------------------- what may go
+
+
+def test_a_folder_goes_without_what_is_hidden_or_made_again(near: Path) -> None:
+    found = listed(near, "code", "data.txt", "code/a.py")
+    assert [f.path for f in found.files] == ["code/a.py", "code/deep/b.py", "data.txt"]
+    assert found.left_out == ("code/.git", "code/__pycache__", "code/env")
+    assert found.files[2].size == 10 and len(found.files[2].sha256) == 64 and not found.leaks
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", ".", "new\nline", "back\\slash"])
+def test_a_name_that_is_no_path_below_is_no_spec(name: str) -> None:
+    with pytest.raises(ValidationError):
+        JobSpec(platform="local", command=("x",), inputs=(name,))
+
+
+@pytest.mark.parametrize("name", [".env", "code/.git", "code/.git/config", "none"])
+def test_what_is_hidden_or_missing_is_refused(near: Path, name: str) -> None:
+    with pytest.raises(BadRequest, match="hidden|not there"):
+        listed(near, name)
+
+
+def test_no_link_leaves_the_working_directory_or_uncovers_what_is_hidden(near: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.txt").write_text("x")
+    for n, target in enumerate(("/etc/passwd", "../../outside.txt", "../.env", "nowhere", "../code", "..")):
+        folder = near / f"links{n}"
+        folder.mkdir()
+        (folder / "x.txt").symlink_to(target)
+        with pytest.raises(BadRequest, match=f"links{n}/x.txt"):
+            listed(near, f"links{n}")
+    (near / "way").symlink_to(tmp_path)
+    with pytest.raises(BadRequest, match="leads out"):
+        listed(near, "way/outside.txt")
+    (near / "good").mkdir()
+    (near / "good" / "link").symlink_to("../data.txt")
+    assert [(f.path, f.size) for f in listed(near, "good").files] == [("good/link", 10)]
+
+
+def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_path: Path) -> None:
+    os.mkfifo(near / "pipe")
+    (near / "empty").mkdir()
+    with socket.socket(socket.AF_UNIX) as made:
+        os.chdir(near)
+        made.bind("socket")
+        for name in ("pipe", "socket", "empty"):
+            with pytest.raises(BadRequest, match=name):
+                listed(near, name)
+    for n, odd in enumerate(("line\nbreak", "back\\slash", "\x1b[31m", "\udcff")):
+        folder = near / f"odd{n}"
+        folder.mkdir()
+        (folder / odd).write_text("x")
+        with pytest.raises(BadRequest, match="can't be sent") as caught:
+            listed(near, f"odd{n}")
+        caught.value.message.encode()
+    os.chdir(tmp_path)
+
+
+def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_FILES", 2), ("MAX_BYTES", 15), ("MAX_LOOKED", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(inputs, name, value)
+            with pytest.raises(BadRequest) as caught:
+                listed(near, "code", "data.txt")
+            assert "dataset on the Hub" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("id_rsa", "x"), ("server.pem", "x"), ("prod.env", "x"), ("a.py", f"key = '{TOKEN}'"),
+        ("b.bin", "a" * (inputs.BLOCK - 10) + " " + TOKEN), ("c.txt", "it is a-value-of-ours, yes"),
+        (f"{TOKEN}.txt", "x"),
+    ],
+)  # fmt: skip
+async def test_what_looks_like_a_secret_closes_the_gate(w: Warden, near: Path, name: str, content: str) -> None:
+    w.env = {"MY_TOKEN": "a-value-of-ours"}
+    (near / "code" / "deep" / name).write_text(content)
+    with pytest.raises(Refused) as caught:
+        await submit(w, training(near / "said", platform="local", max_cost_usd=None, inputs=["code"]))
+    (found,) = [f for f in caught.value.findings if f.blocks]
+    assert found.rule == "PF-SEC-004" and "code/deep/" in found.message
+    assert not w.ledger.subjects("job", Job.ACCEPTED) and not w.input_store.exists()
+
+
+async def test_a_platform_that_takes_no_files_says_so_at_once(w: Warden, tmp_path: Path) -> None:
+    with pytest.raises(NotSupported, match="takes no inputs"):
+        await submit(w, training(tmp_path / "said", platform="hf-jobs", inputs=["data.txt"]), dry_run=True)
+
+
+def test_rules_know_what_lies_beside_the_script() -> None:
+    text = "import helper, other\nfrom datasets import load_dataset\nload_dataset('data/train')\n"
+    alone, beside = read_script(text), read_script(text, files=("helper.py", "data/train/a.json"))
+    assert alone.third_party == ("datasets", "helper", "other") and [u.id for u in alone.uses.repos] == ["data/train"]
+    assert beside.third_party == ("datasets", "other") and not beside.uses.repos
+
+
+# --------------------------------------------------------------------------------- what was checked is what arrives
+
+
+async def test_a_file_that_changed_after_the_receipt_is_named(w: Warden, near: Path, tmp_path: Path) -> None:
+    cloud = rent_cloud(w, settings=SLOW_BOOT)
+    spec = training(tmp_path / "said", inputs=["code", "data.txt"])
+    receipt = (await submit(w, spec)).receipt
+    (near / "data.txt").write_text("other data")
+    with pytest.raises(Conflict, match=r"data\.txt"):
+        await submit(w, spec, receipt=receipt)
+    (near / "data.txt").write_text("some data\n")
+    (near / "code" / "new.py").write_text("")
+    with pytest.raises(Conflict, match=r"code/new\.py"):
+        await submit(w, spec, receipt=receipt)
+    (near / "code" / "new.py").unlink()
+    assert not records(cloud) and not w.input_store.exists()
+    assert (await submit(w, spec, receipt=receipt)).job and len(records(cloud)) == 1
+
+
+async def test_other_bytes_are_another_job(w: Warden, near: Path, tmp_path: Path) -> None:
+    rent_cloud(w, settings=SLOW_BOOT)
+    spec = training(tmp_path / "said", inputs=["data.txt"])
+    one, again = await launch(w, spec), (await submit(w, spec)).job
+    assert again and again.id == one
+    (near / "data.txt").write_text("other data")
+    two = await launch(w, spec)
+    assert two != one and len(list(w.input_store.iterdir())) == 2
+    for job in (one, two):
+        await cancel(w, job)
+        await check(w, job)
+    await launch(w, training(tmp_path / "said", name="last", inputs=["code"]))
+    assert len(list(w.input_store.iterdir())) == 2, "what only ended jobs had is dropped"
+
+
+def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: Path) -> None:
+    roster = listed(near, "data.txt").files
+    (near / "data.txt").write_text("SOME DATA\n")
+    with pytest.raises(Conflict, match=r"data\.txt changed"):
+        stage(tmp_path / "store", near, roster)
+    assert not list((tmp_path / "store").iterdir())
+    (near / "data.txt").write_text("some data\n")
+    stage(tmp_path / "store", near, roster)
+    (kept,) = staged(tmp_path / "store", roster).values()
+    assert kept.read_text() == "some data\n" and stat.S_IMODE(kept.stat().st_mode) == 0o400
+    kept.unlink()
+    kept.write_text("sOmE dAtA\n")
+    with pytest.raises(BadRequest, match="was changed"):
+        staged(tmp_path / "store", roster)
+    sweep(tmp_path / "store", ())
+    assert not list((tmp_path / "store").iterdir())
+
+
+async def test_a_script_imports_and_reads_what_came_along(w: Warden, near: Path) -> None:
+    script = "import os, sys\nfrom code_of_mine import A\nprint(A, open('data.txt').read(), os.getcwd() in sys.path)\n"
+    (near / "code_of_mine.py").write_text("A = 41\n")
+    spec = JobSpec(platform="local", script=script, timeout_s=60, inputs=("code_of_mine.py", "data.txt"))
+    done = await submit(w, spec)
+    assert done.job is not None
+    (near / "data.txt").unlink()
+    for _ in range(200):
+        seen = await check(w, done.job.id)
+        if seen.job.state is Job.SUCCEEDED:
+            break
+    assert seen.log and seen.log.text == "41 some data\n True\n"
+
+
+# -------------------------------------------------------------------------------------------- on rented machines
+
+READS = TRAIN.replace("def save(step):", """
+text = open("code/data.txt").read()
+if attempt == 1:
+    open("code/mine.txt", "a").write(" and more")
+os.utime("code/data.txt")
+print("read", text, open("code/mine.txt").read(), flush=True)
+
+def save(step):""", 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("house", [VASTAI], ids=["vastai"], indirect=True)
+async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: House, tmp_path: Path) -> None:  # noqa: F811
+    near = tmp_path / "near"
+    (near / "code").mkdir(parents=True)
+    (near / "code" / "data.txt").write_text("first")
+    (near / "code" / "mine.txt").write_text("mine")
+    house.w.cwd = near
+    job = await house.launch(house.spec("wait", script=READS, interruptible=True, inputs=("code",)))
+    (near / "code" / "data.txt").write_text("second")  # what was accepted is what goes
+    await house.reopens()
+    await house.running(job)
+    await house.reached(job, 3)
+    house.take()
+    seen = await house.ended(job)
+    assert seen.job.state is Job.SUCCEEDED and seen.job.attempt == 2, house.story()
+    assert seen.log and seen.log.text.count("read first mine and more\n") == 2
+    view = await request(house.w, job, "terminate")
+    told = " ".join(f.message for f in view.findings if f.rule == "TD-ELSE-001")
+    assert "code/mine.txt" in told and "code/data.txt" not in told, "only the changed one is a file of the job's"
+
+
+# ------------------------------------------------------------------------------------------------ death on the way
+
+
+async def ends_once(home: Path) -> None:
+    """There is one job, launched by one intent, and it comes to its end."""
+    w = open_house(home, SystemClock())
+    (job,) = w.ledger.subjects("job")
+    with anyio.fail_after(30):
+        while (await check(w, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
+            await anyio.sleep(0.02)
+    assert len(w.ledger.events(job, kind="submit.intent")) == 1
+    w.ledger.close()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, near: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.chdir(near)
+    made = Driver(tmp_path)
+    yield made
+    made.close()
+
+
+def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
+    driver: Driver, near: Path, tmp_path: Path
+) -> None:
+    """Every line of ours that takes, keeps or copies an input, and the ones after them."""
+    said = tmp_path / "said"
+    script = ("sh", "-c", f"cat code/a.py code/deep/b.py data.txt >> {said}; echo $GPUWARDEN_JOB 1 >> {said}.runs")
+    spec = JobSpec(platform="local", command=script, timeout_s=60, inputs=("code", "data.txt"))
+
+    def order(home: Path, name: str, **more: object) -> dict[str, object]:
+        dumped = spec.model_copy(update={"name": name}).model_dump(mode="json")
+        return driver.order(
+            phase="submit", home=str(home), map=str(tmp_path / "map.json"), spec=dumped, receipt=None, **more
+        )
+
+    assert not order(tmp_path / "h0", "whole")["killed"]
+    lines = json.loads((tmp_path / "map.json").read_text())
+    points = sorted(
+        {
+            n
+            for at, counts in lines.items()
+            for n in (counts[0], counts[-1])
+            if at.startswith(
+                ("/lifecycle/staging.py", "/lifecycle/inputs.py", "/backends/local.py", "/lifecycle/running")
+            )
+        }
+    )
+    assert len(points) > 40
+    killed = 0
+    for n, line in enumerate(points[:: max(1, len(points) // 40)]):
+        home, name = tmp_path / f"home{n}", f"job{n}"
+        killed += bool(order(home, name, line=line)["killed"])
+        w = open_house(home, SystemClock())
+        live = w.ledger.subjects("job", *(s for s in Job if s is not Job.REFUSED))
+        w.ledger.close()
+        if not live:
+            assert not order(home, name)["killed"]
+        anyio.run(ends_once, home)
+    assert killed > 30
+    runs = Path(f"{said}.runs").read_text().splitlines()
+    assert len(runs) == len(set(runs)) == len(points[:: max(1, len(points) // 40)]) + 1
+    assert said.read_text() == "A = 1\nB = 2\nsome data\n" * len(runs)
