@@ -272,16 +272,17 @@ async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(w: Warde
             await check(w, job)
             await anyio.sleep(0.02)
         (near / "data.txt").write_text("edited since")
-        (machine,) = records(cloud)
-        cloud.preempt(machine.id)
         handle = read_job(w.ledger, job).handle
         assert handle is not None
-        assert (Path(handle.run_dir) / "work" / "data.txt").read_text() == "some data\n"
+        sent = Path(handle.run_dir) / "work" / "data.txt"
+        assert sent.read_text() == "some data\n"
         shutil.rmtree(handle.run_dir)
+        (machine,) = records(cloud)
+        cloud.preempt(machine.id)
         while len(launches(tmp_path / "said")) < 2:
             await check(w, job)
             await anyio.sleep(0.02)
-    assert (Path(handle.run_dir) / "work" / "data.txt").read_text() == "some data\n"
+    assert sent.read_text() == "some data\n"
     await cancel(w, job)
 
 
