@@ -51,7 +51,7 @@ Folder = Annotated[str, Field(pattern=r"^(~|/)[^\x00-\x1f\x7f]{0,250}$")]
 
 # A run of letters and digits with no word in it is a key until somebody shows otherwise: old wandb keys are 40 hex
 # digits, and many clouds hand out 32 letters.
-_OPAQUE = re.compile(r"(?=[A-Za-z0-9+]*\d)(?=[A-Za-z0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
+_OPAQUE = re.compile(r"(?<![A-Za-z0-9+])(?=[A-Za-z+]*\d)(?=[0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
 _TOLD = re.compile(r"(?i)\b(?:token|secret|password|passwd|api.?key)\s*(?:[=:]|is)\s*(?![$~/])\S+")
 _IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 _HEADER = re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#.*)?$")
