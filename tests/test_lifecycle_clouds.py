@@ -93,6 +93,8 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
 
     await take_down(house, job)
     assert house.billing() == []
+    after = await check(house.w, job)
+    assert after.log and after.log.text == seen.log.text and "as it was pulled" in after.note
     assert [f.count for f in house.account.faults] == [0, 0], "both replies were lost"
     lease = read_lease(house.w.ledger, f"{job}-i1")
     assert lease.state is Lease.STOPPED and lease_ids(house.w.ledger, *LIVE_LEASES) == []
