@@ -10,12 +10,15 @@ import pickle
 import resource
 import struct
 import time
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Expected
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
@@ -378,3 +381,24 @@ def test_the_other_checkpoint_is_not_measured_by_what_was_said_of_this_one(tmp_p
 
 def _longer() -> bytes:
     return struct.pack("<Q", 56) + b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(56) + bytes(8)
+
+
+@pytest.mark.parametrize("text", [b"NaN\n" * 500_000, b"[" + b"[]," * 2_200_000 + b"1]\n"])
+def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "m.jsonl").write_bytes(text)
+    tracemalloc.start()
+    try:
+        verify(tmp_path, Level.STRUCTURE)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path) -> None:
+    """A picture of a terabyte of zeros takes no room on the disk, and an hour to read."""
+    with (tmp_path / "a.png").open("wb") as out:
+        out.write(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13))
+        out.write(struct.pack(">I", zlib.crc32(b"IHDR" + bytes(13))) + struct.pack(">I", 1 << 31))
+        out.truncate(1 << 40)
+    report = verify(tmp_path, Level.STRUCTURE, budget=Budget(60, 100 << 20))
+    assert report.verdict is Verdict.UNKNOWN and "the bytes for one look" in str(report.reasons)

@@ -142,6 +142,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     try:
         with ask.open(path, name) as source:
             entry.size = source.size
+            source.took = ask.budget.take if ask.budget else None  # a reader may need all of a file, too
             _look(source, entry, ask)
             if source.changed():
                 entry.doubts.append("was written to while it was read")
