@@ -22,11 +22,13 @@ from gpuwarden.remote.names import LOG_NAME
 class Standing(Frozen):
     """What is known of the copy as it lies here now. `verdict` is None when it was not verified since it changed.
 
+    `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on what it holds.
     `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
     them claims to be weights, and each copy equals the machine's file by digest.
     """
 
     verdict: Verdict | None = None
+    equal: bool = False
     problems: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -109,6 +111,7 @@ def save_verified(w: Warden, job: JobRecord, pulled: Pulled, before: str | None,
         "pull": pulled.digest,
         "seal": sealed,
         "problems": list(report.reasons[:20]),
+        "equal": all(f.sealed for f in report.files),
         "files": len(report.files),
         "bytes": report.bytes,
         "unread": list(report.unread[:50]) if report.readable is Verdict.PROVEN else [],
@@ -124,7 +127,8 @@ def verified_now(w: Warden, job_id: str, pulled: Pulled) -> Standing:
     if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
         return Standing()
     body = event.body
-    return Standing(verdict=body["verdict"], problems=body["problems"], unread=body.get("unread", ()))
+    known = {"problems": body["problems"], "unread": body.get("unread", ())}
+    return Standing(verdict=body["verdict"], equal=body.get("equal", False), **known)
 
 
 def _write_whole(path: Path, text: str) -> None:
