@@ -229,6 +229,13 @@ async def test_a_refusal_shows_a_machines_names_on_one_line(w: Warden, capsys: p
     assert "\n" not in replies.error_reply(refusal.value)["findings"][0]["message"]
 
 
+@pytest.mark.parametrize("at", [1.7e12, 9e17, -1e11, float(2**63)])
+def test_a_time_that_no_calendar_has_hides_no_machine(at: float) -> None:
+    from gpuwarden.serve import terminal
+
+    assert terminal.when(at) == "-"
+
+
 async def test_a_destination_has_a_name_that_can_be_shown(w: Warden, tmp_path: Path) -> None:
     seen = await ended(w, job())
     with pytest.raises(BadRequest, match="can't be shown"):
