@@ -303,6 +303,23 @@ class TestSpending:
         with pytest.raises(Refused):
             await submit(w, job(max_cost_usd=0.01), receipt=checked.receipt)
 
+    async def test_the_same_work_under_another_name_is_a_question(self, w: Warden) -> None:
+        first = await submit(w, job("time.sleep(60)"))
+        await submit(w, job("time.sleep(60)"), receipt=first.receipt)
+        again = await submit(w, job("time.sleep(60)", name="other", timeout_s=3_000))
+        assert "would be paid for twice" in again.ask and again.job is None
+        with pytest.raises(Refused, match="paid for twice"):
+            await submit(w, job("time.sleep(60)", name="other", timeout_s=3_000), receipt=again.receipt)
+        cell = await submit(w, job("time.sleep(60)", name="other", args=("--seed", "2")))
+        assert cell.ask == "", "a cell of a sweep differs in its arguments"
+
+    async def test_two_receipts_for_the_same_work_launch_it_once(self, w: Warden) -> None:
+        one, two = [await submit(w, job("time.sleep(60)", name=name)) for name in ("one", "two")]
+        assert one.ask == two.ask == ""
+        await submit(w, job("time.sleep(60)", name="one"), receipt=one.receipt)
+        with pytest.raises(Refused, match="paid for twice"):
+            await submit(w, job("time.sleep(60)", name="two"), receipt=two.receipt)
+
     async def test_every_interruption_may_cost_the_time_limit_again(self, w: Warden) -> None:
         once = await submit(w, job(timeout_s=7_200, max_restarts=20))
         again = await submit(w, job(timeout_s=7_200, max_restarts=20, interruptible=True))
