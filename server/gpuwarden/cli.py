@@ -13,7 +13,7 @@ import click
 
 from gpuwarden.commands import house, jobs, knowledge, meter, pages  # noqa: F401 - each adds its commands to the group
 from gpuwarden.commands.base import cli, fail
-from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
+from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def _in_our_words(error: BaseException) -> WardenError:
         import traceback
 
         traceback.print_exception(error)
-    return DiskError.of(error) if isinstance(error, OSError) else Internal()
+    return in_our_words(error)
 
 
 def _wants_json(argv: list[str] | None) -> bool:
