@@ -12,10 +12,11 @@ import os
 import stat
 from pathlib import Path
 
-from gpuwarden.core.models import Frozen, Manifest, Report, Verdict, digest
+from gpuwarden.core.models import Frozen, LogChunk, Manifest, Report, Verdict, digest
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import LOG_NAME
 
 
 class Standing(Frozen):
@@ -69,6 +70,22 @@ def last_pull(w: Warden, job_id: str) -> Pulled | None:
     except (OSError, ValueError):
         return None
     return pulled if pulled.digest == event.body["digest"] else None
+
+
+def pulled_log(w: Warden, job_id: str, start: int, limit: int) -> LogChunk | None:
+    """A piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
+    pulled = last_pull(w, job_id)
+    if pulled is None:
+        return None
+    try:
+        with (Path(pulled.dest) / LOG_NAME).open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            begin = min(start, size) if start >= 0 else max(0, size + start)
+            stream.seek(begin)
+            piece = stream.read(limit)
+    except OSError:
+        return None
+    return LogChunk(text=piece.decode("utf-8", "replace"), next=begin + len(piece), size=size)
 
 
 def seal(pulled: Pulled) -> str | None:
