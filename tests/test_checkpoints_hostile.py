@@ -402,3 +402,19 @@ def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path) 
         out.truncate(1 << 40)
     report = verify(tmp_path, Level.STRUCTURE, budget=Budget(60, 100 << 20))
     assert report.verdict is Verdict.UNKNOWN and "the bytes for one look" in str(report.reasons)
+
+
+def test_a_link_that_nobody_may_read_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as /proc/1/cwd, for whoever is not root."""
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "link").symlink_to(tmp_path / "a.txt")
+    follow = os.path.realpath
+
+    def refuse(path: Any, **more: Any) -> str:
+        if str(path).endswith("/link"):
+            raise PermissionError(13, "Permission denied", path)
+        return follow(path, **more)
+
+    monkeypatch.setattr(os.path, "realpath", refuse)
+    report = verify(tmp_path, Level.CONTENT)
+    assert report.verdict is Verdict.UNKNOWN and seen(report) == "can't be looked at: Permission denied"

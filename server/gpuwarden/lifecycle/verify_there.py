@@ -51,7 +51,7 @@ class _File(_Said):
 
 class _Folder(_Said):
     layout: str = Field(max_length=100)
-    step: int | None = Field(default=None, ge=0, lt=1 << 63)
+    step: int | None = Field(default=None, gt=-1 << 63, lt=1 << 63)
     checkpoint: bool = False
     resume: list[str] = Field(default=[], max_length=10)
 
