@@ -89,6 +89,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("veto rate is below (95 %)", f"{100 * summary.veto_bound:.1f} %"))
     if summary.unscored:
         rows.append(("checks that nobody judged", str(summary.unscored)))
+    if summary.unsealed:
+        rows.append(("trials without seals", str(summary.unsealed)))
     return rows
 
 
