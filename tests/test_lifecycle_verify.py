@@ -300,6 +300,8 @@ LIES: list[Any] = [
     {"out": {"files": [{"path": "a", "format": "x", "size": -1}]}},
     {"out": {"files": [{"path": "a", "format": "x", "size": 1, "problems": ["p"] * 5000}]}},
     {"out": {"files": [{"path": "a", "format": "x", "size": 1}] * 5000}},
+    {"out": {"files": [{"path": "a", "format": "x", "size": 10**400}]}},
+    {"out": {"folders": [{"path": "a", "layout": "x", "step": 10**400, "checkpoint": True}]}},
 ]
 
 

@@ -91,7 +91,7 @@ def leases_of(w: Warden, job: JobRecord) -> list[str]:
 
 
 async def list_instances(w: Warden) -> Inventory:
-    """Reconcile, then list every machine of every platform that has ever been used from here."""
+    """Reconcile, then list every machine of every platform that was used from here or has an account's key."""
     trouble = await reconcile(w)
     listed, unread = await sweep(w)
     leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
@@ -104,14 +104,14 @@ async def list_instances(w: Warden) -> Inventory:
 
 
 async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
-    """Read the list of every platform ever used, and take machines back into sight that were believed ended.
+    """Read the list of every platform used or configured, and take machines back into sight that were believed ended.
 
     Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
     """
     leases = [read_lease(w.ledger, lease) for lease in lease_ids(w.ledger)]
     found: dict[str, tuple[Instance, ...]] = {}
     trouble: dict[str, str] = {}
-    for platform in sorted({lease.platform for lease in leases}):
+    for platform in sorted({lease.platform for lease in leases} | set(w.configured())):
         try:
             answer = await w.provider(platform).list()
         except WardenError as error:

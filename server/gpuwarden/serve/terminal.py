@@ -68,8 +68,11 @@ def colored(word: str) -> str:
 
 
 def when(at: float | None) -> str:
-    """A time as people write it, in UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+    """A time as people write it, in UTC. A platform's nonsense that no calendar has is no time."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+    except (OverflowError, ValueError, OSError):
+        return "-"
 
 
 def usd(amount: float | None) -> str:
