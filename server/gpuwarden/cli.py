@@ -38,7 +38,8 @@ def _in_our_words(error: BaseException) -> WardenError:
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
         return BadRequest("interrupted", "Run it again: it goes on where it was.")
     if isinstance(error, click.ClickException):
-        return BadRequest(error.format_message(), "See gpuwarden --help.")
+        at = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gpuwarden"
+        return BadRequest(error.format_message(), f"See {at} --help.")
     if os.environ.get("GPUWARDEN_DEBUG") == "1":
         import traceback
 

@@ -134,7 +134,6 @@ class OutputFile:
     tier: str
     dies: bool
     copied: bool = False
-    in_manifest: bool = False
 
 
 @dataclass(frozen=True)
