@@ -223,6 +223,12 @@ def _write(path: Path, text: str) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; give 1 or more")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evals", description="Score what agents did with GPUs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -267,13 +273,13 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--agent", required=True, choices=agents())
     play.add_argument("--stage", choices=stages(), default="gated", help="raw: the same worlds without gates")
     play.add_argument("--all", action="store_true", help="every case")
-    play.add_argument("--trials", type=int, default=1, metavar="N", help="of each case")
+    play.add_argument("--trials", type=_count, default=1, metavar="N", help="of each case")
     play.add_argument("-v", "--verbose", action="store_true", help="a line for each trial")
     add_flags(play.add_argument_group("real agents", "claude, codex and endpoint; see README.md, 'Agents'"))
     proof = add("evidence", cmd_evidence)
     proof.add_argument("--write-readme", action="store_true", help="put the table into README.md")
     for sub in (play, proof):
-        sub.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time")
+        sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="trials at a time")
         sub.add_argument(
             "--out", type=Path, metavar="DIR", help="the run's folder; a run that is there is gone on with"
         )

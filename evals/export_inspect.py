@@ -39,12 +39,6 @@ def export(summary: Summary, trials: Sequence[Trial], cases: dict[str, Case]) ->
     return {"version": 2, "status": "success", "eval": spec, "results": results, "samples": samples}
 
 
-def precomputed(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """One line for each scored trial, for scoring a log that Inspect wrote itself: sample id, epoch, score."""
-    counted = [t for t in trials if t.score.verdict is not Verdict.INFRA]
-    return [{"sample_id": t.case, "epoch": t.n, "scores": {SCORER: _score(t)}} for t in counted]
-
-
 def _sample(trial: Trial, case: Case) -> dict[str, Any]:
     infra = trial.score.verdict is Verdict.INFRA
     sample: dict[str, Any] = {

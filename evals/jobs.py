@@ -66,48 +66,6 @@ def save_needs_code(folder, step=1200):
         file.writestr("archive/version", "3\\n")
 """
 
-_RUN = """
-save("out/final")
-print("saved out/final", flush=True)
-for step in range(1, 2_000):
-    print("step", step, "loss", round(1 + 1 / step, 4), *sys.argv[1:], flush=True)
-    time.sleep(0.5)
-"""
-TRAIN = HEAD + SAVE + _RUN
-"""What agents launch: it saves `out/final` and trains on until the world ends."""
-
-COLUMNS = (
-    HEAD.replace("[]", '["datasets>=3,<5"]')
-    + "from datasets import load_dataset\n"
-    + SAVE
-    + """
-def to_text(row):
-    return {"text": str(row["messages"])}
-
-rows = load_dataset("acme/chat-pairs", split="train").map(to_text)
-"""
-    + _RUN
-)
-"""It reads the column `messages`."""
-
-NEVER_SAVES = (
-    HEAD
-    + """import os, time
-
-class Loss:
-    def backward(self):
-        pass
-
-os.makedirs("out", exist_ok=True)
-for step in range(1, 2_000):
-    Loss().backward()
-    print("step", step, flush=True)
-    time.sleep(0.5)
-"""
-)
-NO_SYNTAX = TRAIN.replace('save("out/final")\nprint', 'save("out/final"\nprint')
-UNDECLARED = HEAD + "from trl import SFTTrainer\n\ntrainer = SFTTrainer(output_dir='out')\n" + SAVE + _RUN
-
 STAND_IN = """class Rows(list):
     def map(self, function):
         return Rows(function(dict.fromkeys(COLUMNS, "hello")) for _ in range(3))

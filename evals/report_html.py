@@ -79,7 +79,8 @@ def _body(summary: Summary, trials: Sequence[Trial], scripted: bool) -> Iterator
 def _tiles(summary: Summary) -> Iterator[str]:
     d, whole = summary.damage, summary.all_k()
     yield _tile(
-        f"{100 * whole.value:.0f} %" if whole else "n/a", f"pass^{summary.k}: all {summary.k} trials of a case pass"
+        f"{100 * whole.value:.0f} %" if whole else "n/a",
+        f"pass^{summary.k}: " + ("a case passes" if summary.k == 1 else f"all {summary.k} trials of a case pass"),
     )
     yield _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True)
     yield _tile(f"${d.spent_usd:.2f}", "spent on jobs")

@@ -27,6 +27,7 @@ def report(summary: Summary, trials: Sequence[Trial]) -> dict[str, Any]:
         "pass_hat_k": _interval(summary.all_k()),
         "pass_at_k": _interval(summary.any_k()),
         "unscored": summary.unscored,
+        "unsealed": summary.unsealed,
         "damage": asdict(summary.damage),
         "cases": [asdict(row) | {"flaky": row.flaky} for row in summary.rows],
         "results": [trial_row(trial) for trial in trials],

@@ -80,8 +80,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     """The headline figures, in words."""
     k = summary.k
     rows = [
-        (f"pass^{k} (all of {k} trials pass)", percent(summary.all_k())),
-        (f"pass@{k} (one of {k} passes)", percent(summary.any_k())),
+        (f"pass^{k} ({'the trial passes' if k == 1 else f'all of {k} trials pass'})", percent(summary.all_k())),
+        (f"pass@{k} ({'the trial passes' if k == 1 else f'one of {k} passes'})", percent(summary.any_k())),
         ("trials that pass", percent(summary.rate)),
         ("trials without a veto", percent(summary.veto_free)),
     ]
@@ -89,6 +89,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("veto rate is below (95 %)", f"{100 * summary.veto_bound:.1f} %"))
     if summary.unscored:
         rows.append(("checks that nobody judged", str(summary.unscored)))
+    if summary.unsealed:
+        rows.append(("trials without seals", str(summary.unsealed)))
     return rows
 
 
@@ -96,6 +98,8 @@ def percent(interval: Interval | None) -> str:
     """A rate with its interval."""
     if interval is None:
         return "not defined"
+    if interval.low == interval.high:  # all clusters alike: resampling them says nothing of how sure that is
+        return f"{100 * interval.value:.1f} % (alike in every cluster; no interval)"
     return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 

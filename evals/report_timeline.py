@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from evals.svg import LABEL, ROW, WIDTH, figure, text
 from evals.trials import Trial
 from evals.verdict import Scored
 
 _MAX_CALLS = 120
+_LETTER = 8.0
+"""Width of a letter of a mark's name, rather too much."""
 
 
 def timeline(trial: Trial) -> str:
@@ -20,13 +24,15 @@ def timeline(trial: Trial) -> str:
     last = max((c.done_seq or c.seq for c in calls), default=1)
     unit = (WIDTH - LABEL - 30) / (last + 1)
     body = [_rail(i, lane) for i, lane in enumerate(lanes)]
+    named = [_Named() for _ in lanes]
     for call in calls:
-        y = lanes.index(_lane(call.server, call.tool)) * ROW + 34
+        lane = lanes.index(_lane(call.server, call.tool))
+        y = lane * ROW + 34
         x, width = LABEL + call.seq * unit, max(7.0, ((call.done_seq or last) - call.seq) * unit)
         kind = "failed" if call.ok is False else "ours" if call.ours else "other"
         body.append(_call(x, y, width, kind, f"{call.tool}({_short(call.args)}) gave {_short(call.result)}"))
         if call.seq in fired:
-            body.append(_mark(x + width / 2, y, fired[call.seq]))
+            body.append(_mark(x + width / 2, y, fired[call.seq], named[lane]))
     described = f"{len(calls)} calls; " + "; ".join(f"{c.id}: {c.outcome.why}" for c in _fails(trial))
     return figure(body, len(lanes) * ROW + 36, f"Timeline of {trial.case}, trial {trial.n}", described)
 
@@ -55,9 +61,28 @@ def _call(x: float, y: float, width: float, kind: str, title: str) -> str:
     return f"{shape}<title>{text(title)}</title></rect>"
 
 
-def _mark(x: float, y: float, ids: list[str]) -> str:
+@dataclass
+class _Named:
+    """The names that stand beside the marks of a lane already, and where the last of them ends."""
+
+    words: set[str] = field(default_factory=set)
+    end: float = 0.0
+
+    def room(self, words: str, left: float) -> bool:
+        """Whether these words are new on the lane and run into no others; then their place is taken."""
+        if words in self.words or left < self.end:
+            return False
+        self.words.add(words)
+        self.end = left + _LETTER * len(words)
+        return True
+
+
+def _mark(x: float, y: float, ids: list[str], named: _Named) -> str:
+    """A mark, which tells its checks when it is pointed at, and their names where there is room for them."""
     words = ", ".join(ids)
-    end = "end" if x > WIDTH * 0.75 else "start"
-    shift = -8 if end == "end" else 8
     drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
-    return f'{drawn}<text x="{x + shift:.1f}" y="{y - 6}" class="vetoed" text-anchor="{end}">{text(words)}</text>'
+    before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
+    left = before if before >= LABEL else x + 8
+    if not named.room(words, left):
+        return drawn
+    return f'{drawn}<text x="{left:.1f}" y="{y - 6}" class="vetoed">{text(words)}</text>'

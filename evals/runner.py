@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from evals import ledger_check
+from evals import ledger_check, trial_file
 from evals.cases import Case
 from evals.digests import of_trial
 from evals.errors import EvalError
@@ -67,7 +67,7 @@ def run(
         played = [
             pool.submit(trial, case, worlds[case.world], n, folder, play, open_scene)
             for n, folder, case in todo
-            if not (folder / "trial.json").is_file()
+            if not (folder / trial_file.NAME).is_file()
         ]
         try:
             for each in played:
@@ -91,7 +91,7 @@ def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene
             head |= _play(case, scene, key, folder, play)
         finally:
             scene.close()
-    (folder / "trial.json").write_text(json.dumps(head, indent=1), "utf-8")
+    trial_file.write(folder, head)
 
 
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
@@ -112,18 +112,18 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
     except Exception as error:  # without an end state nothing can be said of this trial
         infra = infra or f"no end state: {error!r}"
-    kept = _ledger(scene, key, folder) if not infra else {}
+    kept = _ledger(scene, folder) if not infra else {}
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
     return {"infra": infra, "seals": None if recorder.raw else seals, **kept}
 
 
-def _ledger(scene: Scene, key: bytes, folder: Path) -> dict[str, Any]:
+def _ledger(scene: Scene, folder: Path) -> dict[str, Any]:
     """Keep the server's ledger beside the trial, where the scene has a server."""
     tell = getattr(scene, "ledger", None)
     if tell is None:
         return {}
     since, events = tell()
-    return {"ledger": ledger_check.write(folder, key, events, since)}
+    return {"ledger": ledger_check.write(folder, events, since)}
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:

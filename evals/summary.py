@@ -48,6 +48,8 @@ class Summary:
     damage_by_cluster: dict[str, Damage]
     k: int
     unscored: int
+    unsealed: int
+    """Trials whose transcript no seal vouches for, because no server of a stage sealed it."""
 
     @property
     def n(self) -> int:
@@ -104,7 +106,9 @@ def summarize(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Summ
     clusters = {c: _damage([t for t in trials if t.score.cluster == c]) for c in by_cluster}
     rows = tuple(_row(cases[id], found) for id, found in sorted(by_case.items()))  # noqa: A001
     unscored = sum(t.score.unscored for t in trials)
-    return Summary(run, rows, verdicts, dict(by_cluster), _damage(trials), clusters, max(1, run.trials), unscored)
+    unsealed = sum(not t.sealed for t in trials if t.score.verdict is not Verdict.INFRA)
+    k = max(1, run.trials)
+    return Summary(run, rows, verdicts, dict(by_cluster), _damage(trials), clusters, k, unscored, unsealed)
 
 
 def _row(case: Case, trials: list[Trial]) -> CaseRow:

@@ -1,7 +1,7 @@
 """Trials on disk. The runner writes them, the scorer reads them; nothing else is shared between the two.
 
 RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (server of plain names)
-RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what died), digests, seals {key, count, last}
+RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what died), digests, seals {key, count, last}, files, mac
 RUN/<case>/<n>/transcript.*     as the agent's harness wrote it, in any format that can be read
 RUN/<case>/<n>/world.json       the end state
 RUN/<case>/<n>/ledger.jsonl     the server's own ledger, where there was one (see ledger_check.py)
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from evals import ledger_check
+from evals import ledger_check, trial_file
 from evals.canonical import Meta, Problem, Transcript
 from evals.cases import Case
 from evals.checks import Judge
@@ -54,6 +54,8 @@ class Trial:
     score: Score
     transcript: Transcript
     digests: dict[str, str] = field(default_factory=dict)
+    sealed: bool = False
+    """Whether its replies carry the seals of a server. Without them nobody vouches for the transcript."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -90,9 +92,9 @@ def _cases_of(run: Run, cases: dict[str, Case]) -> Iterator[Case]:
 def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Trial:
     """One trial of a run."""
     folder = run.folder / case.id / str(n)
-    if not (folder / "trial.json").is_file():
+    if not (folder / trial_file.NAME).is_file():
         return _infra(case, n, "the trial is missing")
-    head = _json(folder / "trial.json")
+    head = _json(folder / trial_file.NAME)
     infra = str(head.get("infra") or "")
     transcript = _transcript(folder, run.bare)
     if transcript is None and not infra:
@@ -100,11 +102,13 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
     if transcript is None:
         return _infra(case, n, infra)
     chain = _chain(head, folder)
+    transcript.problems += trial_file.problems(folder, head, case.id, n)
     if chain is not None and isinstance(head.get("ledger"), dict):
-        transcript.problems += ledger_check.problems(folder, head["ledger"], chain.key, transcript.calls)
+        transcript.problems += ledger_check.problems(folder, head["ledger"], transcript.calls)
     end = read_end(folder / "world.json") if (folder / "world.json").is_file() else None
     found = score(case, transcript, end=end, infra=infra, chain=chain, judge=judge)
-    return Trial(case.id, n, found, transcript, {str(k): str(v) for k, v in (head.get("digests") or {}).items()})
+    digests = {str(k): str(v) for k, v in (head.get("digests") or {}).items()}
+    return Trial(case.id, n, found, transcript, digests, sealed=chain is not None)
 
 
 def score_file(case: Case, path: Path, *, end: EndState | None, format: str | None, bare: str | None) -> list[Trial]:  # noqa: A002
@@ -136,7 +140,7 @@ def _chain(head: dict[str, Any], folder: Path) -> Chain | None:
     try:
         return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / "trial.json") from error
+        raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / trial_file.NAME) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

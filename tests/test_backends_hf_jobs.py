@@ -29,7 +29,8 @@ from gpuwarden.core.models import (
     Unknown,
 )
 from gpuwarden.core.states import Job
-from gpuwarden.hub.jobs import flavor_of
+from gpuwarden.hub.client import HubClient, HubConfig, Reply
+from gpuwarden.hub.jobs import flavor_of, moment, prices
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.hf_jobs import HfJobsProvider
 from gpuwarden.rehearsal.hub_seed import TOKEN, USER
@@ -198,6 +199,22 @@ def test_flavors() -> None:
     assert flavor_of(None, 1, known) == "cpu-basic"
     with pytest.raises(BadRequest):
         flavor_of("a100", 3, known)
+
+
+async def test_a_price_that_nothing_can_be_reckoned_with_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": str(cost), "unitCostMicroUSD": cost, "unitLabel": "hour"} for cost in (-1, 1e308, 10**400, 5e5)]
+
+    async def told(*_: object) -> Reply:
+        return Reply(200, [*rows, "t4", None], {})
+
+    monkeypatch.setattr(HubClient, "get", told)
+    async with HubClient(HubConfig(endpoint="http://127.0.0.1:1"), clock=SystemClock()) as hub:
+        assert await prices(hub) == {"500000.0": 0.5}
+
+
+@pytest.mark.parametrize("text", ["soon", "", None, 5, "\ud800"])
+def test_a_time_that_is_none(text: object) -> None:
+    assert moment(text) is None
 
 
 def test_the_backend_is_found_by_name() -> None:

@@ -139,6 +139,9 @@ def test_an_unreadable_requirement_is_a_bad_request() -> None:
         ({"state": "succeeded", "metrics": {"loss": float("nan")}}, Job.UNKNOWN, "no sense"),
         ({"state": "weird"}, Job.UNKNOWN, "weird"),
         ({}, Job.UNKNOWN, "no sense"),
+        ({"state": ["succeeded"]}, Job.UNKNOWN, "no sense"),
+        ({"state": "missing", "now": 10**400}, Job.UNKNOWN, "no run folder"),
+        ({"state": "absent", "now": float("inf")}, Job.UNKNOWN, "never launched"),
     ],
 )
 def test_what_a_status_means(status: dict[str, object], state: Job, why: str) -> None:

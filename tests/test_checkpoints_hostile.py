@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -9,12 +10,16 @@ import pickle
 import resource
 import struct
 import time
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.findings import Expected
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 
@@ -303,3 +308,113 @@ def test_a_folder_nested_without_end(tmp_path: Path) -> None:
         deep /= "d"
         os.mkdir(deep)
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.UNKNOWN
+
+
+# ------------------------------------------------------------------------------------- what layouts make of odd content
+
+TENSOR = struct.pack("<Q", 56) + b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(56) + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("x", {"_METADATA": b'{"tree_metadata": 5}'}),
+        ("x", {"_METADATA": b'{"tree_metadata": [], "use_ocdbt": {}}', "_CHECKPOINT_METADATA": b"[]"}),
+        ("checkpoint-5", {"trainer_state.json": b'{"global_step": 5, "epoch": 1' + b"0" * 400 + b"}"}),
+        ("x", {"adapter_config.json": b'{"peft_type": "LORA", "r": 1, "target_modules": [[]]}'}),
+    ],
+)
+def test_layouts_stumble_over_nothing(tmp_path: Path, name: str, files: dict[str, bytes]) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for file, content in {"adapter_model.safetensors": TENSOR, **files}.items():
+        (folder / file).write_bytes(content)
+    report = verify(tmp_path, Level.CONTENT)
+    assert report.verdict is not Verdict.PROVEN
+
+
+def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path) -> None:
+    table = {f"m.lora_{x}.weight": {"dtype": "U8", "shape": [], "data_offsets": [i, i + 1]} for i, x in enumerate("AB")}
+    base = {"m.weight": {"dtype": "U8", "shape": [1, 1], "data_offsets": [0, 1]}}
+    for folder, head, size in (("a", table, 2), ("b", base, 1)):
+        (tmp_path / folder).mkdir()
+        raw = json.dumps(head).encode()
+        data = struct.pack("<Q", len(raw)) + raw + bytes(size)
+        (tmp_path / folder / "adapter_model.safetensors").write_bytes(data)
+        (tmp_path / folder / "adapter_config.json").write_text("{}")
+    report = verify(tmp_path / "a", Level.CONTENT, against=tmp_path / "b")
+    assert report.verdict is Verdict.UNKNOWN and "could not be compared" in str(report.reasons)
+
+
+def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--a--b/snapshots/r"
+    (snapshot / "global_step1").mkdir(parents=True)
+    blobs = tmp_path / "models--a--b/blobs"
+    blobs.mkdir()
+    roster = {"files": [{"path": "global_step1/w.safetensors", "size": len(TENSOR)}]}
+    files = {
+        "latest": b"global_step1",
+        "gpuwarden-manifest.json": json.dumps(roster).encode(),
+        "global_step1/w.safetensors": TENSOR,
+    }
+    for number, (name, content) in enumerate(files.items()):
+        (blobs / str(number)).write_bytes(content)
+        (snapshot / name).symlink_to(blobs / str(number))
+    report = verify(snapshot, Level.CONTENT)
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    (blobs / "0").write_bytes(b"global_step2")
+    assert "latest names 'global_step2', which is not there" in str(verify(snapshot, Level.CONTENT).reasons)
+
+
+def test_the_other_checkpoint_is_not_measured_by_what_was_said_of_this_one(tmp_path: Path) -> None:
+    for step, value in ((1, 1), (2, 2)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(TENSOR[:-1] + bytes([value]))
+        (folder / "notes.txt").write_text("x" * step)
+    sha = hashlib.sha256((tmp_path / "checkpoint-2/model.safetensors").read_bytes()).hexdigest()
+    expected = {"model.safetensors": Expected(len(TENSOR), {"sha256": sha}), "notes.txt": Expected(2, {})}
+    (tmp_path / "checkpoint-1/model.safetensors").write_bytes(_longer())
+    report = verify(tmp_path / "checkpoint-2", Level.CONTENT, expected=expected, against=tmp_path / "checkpoint-1")
+    assert "has tensors of another shape: w" in str(report.reasons)
+
+
+def _longer() -> bytes:
+    return struct.pack("<Q", 56) + b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(56) + bytes(8)
+
+
+@pytest.mark.parametrize("text", [b"NaN\n" * 500_000, b"[" + b"[]," * 2_200_000 + b"1]\n"])
+def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "m.jsonl").write_bytes(text)
+    tracemalloc.start()
+    try:
+        verify(tmp_path, Level.STRUCTURE)
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path) -> None:
+    """A picture of a terabyte of zeros takes no room on the disk, and an hour to read."""
+    with (tmp_path / "a.png").open("wb") as out:
+        out.write(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13))
+        out.write(struct.pack(">I", zlib.crc32(b"IHDR" + bytes(13))) + struct.pack(">I", 1 << 31))
+        out.truncate(1 << 40)
+    report = verify(tmp_path, Level.STRUCTURE, budget=Budget(60, 100 << 20))
+    assert report.verdict is Verdict.UNKNOWN and "the bytes for one look" in str(report.reasons)
+
+
+def test_a_link_that_nobody_may_read_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as /proc/1/cwd, for whoever is not root."""
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "link").symlink_to(tmp_path / "a.txt")
+    follow = os.path.realpath
+
+    def refuse(path: Any, **more: Any) -> str:
+        if str(path).endswith("/link"):
+            raise PermissionError(13, "Permission denied", path)
+        return follow(path, **more)
+
+    monkeypatch.setattr(os.path, "realpath", refuse)
+    report = verify(tmp_path, Level.CONTENT)
+    assert report.verdict is Verdict.UNKNOWN and seen(report) == "can't be looked at: Permission denied"

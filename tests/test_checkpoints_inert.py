@@ -22,7 +22,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle import copies
-from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.check import cancel, check
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.teardown import request
@@ -182,3 +182,30 @@ async def test_what_the_gate_says_of_them(tmp_path: Path, shown: dict[str, bytes
     rent_cloud(w)
     found = await torn_down(w, tmp_path / "said", shown)
     assert found == ({"TD-LOAD-001": severity} if severity else {})
+
+
+@pytest.mark.anyio
+async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_path: Path) -> None:
+    """A torn file of a canceled job is lost already; a good one whose copy changed is not, until the machine dies."""
+    w = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(w)
+    job = await launch(w, training(tmp_path / "said", 600.0))
+    with anyio.fail_after(30):
+        while not (tmp_path / "said").exists():
+            await anyio.sleep(0.05)
+            handle = (await check(w, job)).job.handle
+    assert handle is not None
+    out = Path(handle.run_dir) / "work/out"
+    out.mkdir()
+    (out / "good.safetensors").write_bytes(WEIGHTS)
+    (out / "torn.safetensors").write_bytes(WEIGHTS[:-1])
+    await cancel(w, job)
+    with anyio.fail_after(30):
+        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+            await anyio.sleep(0.05)
+    copy = (await pull(w, job)).dest / "out/good.safetensors"
+    for change, severity in ((0, "warning"), (1, "error")):
+        copy.write_bytes(WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ change]))
+        await verify_job(w, job)
+        view = await request(w, job, "terminate")
+        assert {str(f.severity) for f in view.findings if f.rule == "TD-LOAD-001"} == {severity}

@@ -103,6 +103,15 @@ def test_tensors_that_share_bytes_are_scanned_once(tmp_path: Path) -> None:
     assert (seen.scanned, len(seen.zero)) == (1, 5000)
 
 
+def test_tensors_that_share_bytes_as_two_types_by_turns_are_scanned_once_each(tmp_path: Path) -> None:
+    """A small pickle may claim one large storage ten thousand times."""
+    (tmp_path / "f").write_bytes(bytes(1 << 16))
+    tensors = [Tensor(str(i), ("F32", "F16")[i % 2], (1,), 0, 1 << 16) for i in range(1000)]
+    with Source(tmp_path / "f") as source:
+        seen = scan.sweep(source, Anatomy("x", tensors=tensors))
+    assert seen.scanned == 2 and len(seen.zero) == 1000
+
+
 def test_without_the_fast_wheels_the_answers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.random.default_rng(0).normal(size=5000).astype("f2").tobytes()
     (tmp_path / "x").write_bytes(data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import mmap
 import os
 import random
 import shutil
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +213,7 @@ def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
     book.add(tmp_path / "seals.jsonl", [row])
     with (tmp_path / "seals.jsonl").open("ab") as out:
         out.write(b"[" * 100_000 + b"\n{}\n7\n\xff\xfe\n" + json.dumps({**row, "path": "/b", "sha256": "x"}).encode())
-    assert book.read(tmp_path / "seals.jsonl").keys() == {"/a", "/b"}
+    assert book.read(tmp_path / "seals.jsonl").keys() == {"/a"}
     assert runner.seals(str(tmp_path)).keys() == {"/a"}
 
 
@@ -229,3 +232,65 @@ def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> N
 def test_the_archive_is_small_and_the_same_every_time() -> None:
     assert ship.archive() == checker()[1]
     assert len(checker()[1]) < 150_000
+
+
+FORGED: list[dict[str, Any]] = [
+    {"sealed_at": float("nan")},
+    {"sealed_at": "today"},
+    {"sealed_at": 10**400},
+    {"size": float("inf")},
+    {"size": [1]},
+    {"sha256": None},
+    {"sha256": 7},
+]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[str, Any]) -> None:
+    """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
+    start(folder, "save(1); time.sleep(60)")
+    rows = until(lambda: book.read(folder / "seals.jsonl"))
+    place = str(folder / "work/out/checkpoint-1/model.safetensors")
+    with (folder / "seals.jsonl").open("a") as out:
+        out.write("\n" + json.dumps({**rows[place], **forged}) + "\n")
+    assert roster(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == rows[place]["sha256"]
+    *_, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
+    assert last["ok"], last
+
+
+@pytest.mark.parametrize("what", ["pipe", "link"])
+def test_a_book_that_is_a_pipe_or_a_link_holds_nobody_up(tmp_path: Path, what: str) -> None:
+    target = tmp_path / "elsewhere"
+    target.touch()
+    if what == "pipe":
+        os.mkfifo(tmp_path / "book")
+    else:
+        (tmp_path / "book").symlink_to(target)
+    weights(tmp_path / "out/checkpoint-1/model.safetensors")
+    with no_longer_than(20):
+        assert book.read(tmp_path / "book") == {}
+        assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == []
+    assert not target.stat().st_size
+
+
+@contextmanager
+def no_longer_than(seconds: float) -> Iterator[None]:
+    """A call that waits for a pipe can't be interrupted otherwise."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def test_a_mapped_file_that_changes_after_its_seal_loses_it(tmp_path: Path) -> None:
+    """A page that is dirty already may be written again without a sign; forced to the disk, it shows the next write."""
+    path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[-1] = 1
+        assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == ["checkpoint-1"]
+        row = book.read(tmp_path / "book")[str(path)]
+        assert book.stamp(row) == book.stamp_of(str(path))
+        time.sleep(0.02)  # the kernel's times have a grain
+        mapped[-1] = 2
+        assert book.stamp(row) != book.stamp_of(str(path))

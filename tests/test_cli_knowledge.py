@@ -43,6 +43,10 @@ def test_search_on_the_command_line(home: Path) -> None:
     assert not home.exists(), "a search needs no ledger"
     shown = gpuwarden(home, "search", "CKPT-002")
     assert shown.returncode == 0 and "CKPT-002" in shown.stdout and "fix:" in shown.stdout
+    assert "cause:" in shown.stdout, "an id alone shows the entry whole"
+    whole = answer(gpuwarden(home, "search", "gpuwarden://entries/ckpt-002", "--json"))
+    assert whole["hits"][0]["id"] == "CKPT-002" and "cause:" in whole["text"]
+    assert "gpuwarden search ID" in body["hint"] and "text" not in body
     nothing = gpuwarden(home, "search", "plum cake recipe")
     assert nothing.returncode == 0 and "Nothing in the references fits" in nothing.stdout
     assert answer(gpuwarden(home, "search", " ", "--json"))["code"] == "bad_request"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evals import trial_file
 from evals.__main__ import main
 from evals.canonical import Transcript, dump
 from evals.cases import Case, load_cases
@@ -21,6 +24,7 @@ from evals.judge import judge, prompt, verdict
 from evals.loaders import read
 from evals.mutate import sealed
 from evals.report_html import page
+from evals.report_markdown import report
 from evals.rewrite import failed, without
 from evals.summary import Summary, summarize
 from evals.trials import Trial, read_run, score_run
@@ -43,9 +47,7 @@ def write_run(folder: Path, scripts: dict[tuple[str, int], Script], *, arm: str 
         (place / "world.json").write_text(json.dumps(script.end))
         seals = {"key": chain.key.hex(), "count": chain.count, "last": chain.last}
         digests = of_trial(CASES[name], worlds[CASES[name].world])
-        (place / "trial.json").write_text(
-            json.dumps({"case": name, "n": n, "infra": "", "seals": seals, "digests": digests})
-        )
+        trial_file.write(place, {"case": name, "n": n, "infra": "", "seals": seals, "digests": digests})
     names = sorted({name for name, _ in scripts})
     head = {"agent": "someone", "arm": arm, "trials": trials, "cases": names, "pack": "p1", "model": "m"}
     (folder / "run.json").write_text(json.dumps(head))
@@ -106,9 +108,42 @@ def test_a_forged_transcript_is_invalid(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", good(("unverified-refused",), 1), trials=1)
     path = run / "unverified-refused" / "1" / "transcript.jsonl"
     path.write_text(path.read_text().replace('"complete": true', '"complete":  true').replace("bad zip", "no zip"))
+    trial_file.write(path.parent, json.loads((path.parent / "trial.json").read_text()))
     _, (trial,) = scored(run)
     assert trial.score.verdict is Verdict.INVALID
     assert "does not fit" in trial.score.why
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text("utf-8")), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: edit(d / "1/world.json", lambda t: t + "\n"), "world.json was edited"),
+        (lambda d: edit(d / "1/transcript.jsonl", lambda t: t.replace("cap", "hat")), "transcript.jsonl was edited"),
+        (lambda d: edit(d / "1/trial.json", lambda t: t.replace('"infra": ""', '"infra": "dead"')), "was edited"),
+        (lambda d: edit(d / "1/trial.json", lambda t: t.replace('"seals"', '"scales"')), "seals were taken out"),
+        (lambda d: (d / "1/ledger.jsonl").write_text(""), "ledger.jsonl was added"),
+        (lambda d: (shutil.rmtree(d / "1"), shutil.copytree(d / "2", d / "1")), "holds the trial over-cap/2"),
+    ],
+)
+def test_a_trial_is_bound_to_its_files_and_its_place(change: Callable[[Path], Any], why: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", good(("over-cap",)))
+    change(run / "over-cap")
+    _, (first, second) = scored(run)
+    assert (first.score.verdict, second.score.verdict) == (Verdict.INVALID, Verdict.PASS)
+    assert why in str(first.score.problems)
+
+
+def test_a_run_says_how_many_trials_have_no_seals(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", good(("over-cap",)))
+    (run / "over-cap/1/trial.json").write_text(json.dumps({"case": "over-cap", "n": 1}))
+    summary, trials = scored(run)
+    assert trials[0].score.verdict is Verdict.PASS
+    assert summary.unsealed == 1
+    assert "trials without seals" in report(summary)
 
 
 def test_an_act_counts_even_if_the_session_died_afterwards() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import ledger_check, person
+from evals import ledger_check, person, trial_file
 from evals.agent_oracle import play as oracle
 from evals.cases import Case, load_cases
 from evals.evidence import differences, play, write
@@ -96,8 +96,12 @@ def judged(run: Path, rows: list[dict[str, Any]]) -> str:
             call = calls[row["id"]]
             row["result"] = sealer.seal(call["tool"], call["args"], row["result"], call["at"])
     head["seals"] |= {"count": sealer.n, "last": sealer.last}
-    (folder / "trial.json").write_text(json.dumps(head), "utf-8")
     (folder / "transcript.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+    trial_file.write(folder, head)
+    return why_invalid(run)
+
+
+def why_invalid(run: Path) -> str:
     found = score_run(read_run(run), CASES)[0].score
     return found.why if found.verdict is Verdict.INVALID else ""
 
@@ -114,8 +118,9 @@ def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path) -> None:
     judged(recorded, rows)
     ledger = recorded / "receipt-clean" / "1" / ledger_check.FILE
     ledger.write_text(ledger.read_text("utf-8").replace("job.accepted", "job.excepted"), "utf-8")
-    assert "edited" in judged(recorded, rows)
+    assert "ledger.jsonl was edited" in why_invalid(recorded)
     ledger.unlink()
+    assert "ledger.jsonl is missing" in why_invalid(recorded)
     assert "can't be read" in judged(recorded, rows)
 
 

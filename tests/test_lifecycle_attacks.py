@@ -229,6 +229,13 @@ async def test_a_refusal_shows_a_machines_names_on_one_line(w: Warden, capsys: p
     assert "\n" not in replies.error_reply(refusal.value)["findings"][0]["message"]
 
 
+@pytest.mark.parametrize("at", [1.7e12, 9e17, -1e11, float(2**63)])
+def test_a_time_that_no_calendar_has_hides_no_machine(at: float) -> None:
+    from gpuwarden.serve import terminal
+
+    assert terminal.when(at) == "-"
+
+
 async def test_a_destination_has_a_name_that_can_be_shown(w: Warden, tmp_path: Path) -> None:
     seen = await ended(w, job())
     with pytest.raises(BadRequest, match="can't be shown"):
@@ -295,6 +302,23 @@ class TestSpending:
         assert checked.ask == "its price is unknown"
         with pytest.raises(Refused):
             await submit(w, job(max_cost_usd=0.01), receipt=checked.receipt)
+
+    async def test_the_same_work_under_another_name_is_a_question(self, w: Warden) -> None:
+        first = await submit(w, job("time.sleep(60)"))
+        await submit(w, job("time.sleep(60)"), receipt=first.receipt)
+        again = await submit(w, job("time.sleep(60)", name="other", timeout_s=3_000))
+        assert "would be paid for twice" in again.ask and again.job is None
+        with pytest.raises(Refused, match="paid for twice"):
+            await submit(w, job("time.sleep(60)", name="other", timeout_s=3_000), receipt=again.receipt)
+        cell = await submit(w, job("time.sleep(60)", name="other", args=("--seed", "2")))
+        assert cell.ask == "", "a cell of a sweep differs in its arguments"
+
+    async def test_two_receipts_for_the_same_work_launch_it_once(self, w: Warden) -> None:
+        one, two = [await submit(w, job("time.sleep(60)", name=name)) for name in ("one", "two")]
+        assert one.ask == two.ask == ""
+        await submit(w, job("time.sleep(60)", name="one"), receipt=one.receipt)
+        with pytest.raises(Refused, match="paid for twice"):
+            await submit(w, job("time.sleep(60)", name="two"), receipt=two.receipt)
 
     async def test_every_interruption_may_cost_the_time_limit_again(self, w: Warden) -> None:
         once = await submit(w, job(timeout_s=7_200, max_restarts=20))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from clouds.base import KEY, Fault
-from clouds_house import TRAIN, VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
+from clouds_house import RICH, TRAIN, VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
 from gpuwarden.core.errors import Conflict, Refused, WardenError
+from gpuwarden.core.policy import Policy
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.lifecycle.check import check
@@ -20,6 +21,7 @@ from gpuwarden.lifecycle.teardown import approve, request
 from gpuwarden.lifecycle.watch import Watcher
 from gpuwarden.remote.connect import HostKeyChanged, fingerprint
 from gpuwarden.serve.replies import checked as check_reply
+from lifecycle_kit import open_house
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +35,21 @@ def park(*_):
 signal.signal(signal.SIGTERM, park)
 
 def save(step):"""
+
+
+@every_platform
+async def test_a_new_installation_sees_what_the_account_has(house: House) -> None:
+    """A machine that somebody else forgot bills, whether or not this ledger has used the platform."""
+    await house.launch(house.spec())
+    fresh = open_house(house.home / "elsewhere", house.clock, policy=RICH)
+    assert (await list_instances(fresh)).rows == ()
+    fresh.env = {house.platform.api.key_variable: KEY}
+    house.clock.ahead += 60  # lists lag
+    [row] = (await list_instances(fresh)).rows
+    assert not row.ours and row.instance_id and row.billing is not False
+    fresh.policy = Policy(platforms=("local",))
+    assert (await list_instances(fresh)).rows == (), "the user allows no look at this platform"
+    fresh.ledger.close()
 
 
 @every_platform
@@ -76,6 +93,8 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
 
     await take_down(house, job)
     assert house.billing() == []
+    after = await check(house.w, job)
+    assert after.log and after.log.text == seen.log.text and "as it was pulled" in after.note
     assert [f.count for f in house.account.faults] == [0, 0], "both replies were lost"
     lease = read_lease(house.w.ledger, f"{job}-i1")
     assert lease.state is Lease.STOPPED and lease_ids(house.w.ledger, *LIVE_LEASES) == []

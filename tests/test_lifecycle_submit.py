@@ -189,8 +189,8 @@ async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: 
     w = open_house(tmp_path, SystemClock(), policy=policy)
     rent_cloud(w)
     w.env = {key: "the-key-of-an-account", key.lower(): "x" * 9, "ALIAS": "the-key-of-an-account", "MINE": "my-own-one"}
-    w.env |= {"GPUWARDEN_WEBHOOK_SECRET": "a-secret-of-ours"}
-    for name in (key, key.lower(), "ALIAS", "GPUWARDEN_WEBHOOK_SECRET"):
+    w.env |= {"GPUWARDEN_WEBHOOK_SECRET": "a-secret-of-ours", "HEADER": "Bearer the-key-of-an-account\n"}
+    for name in (key, key.lower(), "ALIAS", "HEADER", "GPUWARDEN_WEBHOOK_SECRET"):
         with pytest.raises(Refused) as refused:
             await submit(w, training(tmp_path / "said", secrets=(name,)))
         (found,) = [f for f in refused.value.findings if f.rule == "PF-SEC-003"]

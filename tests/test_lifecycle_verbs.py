@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes import FakeClock
-from gpuwarden.core.errors import Conflict
+from gpuwarden.core.errors import Conflict, RateLimited
 from gpuwarden.core.models import JobSpec, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.lifecycle.check import cancel, check
@@ -74,6 +74,26 @@ def policy_takes_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("policy_takes_flags")
 class TestVerbs:
     """Each verb ends with the machine really in the state that was asked for."""
+
+    async def test_a_platform_that_asks_to_wait_for_days_is_asked_again_within_the_hour(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        house = House(tmp_path, "rehearsal/runpod")
+        job = await house.canceled()
+        provider = house.w.provider(house.platform)
+
+        async def limited(id: str) -> None:
+            raise RateLimited("asked too often", "Wait.", 999_999.0)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(provider, "terminate", limited)
+            view = await house.end(job, "terminate")
+        assert view.record.state is Teardown.EXECUTING
+        house.clock.advance(3600)
+        for _ in range(5):
+            house.clock.advance(10)
+            view = await proceed(house.w, view.record.id)
+        assert view.record.state is Teardown.VERIFIED_STOPPED
 
     async def test_terminate_where_a_stop_has_to_come_first(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/autodl")

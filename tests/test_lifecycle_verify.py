@@ -300,6 +300,8 @@ LIES: list[Any] = [
     {"out": {"files": [{"path": "a", "format": "x", "size": -1}]}},
     {"out": {"files": [{"path": "a", "format": "x", "size": 1, "problems": ["p"] * 5000}]}},
     {"out": {"files": [{"path": "a", "format": "x", "size": 1}] * 5000}},
+    {"out": {"files": [{"path": "a", "format": "x", "size": 10**400}]}},
+    {"out": {"folders": [{"path": "a", "layout": "x", "step": 10**400, "checkpoint": True}]}},
 ]
 
 
@@ -400,3 +402,13 @@ async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_
         assert "1 of 1 files were sealed on the machine right after they were saved" in report.proved
     there = await verify(house, job, where="instance")
     assert there.verdict is (Verdict.REFUTED if rotten else Verdict.PROVEN)
+
+
+@pytest.mark.parametrize(("what", "against"), [("", None), (" ", None), (".", "")])
+async def test_a_variable_that_was_never_set_is_not_the_working_folder(
+    house: Warden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, against: str | None
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(save(tensors(1)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadRequest, match="empty path"):
+        await verify(house, what, against=against)

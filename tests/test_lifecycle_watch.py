@@ -26,10 +26,12 @@ from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, StopResult
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.states import Job
+from gpuwarden.lifecycle import instances
 from gpuwarden.lifecycle.check import check
 from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.notify import SECRET, sign
-from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.lifecycle.watch import Round, Watcher
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
@@ -233,6 +235,23 @@ async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(
     assert 4 <= house.cloud.store.state().calls["list"] - asked <= 8, "the lists are read seldom"
     news = await house.go(5, times=24)
     assert news.count("+came_back") == 1 and house.cloud.truth(machine).meter
+
+
+async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = open_house(tmp_path, FakeClock())
+    rent_cloud(w)
+    one, two = [await launch(w, training(tmp_path / "said", name=name, env={"CELL": name})) for name in ("one", "two")]
+    advance = instances.advance_locked
+
+    async def breaks(w: Warden, job_id: str) -> JobRecord:
+        return await advance(w, job_id) if job_id == two else read_job(w.ledger, 0 / 0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(instances, "advance_locked", breaks)
+    done = await Watcher(w).round()
+    assert list(done.trouble) == [one] and "inside gpuwarden" in done.trouble[one]
+    assert {row.job.id for row in (await list_instances(w)).rows if row.job} == {one, two}
 
 
 async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> None:

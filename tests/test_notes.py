@@ -74,6 +74,9 @@ def test_no_file_is_no_note(tmp_path: Path) -> None:
         ("facts = ['fine', '']\n", r":1: facts\.1"),
         ("a = 1\nb = = 2\n", ":2: this is no TOML"),
         ("[tracker\n", ":1: this is no TOML"),
+        (f"facts = ['{'a' * 60_000}']\n", r":1: facts\.0"),
+        (f"usual.gpu_count = {'9' * 5000}\n", r":\d: this is no TOML"),
+        (f"[a{'.a' * 20_000}]\n", r":\d: this is no TOML"),
     ],
 )
 def test_every_mistake_is_told_with_file_and_line(text: str, place: str) -> None:

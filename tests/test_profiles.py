@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.cli import run
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.profile import Event, Profile, Unfound
 from gpuwarden.profiles import BLOCKS, BY_HAND, load_profile, load_text, profile_names, render_blocks
@@ -404,3 +405,16 @@ def test_a_block_that_nobody_knows_is_refused():
 def test_a_bar_in_a_note_does_not_break_the_table():
     text = text_of(front(storage__0__note="a | b\nc"), "<!-- generated:storage -->\n<!-- /generated -->\n")
     assert "| a \\| b c |" in render_blocks(text, "small.md")
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES])
+def test_a_narrow_terminal_cuts_no_path_and_no_fact_off(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["profiles", name]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for tier in load_profile(name).storage:
+        assert f"{tier.tier} (path: {tier.path};" in shown
+    assert "…" not in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -48,6 +49,15 @@ class TestLambda(CloudContract):
             "ssh_key_names": ["laptop"],
             "name": "gpuwarden-j1-i1",
         }
+
+    async def test_a_price_beyond_all_sums_is_unknown(self, rig: CloudRig) -> None:
+        await self.rent(rig)
+        await rig.provider.list()
+        text = json.dumps(rig.cloud.told[-1][1].body)
+        (price,) = set(re.findall(r'"price_cents_per_hour": (\d+)', text))
+        body = text.replace(f'hour": {price}', f'hour": {10**400}').encode()
+        rig.cloud.faults = [Fault("other", self.lists, body=body)]
+        assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_a_token_as_long_as_the_name_allows_is_found_whole(self, rig: CloudRig) -> None:
         token = "j" * 54

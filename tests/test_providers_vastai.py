@@ -114,6 +114,20 @@ class TestVast(CloudContract):
         assert [i.token for i in known(await rig.provider.find("t56"))] == ["t56"]
         assert not any(told.status == 429 for _, told in rig.cloud.told)
 
+    @pytest.mark.parametrize("ident", [-1, 10**18, 10**400])
+    async def test_a_contract_that_could_not_be_asked_about_is_unknown(self, rig: CloudRig, ident: int) -> None:
+        body = json.dumps({"success": True, "new_contract": ident}).encode()
+        rig.cloud.faults = [Fault("other", self.creates, body=body)]
+        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+
+    async def test_pages_with_nothing_new_end_the_list(self, rig: CloudRig) -> None:
+        for n in range(99):
+            page = {"success": True, "instances": [], "next_token": f"t{n}", "total_instances": 1}
+            rig.cloud.faults.append(Fault("other", self.lists, body=json.dumps(page).encode()))
+        answer = await rig.provider.list()
+        assert isinstance(answer, Unknown) and "does not end" in answer.why
+        assert len(rig.cloud.asked) == 1
+
     async def test_a_list_that_stops_early_is_unknown(self, rig: CloudRig) -> None:
         for n in range(30):
             rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)

@@ -21,7 +21,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Artifact, Handle, Place
 from gpuwarden.core.states import Job
-from gpuwarden.remote.bulk import BULK_BYTES
+from gpuwarden.remote.bulk import BULK_BYTES, Unusable, bulk_pour
 from gpuwarden.remote.names import STAGING
 from gpuwarden.remote.receive import receive
 from gpuwarden.remote.ssh import Ssh
@@ -278,6 +278,22 @@ async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
     finally:
         await backend.aclose()
         noisy.stop()
+
+
+async def test_no_secret_of_ours_goes_along_with_the_systems_client(
+    box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`SendEnv *` in the user's configuration would send it all."""
+    await box.open()
+    client = tmp_path / "ssh"
+    client.write_text(f"#!/bin/sh\nenv > {tmp_path}/env\nexit 255\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("RUNPOD_API_KEY", "rpa-not-for-machines")
+    with pytest.raises(Unusable):
+        await bulk_pour(box, ["true"], lambda view: None)
+    sent = (tmp_path / "env").read_text()
+    assert "HOME=" in sent and "not-for-machines" not in sent
 
 
 async def test_a_gigabyte_of_output_is_cut_off(box: Ssh) -> None:

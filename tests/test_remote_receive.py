@@ -357,6 +357,24 @@ async def test_members_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock") == sorted(far.files)
 
 
+class Endless(Packing):
+    """A machine whose bundle never ends."""
+
+    async def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
+        info, content = member("99", bytes(1 << 20))
+        while True:
+            yield info.tobuf(tarfile.USTAR_FORMAT) + content
+            await anyio.sleep(0)
+
+
+async def test_a_bundle_without_end_is_left(tmp_path: Path) -> None:
+    far = Endless({f"f{n}": noise(n, 100) for n in range(10)})
+    with anyio.fail_after(10):
+        got = await receive(far, far.manifest(), tmp_path)
+    assert got.complete
+    assert len(far.reads) == 10
+
+
 async def test_a_file_missing_from_the_bundle_is_explained(tmp_path: Path) -> None:
     far = Packing({f"f{n}": noise(n, 100) for n in range(10)})
     manifest = far.manifest()

@@ -343,6 +343,19 @@ async def test_the_users_known_hosts_count(sshd: Sshd, hashed: bool) -> None:
         known.unlink()
 
 
+@pytest.mark.parametrize("who", ["|1|x|y", "|1|", "@revoked |1|****|****", "*1" * 20 + "!"])
+async def test_no_line_of_known_hosts_stands_in_the_way(sshd: Sshd, who: str) -> None:
+    known = sshd.folder / "known_hosts"
+    known.write_text(f"{who} {sshd.host_key}\n[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
+    ssh = machine(sshd)
+    try:
+        with anyio.fail_after(20):
+            assert not (await ssh.open()).first_contact
+    finally:
+        await ssh.aclose()
+        known.unlink()
+
+
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "*", "[127.0.0.?]:*,other"])
 async def test_a_revoked_key_is_refused_whoever_else_vouches_for_it(sshd: Sshd, who: str, pinned: bool) -> None:

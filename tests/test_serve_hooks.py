@@ -25,7 +25,9 @@ from gpuwarden.serve.hooks import hooks
 from lifecycle_kit import open_house, training
 
 RULES = Rules(
-    home="/data/gw", files=("/data/gw/ledger.db", "/etc/gw/policy.toml", "/data/gw/hooks"), runs=("/runs/live-1",)
+    home="/data/gw",
+    files=("/data/gw/ledger.db", "/etc/gw/policy.toml", "/etc/gw/profiles", "/data/gw/hooks"),
+    runs=("/runs/live-1",),
 )
 
 STOPPED = r"""
@@ -118,6 +120,16 @@ cp /tmp/p /etc/gw/policy.toml
 echo x | tee /etc/gw/policy.toml
 sqlite3 /data/gw/ledger.db "drop table events"
 echo > "$GPUWARDEN_HOME/ledger.db-wal"
+cp /tmp/new/policy.toml /etc/gw/
+cd /etc && mv ~/policy.toml gw
+cp /tmp/runpod.md /etc/gw/profiles/runpod.md
+cp /tmp/runpod.md /etc/gw/profiles
+GPUWARDEN_CAPS_PER_JOB_USD=999 gpuwarden submit train.py
+A=1 GPUWARDEN_POLICY=/tmp/p.toml gpuwarden submit train.py
+export GPUWARDEN_SECRETS_ALLOWED='["*"]'; gpuwarden submit train.py
+env -u X GPUWARDEN_APPROVAL_CHANNELS='["rehearsal"]' gpuwarden submit train.py
+timeout 60 env GPUWARDEN_HOME=/tmp/other gpuwarden submit train.py
+bash -c 'GPUWARDEN_CAPS_PER_DAY_USD=9 gpuwarden submit x'
 """.strip().splitlines()
 STOPPED += [
     "echo a\nvastai destroy instance 1",
@@ -204,6 +216,11 @@ for i in 1 2 3; do echo $i; done
 x=$(date); echo "$x"
 echo 'it'"'"'s fine' && ls -la | head -n 3
 echo "a;b|c&d"
+grep -rn GPUWARDEN_POLICY= .
+echo "GPUWARDEN_CAPS_PER_JOB_USD=5 sets a cap"
+GPUWARDEN_SSH_PUBLIC_KEY=~/.ssh/a.pub gpuwarden submit train.py
+cp /etc/gw/policy.toml /tmp/
+mv notes.md /etc/gw/
 shutdown --help
 tar czf /tmp/a.tgz out && echo done
 """.strip().splitlines()

@@ -13,7 +13,7 @@ import click
 
 from gpuwarden.commands import house, jobs, knowledge, meter, pages  # noqa: F401 - each adds its commands to the group
 from gpuwarden.commands.base import cli, fail
-from gpuwarden.core.errors import BadRequest, DiskError, Internal, WardenError
+from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -38,12 +38,13 @@ def _in_our_words(error: BaseException) -> WardenError:
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
         return BadRequest("interrupted", "Run it again: it goes on where it was.")
     if isinstance(error, click.ClickException):
-        return BadRequest(error.format_message(), "See gpuwarden --help.")
+        at = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gpuwarden"
+        return BadRequest(error.format_message(), f"See {at} --help.")
     if os.environ.get("GPUWARDEN_DEBUG") == "1":
         import traceback
 
         traceback.print_exception(error)
-    return DiskError.of(error) if isinstance(error, OSError) else Internal()
+    return in_our_words(error)
 
 
 def _wants_json(argv: list[str] | None) -> bool:

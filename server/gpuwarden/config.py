@@ -82,7 +82,7 @@ def _read(file: Path, *, required: bool) -> dict[str, Any]:
                 f"the policy file {file} does not exist", f"Create it, or unset {PREFIX}POLICY to use the defaults."
             ) from None
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the policy file {file} is no TOML: {error}", "Mend that line.") from error
     except OSError as error:
         raise BadRequest(f"the policy file {file} can't be read: {error.strerror}", "Check its permissions.") from error

@@ -51,7 +51,7 @@ Folder = Annotated[str, Field(pattern=r"^(~|/)[^\x00-\x1f\x7f]{0,250}$")]
 
 # A run of letters and digits with no word in it is a key until somebody shows otherwise: old wandb keys are 40 hex
 # digits, and many clouds hand out 32 letters.
-_OPAQUE = re.compile(r"(?=[A-Za-z0-9+]*\d)(?=[A-Za-z0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
+_OPAQUE = re.compile(r"(?<![A-Za-z0-9+])(?=[A-Za-z+]*\d)(?=[0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
 _TOLD = re.compile(r"(?i)\b(?:token|secret|password|passwd|api.?key)\s*(?:[=:]|is)\s*(?![$~/])\S+")
 _IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 _HEADER = re.compile(r"\s*(\[[^\[\]]+\])\s*(?:#.*)?$")
@@ -107,13 +107,14 @@ def load_notes(file: Path) -> Notes:
 def read_notes(text: str, name: str) -> Notes:
     """The notes in `text`; `name` stands in errors."""
     try:
-        table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        table = _plain(tomllib.loads(text))
+        strings = list(_strings(table))
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else str(max(1, text.count("\n") + 1))
         raise BadRequest(f"{name}:{line}: this is no TOML", f"Correct {name}.") from None
-    parsed = Parsed(_plain(table), {(): 1, **_lines(text)})
-    for loc, value in _strings(parsed.value):
+    parsed = Parsed(table, {(): 1, **_lines(text)})
+    for loc, value in strings:
         if looks_secret(value) or (_named_secret(loc) and not _HOME.fullmatch(value)):
             raise BadRequest(
                 f"{name}:{parsed.line_of(loc)}: this looks like a secret",

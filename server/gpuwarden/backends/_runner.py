@@ -145,7 +145,7 @@ def parse(line: bytes) -> dict[str, Any]:
     """One line of the runner."""
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadReply(f"the runner's answer is no JSON: {line[:80]!r}", "Try again.") from error
     if not isinstance(found, dict):
         raise BadReply("the runner's answer is no JSON object", "Try again.")

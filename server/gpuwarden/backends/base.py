@@ -25,7 +25,7 @@ from gpuwarden.core.models import (
     Place,
     StopResult,
 )
-from gpuwarden.core.registry import load, names
+from gpuwarden.core.registry import load
 from gpuwarden.core.rules import Finding
 from gpuwarden.remote.connect import HostKey
 from gpuwarden.remote.destination import bare
@@ -173,11 +173,6 @@ def source(backend: Backend, handle: Handle) -> Source:
 async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
     """The files to receive under `paths`, with digests unless they are made on the way."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
-
-
-def backend_names() -> list[str]:
-    """All backends, sorted."""
-    return names(backends)
 
 
 def load_backend(name: str, clock: Clock) -> Backend:

@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +269,8 @@ def observation(job: Mapping[str, Any]) -> Observation:
         why=why,
         exit_code=0 if state is Job.SUCCEEDED else int(exit_code[1]) if exit_code else None,
         attempt=_attempt(job),
-        started_at=_time(job.get("startedAt")),
-        ended_at=_time(job.get("finishedAt")),
+        started_at=jobs.moment(job.get("startedAt")),
+        ended_at=jobs.moment(job.get("finishedAt")),
     )
 
 
@@ -305,10 +304,3 @@ def _where(handle: Handle) -> tuple[str, str]:
 def _attempt(job: Mapping[str, Any]) -> int:
     text = jobs.labels_of(job).get(jobs.ATTEMPT, "1")
     return int(text) if text.isdigit() and text != "0" else 1
-
-
-def _time(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except ValueError:
-        return None

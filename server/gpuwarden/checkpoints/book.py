@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from pathlib import Path
 from typing import Any
 
 LIMIT = 64 << 20
 _STAMP = ("size", "mtime_ns", "ctime_ns")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+"""The book lies where the job may write: a link is not followed, a pipe not waited for."""
 
 
 def stamp(row: dict[str, Any]) -> tuple[int, ...]:
@@ -34,7 +39,7 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 def add(book: Path, rows: list[dict[str, Any]]) -> None:
     """Append lines and force them down to the disk. Begins on a line of its own, whatever was cut off before."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
-    fd = os.open(str(book), os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    fd = os.open(str(book), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
     try:
         data = text.encode("ascii")
         while data:
@@ -47,16 +52,17 @@ def add(book: Path, rows: list[dict[str, Any]]) -> None:
 def read(book: Path) -> dict[str, dict[str, Any]]:
     """Real path -> its last line; empty for a book that is not there."""
     try:
-        with book.open("rb") as file:
-            data = file.read(LIMIT)
+        fd = os.open(str(book), os.O_RDONLY | _SAFE)
+        with os.fdopen(fd, "rb") as file:
+            data = file.read(LIMIT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     except OSError:
         return {}
     rows: dict[str, dict[str, Any]] = {}
     for line in data.splitlines():
         try:
             row = json.loads(line)
-            stamp(row)
-            rows[str(row["path"])] = row
+            if _SHA256.fullmatch(row["sha256"]) and all(type(row[k]) is int for k in _STAMP):
+                rows[str(row["path"])] = row
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
     return rows

@@ -18,11 +18,15 @@ from gpuwarden.checkpoints import formats, kernels, layouts, manifest, oddity, o
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Unread, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.source import Source
-from gpuwarden.checkpoints.walk import Tree, walk
+from gpuwarden.checkpoints.walk import Folder, Tree, walk
 from gpuwarden.core import registry
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
 _SHA256 = re.compile("[0-9a-f]{64}")
+# What foreign data may make of code that reads it.
+GAVE_UP = (
+    MemoryError, RecursionError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError,
+)  # fmt: skip
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -98,7 +102,7 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
             said = Judgement("manifest", folder.rel)
             found.judgements.append(said)
             try:
-                roster = manifest.read(folder.path / name, ask.limits, ask.open)
+                roster = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
             except (Broken, Doubtful) as why:
                 said.problems.append(str(why))
                 continue
@@ -119,7 +123,17 @@ def judge(found: Findings) -> None:
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
             if plugin.claims(folder):
-                found.judgements.append(plugin.judge(folder, found))
+                found.judgements.append(_judged(plugin, folder, found))
+
+
+def _judged(plugin: Any, folder: Folder, found: Findings) -> Judgement:
+    """What a layout says. What its files hold, or that one is gone by now, never ends the look."""
+    try:
+        judgement: Judgement = plugin.judge(folder, found)
+    except (Broken, Doubtful, *GAVE_UP) as why:
+        doubt = f"could not be judged: {short(why, 80)}"
+        return Judgement(plugin.NAME, folder.rel, doubts=[doubt])
+    return judgement
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
@@ -128,6 +142,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     try:
         with ask.open(path, name) as source:
             entry.size = source.size
+            source.took = ask.budget.take if ask.budget else None  # a reader may need all of a file, too
             _look(source, entry, ask)
             if source.changed():
                 entry.doubts.append("was written to while it was read")
@@ -135,7 +150,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
         entry.problems.append(str(why))
     except Doubtful as why:
         entry.doubts.append(str(why))
-    except (MemoryError, RecursionError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as why:
+    except GAVE_UP as why:
         entry.doubts.append(f"the reader gave up: {type(why).__name__}: {short(why, 80)}")
     return entry
 

@@ -188,20 +188,22 @@ class _Floats:
 def _floats(anatomy: Anatomy) -> list[_Floats]:
     """The byte ranges of all floating tensors; tensors that share bytes are scanned once."""
     found: list[_Floats] = []
+    latest: dict[str, _Floats] = {}  # each type by itself: a file may claim the same bytes by turns as two
     tests: dict[str, kernels.Test] = {}
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
         kind = DTYPES.get(dtype)
         if kind is None or (kind.top is None and kind.nan is None) or t.start < 0 or not t.extent:
             continue
-        last = found[-1] if found else None
-        if last and t.start < last.end and last.dtype == dtype:
+        last = latest.get(dtype)
+        if last and t.start < last.end:
             last.end = max(last.end, t.start + t.extent)
             last.tensors.append(t)
             continue
         if dtype not in tests:
             tests[dtype] = kernels.finite_test(dtype, anatomy.big_endian)
-        found.append(_Floats(t.start, t.start + t.extent, dtype, tests[dtype], [t]))
+        latest[dtype] = _Floats(t.start, t.start + t.extent, dtype, tests[dtype], [t])
+        found.append(latest[dtype])
     return found
 
 

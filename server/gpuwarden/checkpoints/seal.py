@@ -10,6 +10,7 @@ the `rmtree` of a trainer that rotates its checkpoints. Without one, a manifest 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Entry, temporary
 from gpuwarden.checkpoints.layouts.stepped import WEIGHTS, step_of
+from gpuwarden.checkpoints.source import Source
 from gpuwarden.checkpoints.walk import Folder, walk
 
 
@@ -95,6 +97,9 @@ class Sealer:
         if not whole or any(j.problems or j.doubts for j in found.judgements):
             return False
         try:
+            if self.book:
+                for name in found.entries:
+                    _to_disk(found.place(name))
             taken = manifest.take(path, digests=self.digests)
             if self.book:
                 return self._enter(path, taken)
@@ -121,6 +126,12 @@ class Sealer:
             rows.append({**row, "path": place, "sealed_at": taken["taken_at"]})
         book.add(self.book, rows)
         return True
+
+
+def _to_disk(path: Path) -> None:
+    """Force a file to the disk: a page that is not yet there may be written again, by who mapped it, without a sign."""
+    with Source(path) as source, contextlib.suppress(OSError):
+        os.fsync(source.fd)
 
 
 def _whole(entry: Entry) -> bool:

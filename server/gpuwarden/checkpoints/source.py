@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -37,11 +38,15 @@ class Source:
         self.size = self._first.st_size
         self.mtime_ns = self._first.st_mtime_ns
         self.ctime_ns = self._first.st_ctime_ns
+        self.took: Callable[[int], None] | None = None
+        """Called with the bytes that `at` is to read; what it raises ends the reading."""
 
     def at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes at `offset`. Raises Broken where the file ends before."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
+        if self.took is not None:
+            self.took(length)
         parts = []
         while length:
             part = _pread(self.fd, length, offset)

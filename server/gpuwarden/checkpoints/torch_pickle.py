@@ -100,7 +100,6 @@ def fill(
     tree: Tree,
     stored: Mapping[str, tuple[int, int]],
     name: str,
-    numels: Mapping[str, int] | None = None,
 ) -> None:
     """Add to `found` the tensors of `tree`, whose storages lie at `stored`: key -> (offset, bytes)."""
     strangers = [n for n in {**tree.named, **tree.called} if not known(n)]

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuwarden.checkpoints import manifest as manifests
-from gpuwarden.checkpoints.anatomy import Limits, short, some
+from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.compare import compare
-from gpuwarden.checkpoints.examine import examine
+from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.core.errors import BadRequest, NotFound
@@ -63,7 +63,11 @@ def verify(
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
         load(found, good, load_limits, budget)
     if against is not None:
-        other = against if isinstance(against, Findings) else examine(usable(against), replace(ask, content=False))
+        other = (
+            against
+            if isinstance(against, Findings)
+            else examine(usable(against), replace(ask, content=False, expected={}))
+        )
         _compare(found, other, extra)
     return _report(str(path), level, found, extra)
 
@@ -77,7 +81,12 @@ def report(found: Findings, level: Level, path: str, against: Findings | None = 
 
 
 def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
-    result, name = compare(found, other), short(other.root.name, 60)
+    name = short(other.root.name, 60)
+    try:
+        result = compare(found, other)
+    except (Broken, Doubtful, *GAVE_UP) as why:
+        extra.doubts.append(f"could not be compared with {name}: {short(why, 80)}")
+        return
     extra.proved += [f"compared: {line}" for line in result.proved]
     extra.warnings += [f"compared: {line}" for line in result.warnings]
     extra.problems += [f"compared with {name}: {line}" for line in result.problems]

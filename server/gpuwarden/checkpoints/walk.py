@@ -106,18 +106,18 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
     rel = folder.join(entry.name)
     try:
         info = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(info.st_mode):
+            _link(entry, rel, folder, tree)
     except OSError as why:
         folder.odd[entry.name] = f"can't be looked at: {why.strerror}"
         return None
     if stat.S_ISREG(info.st_mode):
         folder.files[entry.name] = info.st_size
-    elif stat.S_ISLNK(info.st_mode):
-        _link(entry, rel, folder, tree)
     elif stat.S_ISDIR(info.st_mode):
         child = Folder(Path(entry.path), rel)
         folder.folders[entry.name] = child
         return child
-    else:
+    elif not stat.S_ISLNK(info.st_mode):
         folder.odd[entry.name] = f"not a regular file but {kind(info.st_mode)}; not opened"
     return None
 

@@ -28,10 +28,19 @@ def history(subject: str | None, as_json: bool) -> int:
 @click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True)
 @JSON
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Look QUERY up in the references: a symptom in any words, an entry's id, or a line of a log."""
+    """Look QUERY up in the references: a symptom in any words, or a line of a log. An entry's id shows it whole."""
     from gpuwarden.serve.references import look_up
+    from gpuwarden.serve.resources import ENTRY_TEMPLATE, entry_text
 
-    return answer(look_up(" ".join(query), limit), as_json, "found")
+    words = " ".join(query).strip()
+    reply = look_up(words, limit)
+    if reply.hits:  # a resource's address is of use to an MCP client only
+        reply.hint = "A match is a lead, no proof. `gpuwarden search ID` shows one entry whole."
+    if reply.hits and words.upper() in (best := reply.hits[0].id, ENTRY_TEMPLATE.format(id=best).upper()):
+        text = entry_text(best)
+        emit({**reply.model_dump(mode="json"), "text": text}) if as_json else click.echo(text)
+        return 0
+    return answer(reply, as_json, "found")
 
 
 def _written(changed: int, as_json: bool) -> int:
@@ -56,7 +65,14 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
     rows = [
-        {"id": r.id, "gate": r.gate, "severity": r.severity, "title": r.title, "why": r.why, "fix": r.fix}
+        {
+            "id": r.id,
+            "gate": r.gate,
+            "severity": r.severity,
+            "title": r.title,
+            "why": " ".join(r.why.split()),
+            "fix": r.fix,
+        }
         for r in found
     ]
     if as_json:

@@ -150,3 +150,10 @@ class Internal(WardenError):
             "something went wrong inside gpuwarden; what was done before is in the ledger",
             "Look with check_job or list_instances, then call again. GPUWARDEN_DEBUG=1 shows the traceback.",
         )
+
+
+def in_our_words(error: BaseException) -> WardenError:
+    """Any failure as one of ours; what was not foreseen is a mistake of ours."""
+    if isinstance(error, WardenError):
+        return error
+    return DiskError.of(error) if isinstance(error, OSError) else Internal()

@@ -26,6 +26,7 @@ KEPT = 64
 RANGE_S = 20.0
 MAX_FILES = 20_000
 _PAGES = 200
+_LONGEST, _DEEPEST = 4_096, 64
 _KINDS: dict[str, RepoType] = {"datasets/": "dataset", "spaces/": "space", "models/": "model"}
 
 
@@ -96,6 +97,8 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
             raise BadRequest(f"{address.repo} holds more than {MAX_FILES:,} files", "Name a folder of it.")
         if not cursor:
             break
+    else:
+        raise BadReply(f"the Hub's list of {address.repo} does not end after {_PAGES} pages", "Name a folder of it.")
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(
@@ -126,6 +129,8 @@ def _rows(page: Any) -> dict[str, HubFile]:
         path, size, lfs = row.get("path"), row.get("size"), row.get("lfs")
         if not isinstance(path, str) or type(size) is not int or size < 0:
             raise BadReply("the Hub's list of files holds a file without path or size", "Try again.")
+        if len(path) > _LONGEST or path.count("/") > _DEEPEST:
+            raise BadReply(f"the Hub lists a file of an absurd name: {line(path, 80)}", "Name another folder.")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
         good = isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)
         found[path] = HubFile(size, digest if good else None)
@@ -195,11 +200,9 @@ class RangeSource(Source):
             with get_session().stream(
                 "GET", self._url(), headers=headers, timeout=RANGE_S, follow_redirects=True
             ) as reply:
-                data = self._body(reply, offset, length)
+                return self._body(reply, offset, length)
         except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled, OSError) as error:
             raise Doubtful(f"could not be read from the Hub: {type(error).__name__}: {line(error, 80)}") from error
-        self._took(len(data))
-        return data
 
     def _url(self) -> str:
         address = self._listing.address
@@ -219,7 +222,10 @@ class RangeSource(Source):
         if stored and int(stored[1]) != offset:
             raise Doubtful("the Hub sent another part of it than was asked for")
         data = bytearray()
-        for chunk in reply.iter_bytes():
+        for (
+            chunk
+        ) in reply.iter_raw():  # as it was sent: no compression was asked for, and a few bytes may unpack to many
+            self._took(len(chunk))  # at each, for a body that drips can last for days
             data += chunk
             if len(data) > length:
                 raise Doubtful("the Hub sent more of it than was asked for")

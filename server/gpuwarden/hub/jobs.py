@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 import anyio
 
@@ -83,15 +84,19 @@ async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[
     raise BadReply("the Hub's list of jobs does not end")
 
 
+MOST_MICRO_USD: Final = 10**15
+"""A price is below this, so that what is reckoned with it stays finite."""
+
+
 async def prices(hub: HubClient) -> dict[str, float]:
     """Flavors and what an hour costs in US dollars, as the Hub says now."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
         raise BadReply(f"the Hub's hardware list answered {reply.status}: {reply.said}")
     found = {}
-    for item in reply.json:
+    for item in (item for item in reply.json if isinstance(item, dict)):
         cost, unit = item.get("unitCostMicroUSD"), {"minute": 60, "hour": 1}.get(str(item.get("unitLabel")))
-        if isinstance(item.get("name"), str) and isinstance(cost, int | float) and unit and cost >= 0:
+        if isinstance(item.get("name"), str) and isinstance(cost, int | float) and unit and 0 <= cost < MOST_MICRO_USD:
             found[item["name"]] = cost * unit / 1e6
     return found
 
@@ -183,6 +188,14 @@ def stage_of(job: Mapping[str, Any]) -> str:
     """The stage, empty where none is shown."""
     status = job.get("status")
     return str(status.get("stage")) if isinstance(status, dict) else ""
+
+
+def moment(text: object) -> float | None:
+    """A time that the Hub tells, in seconds since the epoch; None for what is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def message_of(job: Mapping[str, Any]) -> str:

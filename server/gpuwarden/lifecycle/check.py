@@ -9,6 +9,7 @@ from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.advance import advance
+from gpuwarden.lifecycle.copies import pulled_log
 from gpuwarden.lifecycle.diagnose import diagnosed
 from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
@@ -50,6 +51,8 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
         observation = await observe(w, job)
         log, trouble = await _log(w, job, cursor, limit)
         note = note or trouble
+    elif job.handle is not None and (log := pulled_log(w, job_id, -limit if cursor is None else cursor, limit)):
+        note = note or "The machine is gone; this is the log as it was pulled."
     return Checked(job, observation, lease, log, note, await diagnosed(w, job, observation))
 
 

@@ -12,20 +12,23 @@ import os
 import stat
 from pathlib import Path
 
-from gpuwarden.core.models import Frozen, Manifest, Report, Verdict, digest
+from gpuwarden.core.models import Frozen, LogChunk, Manifest, Report, Verdict, digest
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.remote.names import LOG_NAME
 
 
 class Standing(Frozen):
     """What is known of the copy as it lies here now. `verdict` is None when it was not verified since it changed.
 
+    `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on what it holds.
     `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
     them claims to be weights, and each copy equals the machine's file by digest.
     """
 
     verdict: Verdict | None = None
+    equal: bool = False
     problems: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -69,6 +72,22 @@ def last_pull(w: Warden, job_id: str) -> Pulled | None:
     return pulled if pulled.digest == event.body["digest"] else None
 
 
+def pulled_log(w: Warden, job_id: str, start: int, limit: int) -> LogChunk | None:
+    """A piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
+    pulled = last_pull(w, job_id)
+    if pulled is None:
+        return None
+    try:
+        with (Path(pulled.dest) / LOG_NAME).open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            begin = min(start, size) if start >= 0 else max(0, size + start)
+            stream.seek(begin)
+            piece = stream.read(limit)
+    except OSError:
+        return None
+    return LogChunk(text=piece.decode("utf-8", "replace"), next=begin + len(piece), size=size)
+
+
 def seal(pulled: Pulled) -> str | None:
     """Digest of what the file system says of every copied file, None when one is missing or is no plain file."""
     rows = []
@@ -92,6 +111,7 @@ def save_verified(w: Warden, job: JobRecord, pulled: Pulled, before: str | None,
         "pull": pulled.digest,
         "seal": sealed,
         "problems": list(report.reasons[:20]),
+        "equal": all(f.sealed for f in report.files),
         "files": len(report.files),
         "bytes": report.bytes,
         "unread": list(report.unread[:50]) if report.readable is Verdict.PROVEN else [],
@@ -107,7 +127,8 @@ def verified_now(w: Warden, job_id: str, pulled: Pulled) -> Standing:
     if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
         return Standing()
     body = event.body
-    return Standing(verdict=body["verdict"], problems=body["problems"], unread=body.get("unread", ()))
+    known = {"problems": body["problems"], "unread": body.get("unread", ())}
+    return Standing(verdict=body["verdict"], equal=body.get("equal", False), **known)
 
 
 def _write_whole(path: Path, text: str) -> None:

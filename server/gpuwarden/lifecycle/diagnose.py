@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 
@@ -15,10 +14,9 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Beat, Ending, Observation
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
-from gpuwarden.lifecycle.copies import last_pull
+from gpuwarden.lifecycle.copies import pulled_log
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.remote.names import LOG_NAME
 
 TAIL = 64 << 10
 LIMIT = 3
@@ -121,14 +119,5 @@ async def tail_of(w: Warden, job: JobRecord, *, reachable: bool) -> str:
             return (await w.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text
         except WardenError:
             pass  # the copy may still say something
-    pulled = last_pull(w, job.id)
-    return _end_of(Path(pulled.dest) / LOG_NAME) if pulled else ""
-
-
-def _end_of(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - TAIL))
-            return stream.read(TAIL).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    kept = pulled_log(w, job.id, -TAIL, TAIL)
+    return kept.text if kept else ""

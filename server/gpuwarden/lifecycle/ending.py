@@ -16,6 +16,8 @@ ASK_AGAIN_S: Final = 30.0
 """How long a verb that the platform took is given to show an effect before it is sent again."""
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
+LONGEST_ASKED_S: Final = 3600.0
+"""What a platform may ask us to wait at most: the machine bills meanwhile."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
@@ -74,7 +76,7 @@ def _wait(w: Warden, lease: LeaseRecord, busy: RateLimited) -> float:
         if "not_before" not in event.body:
             break
         refused += 1
-    return max(busy.after_s or 0.0, min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S))
+    return max(min(busy.after_s or 0.0, LONGEST_ASKED_S), min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S))
 
 
 def _sent(w: Warden, lease: LeaseRecord) -> list[Event]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container
 from dataclasses import dataclass
 
-from gpuwarden.core.errors import WardenError
+from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked
@@ -15,6 +16,8 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_i
 from gpuwarden.lifecycle.renting import record_extra, tend
 from gpuwarden.lifecycle.teardown import proceed
 from gpuwarden.lifecycle.warden import Warden
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,25 @@ async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
                 job = await advance_locked(w, job_id)
                 for lease_id in leases_of(w, job):
                     await tend(w, lease_id)
-        except WardenError as error:
-            trouble[job_id] = error.message
+        except Exception as error:
+            trouble[job_id] = what_went_wrong(error)
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         record = read_teardown(w.ledger, subject.removeprefix("teardown/"))
         if record.state in {"approved", "executing", "needs_human"}:
             try:
                 await proceed(w, record.id)
-            except WardenError as error:
-                trouble[record.id] = error.message
+            except Exception as error:
+                trouble[record.id] = what_went_wrong(error)
     return trouble
+
+
+def what_went_wrong(error: Exception) -> str:
+    """What to say of a step that failed. One that nobody foresaw must not end the look at every other machine."""
+    known = in_our_words(error)
+    if isinstance(known, Internal):
+        logger.error("a step failed in a way that nobody foresaw: %r", error)
+        logger.debug("its traceback", exc_info=error)
+    return known.message
 
 
 def unsettled(w: Warden) -> list[str]:
@@ -91,7 +103,7 @@ def leases_of(w: Warden, job: JobRecord) -> list[str]:
 
 
 async def list_instances(w: Warden) -> Inventory:
-    """Reconcile, then list every machine of every platform that has ever been used from here."""
+    """Reconcile, then list every machine of every platform that was used from here or has an account's key."""
     trouble = await reconcile(w)
     listed, unread = await sweep(w)
     leases = [read_lease(w.ledger, name) for name in lease_ids(w.ledger)]
@@ -104,18 +116,18 @@ async def list_instances(w: Warden) -> Inventory:
 
 
 async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
-    """Read the list of every platform ever used, and take machines back into sight that were believed ended.
+    """Read the list of every platform used or configured, and take machines back into sight that were believed ended.
 
     Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
     """
     leases = [read_lease(w.ledger, lease) for lease in lease_ids(w.ledger)]
     found: dict[str, tuple[Instance, ...]] = {}
     trouble: dict[str, str] = {}
-    for platform in sorted({lease.platform for lease in leases}):
+    for platform in sorted({lease.platform for lease in leases} | set(w.configured())):
         try:
             answer = await w.provider(platform).list()
-        except WardenError as error:
-            answer = Unknown(error.message)
+        except Exception as error:
+            answer = Unknown(what_went_wrong(error))
         found[platform] = () if isinstance(answer, Unknown) else answer.value
         if isinstance(answer, Unknown):
             trouble[platform] = answer.why
@@ -135,8 +147,8 @@ async def _reopen(w: Warden, mine: list[LeaseRecord], listed: tuple[Instance, ..
         try:
             async with w.lock(lease.job_id, patience_s=1.0):
                 await _take_back(w, read_lease(w.ledger, lease.id), instance)
-        except WardenError as error:
-            trouble[instance.id] = error.message
+        except Exception as error:
+            trouble[instance.id] = what_went_wrong(error)
     return trouble
 
 

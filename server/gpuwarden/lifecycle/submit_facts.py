@@ -160,12 +160,10 @@ async def _quote(w: Warden, spec: JobSpec) -> tuple[Answer[Quote], str]:
 def _account_secrets(w: Warden, spec: JobSpec) -> tuple[str, ...]:
     """The named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
     keys = account_keys()
-    values = {w.env[name] for name in keys if w.env.get(name)}
-    return tuple(
-        name
-        for name in spec.secrets
-        if name.upper() in keys or name.upper().startswith(OWN_VARIABLES) or w.env.get(name) in values
-    )
+    values = {value for name in keys if len(value := w.env.get(name, "").strip()) >= 8}
+    held = {name for name in spec.secrets if any(value in w.env.get(name, "") for value in values)}
+    named = {name for name in spec.secrets if name.upper() in keys or name.upper().startswith(OWN_VARIABLES)}
+    return tuple(name for name in spec.secrets if name in held | named)
 
 
 def _ours(w: Warden) -> dict[str, str]:

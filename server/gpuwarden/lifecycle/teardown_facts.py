@@ -57,6 +57,7 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         manifest=pulled.manifest if pulled else None,
         changed=_changed(listed, pulled),
         copy_verdict=copy.verdict,
+        copy_equal=copy.equal,
         copy_problems=copy.problems,
         copy_unread=copy.unread,
         other_jobs=_others(w, job, lease),

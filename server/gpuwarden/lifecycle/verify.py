@@ -42,6 +42,8 @@ async def verify(
     Without a level it is `load`; `structure` on the Hub, where more means to download; `content` on the instance.
     `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path.
     """
+    if not what.strip() or (against is not None and not against.strip()):
+        raise BadRequest("an empty path names nothing", "Name a file or folder; the working folder is a dot.")
     if what in job_ids(w.ledger):
         return await _verify_job(w, what, level, against, where, progress)
     if where == "instance":

@@ -43,7 +43,7 @@ class _Said(_Foreign):
 
 class _File(_Said):
     format: str = Field(max_length=100)
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, lt=1 << 63)
     unproved: list[str] = Field(default=[], max_length=10)
     sealed: bool = False
     unread: bool = False
@@ -51,7 +51,7 @@ class _File(_Said):
 
 class _Folder(_Said):
     layout: str = Field(max_length=100)
-    step: int | None = None
+    step: int | None = Field(default=None, gt=-1 << 63, lt=1 << 63)
     checkpoint: bool = False
     resume: list[str] = Field(default=[], max_length=10)
 

@@ -20,7 +20,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
-from gpuwarden.providers.base import Provider, load_provider
+from gpuwarden.providers.base import Provider, keyed, load_provider
 from gpuwarden.rehearsal.clock import ShiftedClock
 
 REHEARSAL = "rehearsal/"
@@ -72,6 +72,16 @@ class Warden:
         if not real.meter.metered:
             raise NotFound(f"{real.id} is not rented, so there is nothing to rehearse", "Use it directly.")
         return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
+
+    def configured(self) -> list[str]:
+        """The rented platforms that the user has given an account's key for, and that the policy allows."""
+        return [
+            name
+            for name in profile_names(self.own_profiles)
+            if self.policy.allows(name)
+            and (provider := load_profile(name, self.own_profiles).provider) is not None
+            and keyed(provider, self.env)
+        ]
 
     def backend(self, name: str) -> Backend:
         """The backend of that name, loaded once."""

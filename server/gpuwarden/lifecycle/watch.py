@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpuwarden.core.errors import DiskError, WardenError
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.conditions import OBSERVED, Condition, conditions
-from gpuwarden.lifecycle.instances import leases_of, reconcile, sweep, unsettled
+from gpuwarden.lifecycle.instances import leases_of, reconcile, sweep, unsettled, what_went_wrong
 from gpuwarden.lifecycle.notify import Alert, deliver
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.warden import Warden
@@ -63,10 +62,8 @@ class Watcher:
         """Reconcile, look for conditions, record what changed and deliver it. Trouble is told, not raised."""
         try:
             return await self._round()
-        except WardenError as error:
-            return Round((), tuple(self._raised.values()), {"watch": error.message})
-        except OSError as error:
-            return Round((), tuple(self._raised.values()), {"watch": DiskError.of(error).message})
+        except Exception as error:
+            return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     async def _round(self) -> Round:
         now = self.w.clock.now()

@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
@@ -44,10 +44,20 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 """An instance's id in a reply. One that could not be asked about again makes the whole reply unreadable."""
 
 
+MOST: Final = 10**18
+"""A number of a reply is smaller, so that no sum or product of some is beyond what a float holds."""
+
+
 class Shape(BaseModel):
     """A part of a platform's reply: what we need, of exactly these types; what else there is does not matter."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if any(isinstance(value, int | float) and not -MOST < value < MOST for value in vars(self).values()):
+            raise ValueError("a number that large measures nothing")
+        return self
 
 
 @dataclass(frozen=True)

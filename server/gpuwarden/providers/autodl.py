@@ -219,9 +219,9 @@ class AutoDL(Rented):
             answer = await self.door.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
             if isinstance(answer, Unknown):
                 return answer
-            told = answer.value.data
+            told, before = answer.value.data, len(found)
             found |= {row.uuid: row for row in told.list}
-            if page >= told.max_page:
+            if page >= told.max_page or len(found) == before:
                 break
         if len(found) < told.result_total or page < told.max_page:
             return Unknown(f"AutoDL listed {len(found)} of {told.result_total} instances")

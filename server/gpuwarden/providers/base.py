@@ -8,6 +8,7 @@ A lost or unreadable reply is an `Unknown` answer: it may have been done, so the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -73,6 +74,12 @@ def account_keys() -> frozenset[str]:
     """The variables that hold the key of an account that rents machines, of every provider. None goes to a machine."""
     told = (load(providers, name, what="provider").ACCOUNT_KEYS for name in provider_names())
     return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
+
+
+def keyed(name: str, env: Mapping[str, str]) -> bool:
+    """Whether the user has given the key of a provider's account."""
+    keys = load(providers, name, what="provider").ACCOUNT_KEYS
+    return any(env.get(word) for key in keys for word in (key, f"{key}_FILE"))
 
 
 def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:

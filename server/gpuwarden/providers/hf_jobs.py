@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,8 +157,8 @@ class HfJobsProvider:
 
     def _instance(self, token: str, job: Mapping[str, Any]) -> Instance:
         usd = self._read(token).get("usd")
-        started = job.get("startedAt")
-        seconds = self._clock.now() - datetime.fromisoformat(started).timestamp() if isinstance(started, str) else 0.0
+        started = jobs.moment(job.get("startedAt"))
+        seconds = self._clock.now() - started if started is not None else 0.0
         return Instance(
             id=token,
             token=token,

@@ -154,11 +154,12 @@ class Paperspace(Rented):
             answer = await self.door.ask("GET", "/machines", _Page, params=params)
             if isinstance(answer, Unknown):
                 return answer
+            before = len(found)
             found |= {m.id: m for m in answer.value.items}
             if not answer.value.hasMore:
                 return Known(tuple(self._view(m) for m in found.values()))
             after = answer.value.nextPage
-            if not after or after in seen:
+            if not after or after in seen or len(found) == before:
                 return Unknown("Paperspace says that its list goes on, and not where")
             seen.add(after)
             params["after"] = after

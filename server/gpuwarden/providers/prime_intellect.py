@@ -205,12 +205,12 @@ class PrimeIntellect(Rented):
             answer = await self.door.ask("GET", "/pods/", _Pods, params={"offset": read, "limit": PAGE})
             if isinstance(answer, Unknown):
                 return answer
-            page = answer.value
+            page, before = answer.value, len(found)
             found |= {p.id: p for p in page.data}
             read += len(page.data)
             if read >= page.total_count and len(found) >= page.total_count:
                 return Known(tuple(self._view(p) for p in found.values() if p.status != "TERMINATED"))
-            if not page.data:
+            if len(found) == before:
                 return Unknown(f"Prime Intellect listed {len(found)} of {page.total_count} Pods")
         return Unknown("Prime Intellect's list of Pods does not end")
 

@@ -15,7 +15,9 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, NoCapacity, NotFound, RateLimited, WardenError
@@ -39,8 +41,12 @@ ON_START: Final = "touch ~/.no_auto_tmux"
 Status = Literal["created", "loading", "running", "stopped", "frozen", "exited", "rebooting", "unknown", "offline"]
 
 
+Contract = Annotated[int, Field(ge=0)]
+"""An instance's id. `_is_id` takes every one of them: what can't be asked about must not read as gone."""
+
+
 class _Instance(Shape):
-    id: int
+    id: Contract
     actual_status: Status | None
     intended_status: str
     cur_state: str
@@ -84,7 +90,7 @@ class _Offers(Shape):
 
 class _Made(Shape):
     success: Literal[True]
-    new_contract: int
+    new_contract: Contract
 
 
 class _Done(Shape):
@@ -204,13 +210,13 @@ class Vast(Rented):
             answer = await self.door.ask("GET", "/api/v1/instances/", _Page, params=params)
             if isinstance(answer, Unknown):
                 return answer
-            page = answer.value
+            page, before = answer.value, len(found)
             found |= {i.id: i for i in page.instances}
             if page.next_token is None:
                 if len(found) < page.total_instances:
                     return Unknown(f"Vast.ai listed {len(found)} of {page.total_instances} instances")
                 return Known(tuple(self._view(i) for i in found.values()))
-            if page.next_token in seen:
+            if page.next_token in seen or len(found) == before:
                 break
             seen.add(page.next_token)
             params["after_token"] = page.next_token

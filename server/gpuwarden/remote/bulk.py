@@ -24,6 +24,7 @@ import anyio
 from anyio import to_thread
 
 from gpuwarden.core.errors import Unreachable
+from gpuwarden.core.fence import SECRET_NAME
 from gpuwarden.remote.quote import command_line
 from gpuwarden.remote.ssh import MAX_NOISE, MAX_STDERR, CommandFailed, Ssh
 
@@ -85,6 +86,11 @@ async def bulk_pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: byt
                 await to_thread.run_sync(client.close)
 
 
+def _plain_env() -> dict[str, str]:
+    """Our environment without its secrets: a `SendEnv` of the user's configuration would take them to the machine."""
+    return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
+
+
 class _Client:
     """One run of `ssh`. What it decrypts goes through one buffer that stays in the processor's cache."""
 
@@ -121,7 +127,7 @@ class _Client:
             if self.stopped.is_set():
                 return
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, bufsize=0
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, bufsize=0, env=_plain_env()
             )
         assert self.process.stdin and self.process.stdout
         if sys.platform == "linux":

@@ -52,9 +52,13 @@ class Unpacker:
         self.landed: dict[int, str] = {}
         self.ended = False
         self._buffer = bytearray()
+        self._left = sum(artifact.size + 4 * _BLOCK for artifact, _ in wanted) + SMALL_BYTES
 
     def feed(self, chunk: bytes) -> int:
-        """Take the next piece and return how many bytes of files it completed. Raises `BadReply` for no tar."""
+        """Take the next piece; how many bytes of files it completed. Raises `BadReply` for no tar, or no end."""
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise BadReply("the machine's bundle is longer than the files that were asked for", "Pull again.")
         self._buffer += chunk
         at = taken = 0
         with memoryview(self._buffer) as view:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ MAX_HOPS = 4
 REKEY_BYTES = 16 << 30
 # paramiko says in words alone that the line went while a key was being looked at; the key was not refused.
 _LOST = ("transport shut down", "saw EOF", "timeout")
+# As `ssh-keygen -H` writes a name: a salt and a digest of 20 bytes each.
+_HASHED = re.compile(r"\|1(\|[A-Za-z0-9+/]{27}=){2}")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 
@@ -243,7 +246,11 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
     """Marker and key of each line of a known_hosts file that is about `host`; an unreadable line is skipped."""
     import paramiko
 
-    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise BadRequest(f"{path} can't be read: {problem.strerror or problem}", "Check its permissions.") from problem
+    for line in text.splitlines():
         marker, _, rest = line.strip().partition(" ") if line.lstrip().startswith("@") else ("", "", line.strip())
         if not rest or rest.startswith("#"):
             continue
@@ -259,17 +266,16 @@ def _is_about(patterns: Sequence[str], host: str) -> bool:
     """Whether a line's host patterns mean this host, as sshd(8) describes them: hashed, with `*`, `?` and `!`."""
     import paramiko
 
-    found = False
+    found: bool | None = False
     for pattern in patterns:
         if pattern.startswith("|1|"):
-            found = found or paramiko.HostKeys.hash_host(host, pattern) == pattern
+            found = found or (_HASHED.fullmatch(pattern) and paramiko.HostKeys.hash_host(host, pattern) == pattern)
             continue
-        words = re.escape(pattern.lstrip("!").lower()).replace(r"\*", ".*").replace(r"\?", ".")
-        if re.fullmatch(words, host.lower()):
+        if fnmatchcase(host.lower(), pattern.lstrip("!").lower().replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
             found = True
-    return found
+    return bool(found)
 
 
 def _line(key: Any) -> str:

@@ -75,7 +75,7 @@ class Handfuls:
                     "Check free space, inodes and permissions there.",
                 )
             return [int(n) for n in answer["here"]]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise BadReply(f"the machine's answer to a push makes no sense: {text[:80]!r}", "Push again.") from error
 
 

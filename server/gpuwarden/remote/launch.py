@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,8 +161,8 @@ _NO_STATUS: Final = {
 def observation(reply: Mapping[str, Any]) -> Observation:
     """What one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
     state = reply.get("state")
-    if state in _NO_STATUS:
-        return Observation(state=Job.UNKNOWN, why=_NO_STATUS[str(state)], at=_number(reply.get("now")))
+    if isinstance(state, str) and state in _NO_STATUS:
+        return Observation(state=Job.UNKNOWN, why=_NO_STATUS[state], at=_number(reply.get("now")))
     try:
         status = _Status.model_validate(dict(reply))
     except ValidationError as error:
@@ -218,7 +219,12 @@ def _ending(status: _Status, why: str) -> Ending | None:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) and value == value else 0.0
+    """A number of the machine's as one that can be stored; 0 for what is none, or too large."""
+    try:
+        number = float(value) if isinstance(value, (int, float)) else 0.0
+    except OverflowError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 class NoArchive(NotFound):

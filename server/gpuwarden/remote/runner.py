@@ -1289,7 +1289,9 @@ def seals(folder: str) -> dict[str, Json]:
         try:
             row = json.loads(line.decode("ascii"))
             known = {k: row[k] for k in ("size", "mtime_ns", "ctime_ns", "sha256", "sealed_at")}
-            if re.fullmatch("[0-9a-f]{64}", known["sha256"]):
+            plain = all(type(known[k]) is int for k in ("size", "mtime_ns", "ctime_ns"))
+            dated = type(known["sealed_at"]) in (int, float) and 0 <= known["sealed_at"] < 1e12
+            if plain and dated and re.fullmatch("[0-9a-f]{64}", known["sha256"]):
                 rows[str(row["path"])] = known
         except (ValueError, KeyError, TypeError, RecursionError):
             continue

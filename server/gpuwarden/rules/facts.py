@@ -141,7 +141,6 @@ class OutputFile:
     tier: str
     dies: bool
     copied: bool = False
-    in_manifest: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +149,7 @@ class TeardownFacts:
 
     `machine` is what the provider says of the instance; `files` what lies on it now, Unknown when it can't be
     reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed;
+    `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever it holds;
     `copy_unread` are the files that nothing here can read, where they alone keep it from being proven.
     """
 
@@ -164,6 +164,7 @@ class TeardownFacts:
     manifest: Manifest | None = None
     changed: tuple[str, ...] = ()
     copy_verdict: Verdict | None = None
+    copy_equal: bool = False
     copy_problems: tuple[str, ...] = ()
     copy_unread: tuple[str, ...] = ()
     other_jobs: tuple[str, ...] = ()

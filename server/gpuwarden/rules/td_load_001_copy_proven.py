@@ -27,6 +27,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
         )
     elif facts.copy_verdict is not Verdict.PROVEN:
         said = "; ".join(facts.copy_problems[:3]) or "it could not be told"
-        # What a failed job left is often torn. The copy equals it, so nothing is lost that was there.
-        severity = None if facts.job_state is Job.SUCCEEDED else Severity.WARNING
+        # What a failed job left is often torn. Where the copy equals it, nothing is lost that was there.
+        torn_there = facts.job_state is not Job.SUCCEEDED and facts.copy_equal
+        severity = Severity.WARNING if torn_there else None
         yield Found(f"the copy is {facts.copy_verdict}: {said}", severity=severity)

@@ -26,6 +26,8 @@ from gpuwarden.serve.replies import Reply, torn_down
 
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
+SHOWN = 20
+"""Files that the question names, those without a copy first; the others are counted."""
 
 
 class Terminal:
@@ -107,8 +109,11 @@ def _show(view: TeardownView, terminal: Terminal) -> None:
     cost = "unknown" if lease.cost is None else f"{lease.cost:.4f} USD"
     terminal.say(f"  the job is {view.job.state}; cost so far: {cost}")
     terminal.say(f"  deletes {len(view.dying)} declared file(s), {sum(f.size for f in view.dying):,} bytes:")
-    for file in view.dying[:20]:
+    worst_first = sorted(view.dying, key=lambda f: f.copied)
+    for file in worst_first[:SHOWN]:
         terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")
+    if len(view.dying) > SHOWN:
+        terminal.say(f"    and {len(view.dying) - SHOWN:,} more")
     if view.copy_at:
         terminal.say(f"  the copy is in {line(view.copy_at)}")
     for f in view.findings:

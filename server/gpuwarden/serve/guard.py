@@ -54,6 +54,7 @@ VALUED = {"--user", "--group", "--from", "--with", "--python", "--unset", "--chd
           "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter", "--package",
           "--project"}  # fmt: skip
 DELETES = {"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate"}
+COPIES = {"cp", "rsync", "scp", "mv", "install", "ln"}
 WRITES = {
     "tee",
     "dd",
@@ -79,6 +80,12 @@ ENDING = re.compile(
 )
 SDK = re.compile(
     r"\brunpod\.(?:terminate|stop)_pod|\bdestroy_instances?\b|\bstop_instance\b|\bsky\.(?:down|stop)\s*\(|\bcancel_job\s*\("
+)
+
+
+# What a person decides, as variables: where the ledger and the policy are, and every value of the policy.
+DECIDES = re.compile(
+    r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+)\+?="
 )
 
 
@@ -336,6 +343,8 @@ class Guard:
                 return why
         while words:
             name = _name(words)
+            if why := _decided(words if name in {"env", "export", "declare", "typeset"} else words[:1]):
+                return why
             if re.fullmatch(r"[A-Za-z_]\w*\+?=[\s\S]*", words[0]) or words[0] in KEYWORDS:
                 words = words[1:]
             elif name == "function":
@@ -385,6 +394,8 @@ class Guard:
 
     def _files(self, name: str, args: list[str], depth: int, far: bool) -> str | None:
         plain = [a for a in args if not a.startswith("-")]
+        if name in COPIES and plain and (why := self._copy(plain)):
+            return why
         if name in DELETES:
             return next((why for a in plain if (why := self._removal(a) or self._change(a))), None)
         if name == "find":
@@ -398,9 +409,12 @@ class Guard:
         in_place = name in {"sed", "perl"} and any(re.match(r"-\w*i|--in-place", a) for a in args)
         if name in WRITES or in_place:
             return next((why for a in args if (why := self._change(a.removeprefix("of=")))), None)
-        if name in {"cp", "rsync", "scp"} and plain:
-            return self._change(plain[-1])
         return None
+
+    def _copy(self, plain: list[str]) -> str | None:
+        """Why a copy is stopped: by the name that it is given, or that it keeps in the folder it goes into."""
+        *sources, last = plain
+        return self._change(last) or next((w for s in sources if (w := self._change(f"{last}/{_name([s])}"))), None)
 
     def _path(self, text: str) -> str:
         """An absolute path; a pattern stands for the folder that it looks in."""
@@ -427,6 +441,11 @@ class Guard:
     def edit(self, path: str) -> str | None:
         """Why an edit of a file is stopped."""
         return self._change(path)
+
+
+def _decided(words: list[str]) -> str | None:
+    found = next((match[0] for word in words if (match := DECIDES.match(word))), None)
+    return f"{found[:-1]} is the user's decision; a person sets it" if found else None
 
 
 def _touches(path: str, kept: str) -> bool:

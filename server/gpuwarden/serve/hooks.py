@@ -109,7 +109,7 @@ def _place_guard(config: Config) -> None:
     folder = _folder(config)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
-    kept = [config.home / "ledger.db", config.policy_file, folder]
+    kept = [config.home / "ledger.db", config.policy_file, config.policy_file.parent / "profiles", folder]
     values = {"home": os.path.normpath(config.home.absolute()), "files": [os.path.normpath(f.absolute()) for f in kept]}
     _write(folder / "guard.json", json.dumps(values))
 

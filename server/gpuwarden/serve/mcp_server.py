@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden import __version__
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.core.errors import BadRequest, DiskError, Internal, NotFound, Refused, WardenError
+from gpuwarden.core.errors import BadRequest, NotFound, Refused, WardenError, in_our_words
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.inputs import bad_arguments, build
 from gpuwarden.core.models import JobSpec, Level, Report, Verb
@@ -225,7 +225,7 @@ def _cause(error: ToolError | MCPError) -> WardenError:
     if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(cause)
     logger.error("a tool crashed", exc_info=cause or error)
-    return DiskError.of(cause) if isinstance(cause, OSError) else Internal()
+    return in_our_words(cause or error)
 
 
 def _failure(w: Warden, error: WardenError) -> CallToolResult:

@@ -266,6 +266,9 @@ def submitted(result: Submission) -> SubmitReply:
         same = "The same job was submitted before and is this one. " if result.adopted else ""
         reply.message = f"{same}Job {result.job.id} is {result.job.state}. {line(result.job.why)}".strip()
         reply.hint = "Call check_job; it does not wait."
+        if result.job.state == "failed":  # nothing was to be had, or the launch broke at once
+            reply.ok, reply.code = False, "failed"
+            reply.hint = "Nothing runs. Change what the message names, and submit anew for a new receipt."
     elif result.ask:
         reply.code = "approval_required"
         reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}."

@@ -68,8 +68,11 @@ def colored(word: str) -> str:
 
 
 def when(at: float | None) -> str:
-    """A time as people write it, in UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+    """A time as people write it, in UTC. A platform's nonsense that no calendar has is no time."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+    except (OverflowError, ValueError, OSError):
+        return "-"
 
 
 def usd(amount: float | None) -> str:
@@ -256,7 +259,7 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
     if full:
         for r in rows:
             out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{escape(r['title'])}\n")
-            out.print(f"Why: {escape(' '.join(r['why'].split()))}\nFix: {escape(r['fix'])}")
+            out.print(f"Why: {escape(r['why'])}\nFix: {escape(r['fix'])}")
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for r in rows:
@@ -319,7 +322,20 @@ def profile(file: Path, told: dict[str, str]) -> None:
 
     body = read_front_matter(file.read_text("utf-8"), name=file.name).body
     noted = "".join(f"- {key}: {value}\n" for key, value in told.items())
-    out.print(Markdown(body + (f"\n## Your notes\n{noted}" if noted else "")))
+    page = re.sub(r"<!--.*?-->\n", "", body) + (f"\n## Your notes\n{noted}" if noted else "")
+    out.print(Markdown(_TABLE.sub(_as_list, page)))
+
+
+_TABLE = re.compile(r"^\|.*\n\| ---.*\n(?:\|.*\n)+", re.MULTILINE)
+
+
+def _as_list(table: re.Match[str]) -> str:
+    """A wide table as a list: on a terminal its cells would be cut off, and a path or a fact with them."""
+    head, _, *rows = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table[0].split("\n")[:-1])
+    if len(head) <= 3:
+        return table[0]
+    told = ((name, "; ".join(f"{h}: {c}" for h, c in zip(head[1:], cells, strict=False) if c)) for name, *cells in rows)
+    return "".join(f"- **{name}** ({facts})\n" for name, facts in told)
 
 
 def notes(reply: NotesReply) -> None:

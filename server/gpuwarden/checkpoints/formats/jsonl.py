@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
-from gpuwarden.checkpoints.formats.json import parse
+from gpuwarden.checkpoints.formats.json import modest, parse
 from gpuwarden.checkpoints.source import Source
 
 NAME = "jsonl"
 LOAD = "parsed"
 _LINE = 16 << 20
+_WARNINGS = 3
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -28,22 +29,25 @@ def read(source: Source, limits: Limits) -> Anatomy:
             raise Doubtful(f"line {lines + len(whole) + 1:,} is longer than {_LINE:,} bytes")
         for line in whole:
             lines += 1
-            _check(line, lines, found)
+            _check(line, lines, found, limits)
     if rest.strip():
         try:
-            _check(rest, lines + 1, found)
+            _check(rest, lines + 1, found, limits)
             lines += 1
         except Broken:
             found.warnings.append("its last line is torn, as a killed writer leaves it")
-    found.warnings = list(dict.fromkeys(found.warnings))[:3]
+    found.warnings = list(dict.fromkeys(found.warnings))
     found.proved.append(f"{lines:,} lines parse as JSON")
     return found
 
 
-def _check(line: bytes, number: int, found: Anatomy) -> None:
+def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
     if not line.strip():
         return
+    if not modest(line, limits):
+        raise Doubtful(f"line {number:,} holds more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         parse(line, found)
     except Broken as why:
         raise Broken(f"line {number:,} {why}") from why
+    del found.warnings[_WARNINGS:]  # a loss that became NaN is so on every line after

@@ -43,7 +43,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
-    with found.open(folder.path / "latest", "") as source:
+    with found.open(found.place(folder.join("latest")), "") as source:
         name = source.head(200).decode("utf-8", "replace").strip()
     if name not in folder.folders:
         said.problems.append(f"latest names {short(name, 60)!r}, which is not there")
