@@ -36,7 +36,8 @@ from evals.surface import HERE
 from evals.trials import Trial, read_run, score_file, score_run
 from evals.uplift import Arm
 from evals.uplift import report as uplift_report
-from evals.verdict import Verdict
+from evals.verdict import Verdict, score
+from evals.witness import is_script, read_script
 from evals.worlds import load_worlds
 
 Args = argparse.Namespace
@@ -78,11 +79,21 @@ def cmd_cases(_: Args) -> int:
 def cmd_check(args: Args) -> int:
     """Score one transcript file against one case."""
     case = _case(args.case)
+    if args.world is None and is_script(args.file):  # a witness brings its end state along
+        return _check_witness(case, args.file)
     end = read_end(args.world) if args.world else None
     trials = score_file(case, args.file, end=end, format=args.format, bare=args.bare)
     for trial in trials:
         print(json.dumps(report_json.trial_row(trial), indent=2))
     return Exit.PASS if all(t.score.verdict is Verdict.PASS for t in trials) else Exit.REGRESSION
+
+
+def _check_witness(case: Case, path: Path) -> int:
+    script = read_script(path)
+    transcript = script.transcript()
+    found = Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)
+    print(json.dumps(report_json.trial_row(found), indent=2))
+    return Exit.PASS if found.score.verdict is Verdict.PASS else Exit.REGRESSION
 
 
 def cmd_score(args: Args) -> int:

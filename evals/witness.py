@@ -19,6 +19,7 @@ from evals.load_canonical import of_rows
 from evals.surface import HERE
 
 WITNESSES: Final = HERE / "witness"
+MAX_BYTES: Final = 4 << 20  # a recorded transcript may be any size, a witness is written by hand
 Row = dict[str, Any]
 
 
@@ -53,6 +54,15 @@ def read_script(path: Path) -> Script:
     if problems:
         raise EvalError(f"the witness can't be read: {problems[0]}", "Write it as a canonical transcript", file=path)
     return script
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file has a witness's last line; it may be wrong in everything else."""
+    try:
+        rows = [row for _, row in json_lines(path)] if path.stat().st_size <= MAX_BYTES else []
+    except (EvalError, OSError):
+        return False
+    return bool(rows) and rows[-1].get("type") == "world"
 
 
 def witness(case: Case, folder: Path = WITNESSES) -> Script:

@@ -30,7 +30,7 @@ from evals.summary import Summary, summarize
 from evals.trials import Trial, read_run, score_run
 from evals.uplift import Arm, pairs
 from evals.verdict import Verdict, score
-from evals.witness import Script, witness
+from evals.witness import WITNESSES, Script, witness
 from evals.worlds import load_worlds
 
 CASES = load_cases()
@@ -460,3 +460,11 @@ def test_the_package_imports_nothing_but_the_standard_library() -> None:
 def test_an_end_state_may_be_empty() -> None:
     assert EndState({}).damage.spent_usd == 0.0
     assert isinstance(witness(CASES["over-cap"]).transcript(), Transcript)
+
+
+def test_a_witness_is_checked_with_the_end_state_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first thing that whoever writes a case tries."""
+    file = WITNESSES / "over-cap.jsonl"
+    assert main(["check", "over-cap", str(file)]) == Exit.PASS
+    assert '"pass"' in capsys.readouterr().out
+    assert main(["check", "final-proven", str(file)]) == Exit.REGRESSION

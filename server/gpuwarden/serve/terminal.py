@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -39,8 +41,17 @@ if TYPE_CHECKING:
     from gpuwarden.serve.references import SearchReply
     from gpuwarden.serve.upkeep import DraftReply, IssuesReply, LessonReply
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+PIPED = 160
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """A terminal as wide as it is; a pipe or a file wide enough that no name is broken."""
+    piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, highlight=False, width=PIPED if piped else None)
+
+
+out = _console()
+err = _console(stderr=True)
 
 COLORS = {
     "error": "red", "unknown": "magenta", "warning": "yellow", "info": "cyan",
