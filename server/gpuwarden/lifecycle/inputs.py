@@ -26,7 +26,7 @@ MAX_BYTES: Final = 64 << 20
 MAX_LOOKED: Final = 20_000
 MORE: Final = "Name narrower inputs; put more into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
-_OVERLAP: Final = 512
+_OVERLAP: Final = 8 << 10
 """Bytes of a block that are looked at again with the next one, so that no token hides on the border."""
 _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
@@ -164,7 +164,8 @@ def _check_name(path: str) -> None:
 
 
 def _printable(path: str) -> str:
-    return path.encode("utf-8", "backslashreplace").decode()[:300]
+    """A name as one line that can be shown: it may hold anything."""
+    return line(path.encode("utf-8", "backslashreplace").decode())
 
 
 def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:

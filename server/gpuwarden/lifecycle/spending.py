@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuwarden.core.models import JobSpec
+from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
@@ -27,20 +27,21 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     ):
         if total > cap:
             return f"it may come to {total:.2f} USD, above the cap {name} = {cap:.2f}"
-    if (twin := _same_work(w, facts.spec)) is not None:
+    if (twin := _same_work(w, facts)) is not None:
         return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
     return ""
 
 
-def _same_work(w: Warden, spec: JobSpec) -> JobRecord | None:
-    """A live job that runs the same program with the same arguments, under whatever name, limits or machine."""
+def _same_work(w: Warden, facts: SubmitFacts) -> JobRecord | None:
+    """A live job that runs the same program with the same arguments and inputs, under whatever name, limits or machine."""
+    wanted = _work(facts.spec, facts.inputs)
     live = (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger, *(s for s in Job if s not in TERMINAL_JOBS)))
     paid = (job for job in live if w.profile(job.spec.platform).meter.metered)
-    return next((job for job in paid if _work(job.spec) == _work(spec)), None)
+    return next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
 
 
-def _work(spec: JobSpec) -> tuple[object, ...]:
-    return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env
+def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
+    return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
 def spent_today(w: Warden, *, pretend: bool) -> float:
