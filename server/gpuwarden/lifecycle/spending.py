@@ -33,7 +33,7 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
 
 
 def _same_work(w: Warden, facts: SubmitFacts) -> JobRecord | None:
-    """A live job that runs the same program with the same arguments and inputs, whatever its name, limits or machine."""
+    """A live job that runs the same program with equal arguments and inputs, whatever its name, limits or machine."""
     wanted = _work(facts.spec, facts.inputs)
     live = (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger, *(s for s in Job if s not in TERMINAL_JOBS)))
     paid = (job for job in live if w.profile(job.spec.platform).meter.metered)
