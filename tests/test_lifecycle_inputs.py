@@ -165,6 +165,19 @@ def test_rules_know_what_lies_beside_the_script() -> None:
     assert beside.third_party == ("datasets", "other") and not beside.uses.repos
 
 
+@pytest.mark.parametrize("command", [["python", "code/train.py"], ["torchrun", "./code/train.py"]])
+async def test_a_program_that_comes_along_is_read_as_a_script_is(w: Warden, near: Path, command: list[str]) -> None:
+    program = near / "code" / "train.py"
+    spec = training(near / "said", platform="local", max_cost_usd=None, command=command, inputs=["code"])
+    program.write_text("import torch\ntorch.save({}, 'elsewhere/model.pt'\n")
+    with pytest.raises(Refused) as caught:
+        await submit(w, spec, dry_run=True)
+    assert [f.rule for f in caught.value.findings if f.blocks] == ["PF-SRC-001"]
+    program.write_text("import torch\n")
+    checked = await submit(w, spec, dry_run=True)
+    assert "PF-SRC-002" not in {f.rule for f in checked.findings}, "the machine may have torch: uv doesn't start it"
+
+
 # --------------------------------------------------------------------------------- what was checked is what arrives
 
 

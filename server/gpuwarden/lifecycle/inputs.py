@@ -16,7 +16,8 @@ from typing import Final
 
 from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.fence import SECRET_FILE, TOKEN, line
-from gpuwarden.core.models import InputFile, clean_path
+from gpuwarden.core.models import MAX_SCRIPT_BYTES, InputFile, clean_path
+from gpuwarden.core.script import decode
 from gpuwarden.remote.names import local_name
 from gpuwarden.remote.opened import open_regular
 from gpuwarden.rules.facts import Leak
@@ -70,6 +71,22 @@ def real_path(root: Path, name: str) -> Path:
             f"the input {line(name)} is hidden, or lies in a hidden folder", "Hidden files are never sent."
         )
     return real
+
+
+def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
+    """The text of the Python file among the inputs that a command starts, and its arguments; None where there is none.
+
+    Raises `BadRequest` when it changed since it was listed, or is no text.
+    """
+    listed = {file.path: file for file in files}
+    for n, word in enumerate(command):
+        file = listed.get(word.removeprefix("./"))
+        if file is not None and word.endswith(".py") and file.size <= MAX_SCRIPT_BYTES:
+            raw = real_path(root, file.path).read_bytes()
+            if hashlib.sha256(raw).hexdigest() != file.sha256:
+                raise BadRequest(f"the input {line(file.path)} changes while it is read", "Submit when it rests.")
+            return decode(raw), tuple(command[n + 1 :])
+    return None
 
 
 class _Walk:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.gather import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.lifecycle.contact import look_over_own
-from gpuwarden.lifecycle.inputs import Inputs, list_inputs
+from gpuwarden.lifecycle.inputs import Inputs, list_inputs, program_of
 from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.renting import wanted
 from gpuwarden.lifecycle.warden import Warden
@@ -40,7 +41,7 @@ async def gather(w: Warden, spec: JobSpec) -> SubmitFacts:
         profile = None
     config = HubConfig.from_env(w.env)
     inputs = await _inputs(w, spec, profile)
-    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files])
+    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], _program(w, spec, inputs))
     quote: Answer[Quote] | None = None
     unsold = ""
     hub: HubFacts | None = None
@@ -92,14 +93,24 @@ async def _inputs(w: Warden, spec: JobSpec, profile: Profile | None) -> Inputs:
     return await anyio.to_thread.run_sync(lambda: list_inputs(w.cwd or Path.cwd(), spec.inputs, _ours(w)))
 
 
-async def read_spec(spec: JobSpec, config: HubConfig, files: Sequence[str] = ()) -> tuple[ScriptFacts, Answer[str]]:
+def _program(w: Warden, spec: JobSpec, inputs: Inputs) -> tuple[str, tuple[str, ...]] | None:
+    return program_of(w.cwd or Path.cwd(), spec.command, inputs.files)
+
+
+async def read_spec(
+    spec: JobSpec, config: HubConfig, files: Sequence[str] = (), program: tuple[str, tuple[str, ...]] | None = None
+) -> tuple[ScriptFacts, Answer[str]]:
     """What the script says, its text given or behind an address; for other commands, what their flags say.
 
-    `files` are the inputs that lie in its working folder.
+    `files` are the inputs that lie in its working folder, `program` is the one of them that the command starts.
     """
     if spec.script is not None:
         # A megabyte takes seconds of processor time; other calls go on meanwhile.
         return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
+    if program is not None:
+        said = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
+        # Only uv installs what a header lists; any other command takes the packages that the machine has.
+        return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
     fetched = await fetch_script(spec.command, config)
     if isinstance(fetched, Known) and fetched.value.text:
         return read_script(fetched.value.text, spec.env, spec.command, files), Known("")
