@@ -29,10 +29,13 @@ ARMS: Final = (
 """`nop` and `parrot` call nothing, so gates make no difference to them."""
 README: Final = HERE.parent / "README.md"
 _BLOCK: Final = re.compile(r"(<!-- generated:evidence -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
+_FIGURES: Final = 3
+"""The first column that was measured."""
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE: Final = 0.03
-"""Dollars pass with real seconds too, which no two machines spend alike. Counts have to be equal."""
-_MONEY: Final = (4, 5, 6)
+NEAR: Final = 2
+"""Dollars pass with real seconds too, and how far a careless agent gets before a real process ends differs from machine
+to machine: a figure of the table may be off by this much. What must never be anything but zero, a test asserts."""
 
 
 def play(
@@ -64,7 +67,7 @@ def write(text: str, readme: Path = README) -> None:
 
 
 def differences(text: str, readme: Path = README) -> list[str]:
-    """Where the table in the README is not this one, row by row: dollars may differ a little, counts may not."""
+    """Where the table in the README is not this one, row by row: what was measured may differ a little."""
     match = _BLOCK.search(readme.read_text("utf-8"))
     shown = match[2].splitlines() if match else []
     rows = text.splitlines()
@@ -77,10 +80,11 @@ def _alike(shown: str, now: str) -> bool:
     old, new = ([cell.strip() for cell in row.strip("|").split("|")] for row in (shown, now))
     if len(old) != len(new):
         return False
-    return all(a == b or (n in _MONEY and _near(a, b)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
+    return all(a == b or (n >= _FIGURES and _near(a, b)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
 
 
 def _near(a: str, b: str) -> bool:
+    a, b = a.removesuffix(" %"), b.removesuffix(" %")
     if not (_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)):
         return False
-    return abs(float(a) - float(b)) <= 2 + TOLERANCE * float(a)
+    return abs(float(a) - float(b)) <= NEAR + TOLERANCE * float(a)

@@ -170,11 +170,13 @@ ROWS = "| agent | gates | cases | pass | $ spent | $ wasted | $ over | lost | bi
         ("| naive | no | 74 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", True),
         ("| naive | no | 74 | - | 650 | 120 | 17 | 9 | 22 | 1 |\n", True),
         ("| naive | no | 74 | - | 700 | 119 | 17 | 9 | 22 | 1 |\n", False),
-        ("| naive | no | 74 | - | 640 | 119 | 17 | 8 | 22 | 1 |\n", False),
+        ("| naive | no | 74 | - | 640 | 119 | 17 | 8 | 22 | 1 |\n", True),
+        ("| naive | no | 74 | - | 640 | 119 | 17 | 5 | 22 | 1 |\n", False),
+        ("| naive | no | 73 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", False),
         ("", False),
     ],
 )
-def test_the_readme_may_differ_in_cents_only(now: str, same: bool, tmp_path: Path) -> None:
+def test_the_readme_may_be_a_little_off(now: str, same: bool, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# x\n<!-- generated:evidence -->\nold\n<!-- /generated -->\nrest\n", "utf-8")
     write(f"{ROWS}| naive | no | 74 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", readme)
