@@ -11,7 +11,8 @@ import pytest
 
 from failing_jobs import Jobs, jobs_here, script, told
 from gpuwarden.knowledge import Seen, Sign, diagnose, shipped
-from gpuwarden.lifecycle.diagnose import TAIL, _end_of
+from gpuwarden.lifecycle.copies import read_piece
+from gpuwarden.lifecycle.diagnose import TAIL
 from gpuwarden.serve.replies import _diagnosis
 from test_knowledge_signatures import PAIRS, hostile_lines
 
@@ -96,8 +97,8 @@ def test_of_a_huge_pulled_log_only_the_end_is_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # sparse
         file.seek(0, 2)
         file.write(f"\n{ERROR}\n".encode())
-    end = _end_of(tmp_path / "out.log")
-    assert len(end) <= TAIL and diagnose(shipped(), end)[0].id == "DATA-015"
+    end = read_piece(tmp_path / "out.log", -TAIL, TAIL)
+    assert end and len(end.text) <= TAIL and diagnose(shipped(), end.text)[0].id == "DATA-015"
 
 
 def test_all_signatures_together_stay_fast_on_what_was_made_to_slow_them() -> None:

@@ -280,7 +280,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: H
 
 async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(w: Warden, near: Path, tmp_path: Path) -> None:
     cloud = rent_cloud(w, settings=FAST)
-    spec = training(tmp_path / "said", 2, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
+    spec = training(tmp_path / "said", 60, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
     job = await launch(w, spec)
     with anyio.fail_after(30):
         while not launches(tmp_path / "said"):

@@ -75,10 +75,13 @@ def last_pull(w: Warden, job_id: str) -> Pulled | None:
 def pulled_log(w: Warden, job_id: str, start: int, limit: int) -> LogChunk | None:
     """A piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
     pulled = last_pull(w, job_id)
-    if pulled is None:
-        return None
+    return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
+
+
+def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
+    """At most `limit` bytes of a file from `start`, or from its end; None where it can't be read."""
     try:
-        with (Path(pulled.dest) / LOG_NAME).open("rb") as stream:
+        with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             begin = min(start, size) if start >= 0 else max(0, size + start)
             stream.seek(begin)

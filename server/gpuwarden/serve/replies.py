@@ -266,7 +266,7 @@ def submitted(result: Submission) -> SubmitReply:
         same = "The same job was submitted before and is this one. " if result.adopted else ""
         reply.message = f"{same}Job {result.job.id} is {result.job.state}. {line(result.job.why)}".strip()
         reply.hint = "Call check_job; it does not wait."
-        if result.job.state == "failed":  # nothing was to be had, or the launch broke at once
+        if result.job.state == "failed" and result.job.handle is None:  # nothing was to be had, and nothing ran
             reply.ok, reply.code = False, "failed"
             reply.hint = "Nothing runs. Change what the message names, and submit anew for a new receipt."
     elif result.ask:
