@@ -279,7 +279,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: H
 
 
 async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(w: Warden, near: Path, tmp_path: Path) -> None:
-    cloud = rent_cloud(w, settings=FAST)
+    cloud = rent_cloud(w, settings=FAST.model_copy(update={"resume_s": 3.0}))  # or nobody sees that it was away
     spec = training(tmp_path / "said", 60, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
     job = await launch(w, spec)
     with anyio.fail_after(30):
