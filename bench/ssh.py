@@ -90,7 +90,7 @@ class Bench:
         """One job's output by our pull, rsync and scp, interleaved."""
         handle = await self.backend.submit(shell(text, outputs=["o"], timeout_s=900), self.place, token, secrets={})
         await until(self.backend, handle, lambda o: o.ended_at is not None, 600)
-        commands = self.peers(f"box:{handle.run_dir}/work/o")
+        commands = self.peers("/".join(("box:" + handle.run_dir, "work", "o")))
         times: dict[str, list[float]] = {"ours": [], **{name: [] for name in commands}}
         for n in range(rounds):
             for name, argv in commands.items():

@@ -122,13 +122,13 @@ async def test_an_absolute_output_can_be_proven(runpod: Warden) -> None:
 async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Warden) -> None:
     """On RunPod /workspace outlives a stop and the container's disk does not."""
     spec = job(
-        MACHINE + 'os.makedirs(root + "/root/big"); os.symlink(root + "/root/big", root + "/workspace/res")\n'
+        MACHINE + 'os.makedirs(root + "/srv/big"); os.symlink(root + "/srv/big", root + "/workspace/res")\n'
         'save(root + "/workspace/res/m.safetensors")',
         platform="rehearsal/runpod", outputs=["/workspace/res"], teardown="stop",
     )  # fmt: skip
     seen = await ended(runpod, spec)
     view = await request(runpod, seen.job.id, "stop")
-    assert [f.path for f in view.dying] == ["/root/big/m.safetensors"]
+    assert [f.path for f in view.dying] == ["/srv/big/m.safetensors"]
     assert view.record.state == "blocked"
     await pull(runpod, seen.job.id)
     assert (await verify_job(runpod, seen.job.id)).verdict == "proven"

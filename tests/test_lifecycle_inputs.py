@@ -335,7 +335,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     argv = [str(Path(__file__).parent), str(tmp_path / "home"), str(profiles), str(notes), str(near), str(sshd.config)]
     process = subprocess.Popen([sys.executable, "-c", PUSHES, *argv, spec.model_dump_json()])
     with anyio.fail_after(60):
-        while not (parts := [p for p in far.glob("*/work/.big.bin.*.part") if p.stat().st_size > 1_000_000]):
+        while not (parts := [p for p in far.glob("*/*/.big.bin.*.part") if p.stat().st_size > 1_000_000]):
             assert process.poll() is None
             await anyio.sleep(0.001)
     process.kill()
