@@ -26,7 +26,7 @@ def test_the_readme_says_what_happens(tmp_path: Path) -> None:
     died = [(k, t.case, t.score.why) for k, trials in runs.items() for t in trials if t.score.verdict is Verdict.INFRA]
     assert died == []
     done = {key: outcome(trials, CASES) for key, trials in runs.items()}
-    assert [t.score.why for t in runs["oracle", "gated"] if t.score.verdict is not Verdict.PASS] == []
+    assert [(t.case, t.score.why) for t in runs["oracle", "gated"] if t.score.verdict is not Verdict.PASS] == []
     assert done["nop", "raw"].passes == done["parrot", "raw"].passes == 0
     pushed, free = done["pushy", "gated"], done["pushy", "raw"]
     assert pushed.damage.lost == 0
