@@ -7,10 +7,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import Internal, in_our_words
-from gpuwarden.core.models import Instance, InstanceState, Unknown
+from gpuwarden.core.models import Instance, InstanceState, Known, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.advance import advance_locked
 from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
+from gpuwarden.lifecycle.funds import Funds, known_funds, look_at_funds
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.renting import record_extra, tend
@@ -54,6 +55,7 @@ class Inventory:
     rows: tuple[Row, ...]
     jobs: tuple[JobRecord, ...]
     unknown: dict[str, str]
+    accounts: tuple[Funds, ...] = ()
 
 
 async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
@@ -112,7 +114,7 @@ async def list_instances(w: Warden) -> Inventory:
         rows += _rows(w, platform, [lease for lease in leases if lease.platform == platform], machines)
     running = [read_job(w.ledger, j) for j in job_ids(w.ledger)]
     unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
-    return Inventory(tuple(rows), unmetered, trouble | unread)
+    return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(w)))
 
 
 async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
@@ -131,7 +133,10 @@ async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, s
         found[platform] = () if isinstance(answer, Unknown) else answer.value
         if isinstance(answer, Unknown):
             trouble[platform] = answer.why
-        trouble |= await _reopen(w, [lease for lease in leases if lease.platform == platform], found[platform])
+        mine = [lease for lease in leases if lease.platform == platform]
+        trouble |= await _reopen(w, mine, found[platform])
+        if isinstance(answer, Known):
+            await look_at_funds(w, platform, found[platform], mine)
     return found, trouble
 
 

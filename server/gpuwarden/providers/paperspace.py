@@ -7,9 +7,9 @@
 | `PAPERSPACE_REGION` | where new machines stand; needed |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
 
-New Linux machines let in the SSH keys of the account. The interface tells no prices, so no price cap can be held and
-every price is unknown. A machine has to be off before it can be deleted. A deadline becomes its auto-shutdown, which
-cuts hard; without one the auto-shutdown is turned off.
+New Linux machines let in the SSH keys of the account. The interface tells no prices and no balance, so no price cap
+can be held, every price is unknown, and nobody sees the money end. A machine has to be off before it can
+be deleted. A deadline becomes its auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
 """
 
 from __future__ import annotations

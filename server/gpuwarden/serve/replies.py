@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import fence, line, redact
-from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Unknown
 from gpuwarden.core.repos import RepoAnswer, SearchAnswer
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import TERMINAL_JOBS, Lease, Teardown
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.check import Checked, advice
+from gpuwarden.lifecycle.funds import Funds
 from gpuwarden.lifecycle.instances import Inventory, Row
 from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.pull import PullResult
@@ -207,10 +208,25 @@ class InstanceReply(BaseModel):
         return {k: v for k, v in whole(self).items() if v or k not in rare}
 
 
+class AccountReply(BaseModel):
+    """The money of one platform's account; `balance` null means unknown, `per_hour` null that no price is known.
+
+    `clock` is when it ends at this rate.
+    """
+
+    platform: str
+    balance: float | None = None
+    currency: str | None = None
+    per_hour: float | None = None
+    clock: ClockReply | None = None
+    note: str = ""
+
+
 class InstancesReply(Reply):
     """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
 
     instances: list[InstanceReply] = Field(default_factory=list)
+    accounts: list[AccountReply] = Field(default_factory=list)
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
 
@@ -462,8 +478,23 @@ def listed(inventory: Inventory) -> InstancesReply:
         message=f"{billing} machine(s) billing or possibly billing."
         + (" Not everything could be seen." if unknown else ""),
         instances=rows[:100],
+        accounts=[_account(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
+    )
+
+
+def _account(funds: Funds) -> AccountReply:
+    clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
+    if isinstance(funds.balance, Unknown):
+        return AccountReply(platform=funds.platform, per_hour=burn, note=line(funds.said))
+    return AccountReply(
+        platform=funds.platform,
+        balance=funds.balance.value.amount,
+        currency=funds.balance.value.currency,
+        per_hour=burn,
+        clock=ClockReply(at=clock.at, trigger=clock.trigger, effect=clock.effect) if clock else None,
+        note="" if funds.whole else "not every price there is known",
     )
 
 
