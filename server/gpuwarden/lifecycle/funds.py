@@ -11,6 +11,7 @@ from gpuwarden.core.errors import NotSupported, in_our_words
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Unknown
 from gpuwarden.lifecycle.clocks import Clock
 from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.patience import in_time
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.warden import Warden
 
@@ -67,7 +68,7 @@ async def look_at_funds(w: Warden, platform: str, listed: Iterable[Instance], mi
         w.funds[platform] = None
         return
     try:
-        balance = await w.provider(platform).balance()
+        balance = await in_time(platform, w.provider(platform).balance())
     except NotSupported:
         return
     except Exception as error:
