@@ -12,6 +12,7 @@ from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import pulled_log
 from gpuwarden.lifecycle.diagnose import diagnosed
 from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.onward import onward
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.lifecycle.renting import tend
 from gpuwarden.lifecycle.running import observe
@@ -20,7 +21,10 @@ from gpuwarden.lifecycle.warden import Warden
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong."""
+    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong.
+
+    `onward` is the next call for work whose machine is gone for good.
+    """
 
     job: JobRecord
     observation: Observation | None
@@ -28,6 +32,7 @@ class Checked:
     log: LogChunk | None
     note: str = ""
     diagnoses: tuple[Diagnosis, ...] = ()
+    onward: str = ""
 
 
 async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
@@ -53,7 +58,7 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
         note = note or trouble
     elif job.handle is not None and (log := pulled_log(w, job_id, -limit if cursor is None else cursor, limit)):
         note = note or "The machine is gone; this is the log as it was pulled."
-    return Checked(job, observation, lease, log, note, await diagnosed(w, job, observation))
+    return Checked(job, observation, lease, log, note, await diagnosed(w, job, observation), onward(w, job))
 
 
 async def _log(w: Warden, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:
