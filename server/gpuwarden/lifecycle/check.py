@@ -10,6 +10,7 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import pulled_log
+from gpuwarden.lifecycle.dearer import price_question
 from gpuwarden.lifecycle.diagnose import diagnosed
 from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.onward import onward
@@ -23,7 +24,7 @@ from gpuwarden.lifecycle.warden import Warden
 class Checked:
     """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong.
 
-    `onward` is the next call for work whose machine is gone for good.
+    `onward` is the next call for work whose machine is gone for good, or whose price a person has to allow.
     """
 
     job: JobRecord
@@ -58,7 +59,15 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
         note = note or trouble
     elif job.handle is not None and (log := pulled_log(w, job_id, -limit if cursor is None else cursor, limit)):
         note = note or "The machine is gone; this is the log as it was pulled."
-    return Checked(job, observation, lease, log, note, await diagnosed(w, job, observation), onward(w, job))
+    return Checked(
+        job,
+        observation,
+        lease,
+        log,
+        note,
+        await diagnosed(w, job, observation),
+        price_question(w, job) or onward(w, job),
+    )
 
 
 async def _log(w: Warden, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:

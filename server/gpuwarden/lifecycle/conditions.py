@@ -10,6 +10,7 @@ from gpuwarden.core.fence import line
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
+from gpuwarden.lifecycle.dearer import price_question
 from gpuwarden.lifecycle.diagnose import stall_of
 from gpuwarden.lifecycle.funds import known_funds
 from gpuwarden.lifecycle.instances import leases_of
@@ -82,6 +83,8 @@ def _of_job(w: Warden, job: JobRecord, raised: Container[tuple[str, str, str]]) 
         yield Condition(job.subject, "preempted", f"{job.id} was interrupted{_next(w, job)}", mark=str(taken.seq))
     if job.state in TERMINAL_JOBS:
         return
+    if question := price_question(w, job):
+        yield Condition(job.subject, "dearer", f"{job.id}: {question}")
     if isinstance(w.blind.get(job.id), HostKeyChanged):
         text = f"{job.id}: {line(w.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)

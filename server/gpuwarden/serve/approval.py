@@ -152,7 +152,9 @@ async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
         raise Refused("not approved; nothing was launched")
     await _check_pin(w, terminal)
     grant_spending(w, issued, "terminal", _user())
-    return Reply(code="approved", message="Approved.", hint="Submit the same arguments again with the receipt.")
+    job = issued.body.get("job")
+    onward = f"check_job {job} goes on with it." if job else "Submit the same arguments again with the receipt."
+    return Reply(code="approved", message="Approved.", hint=onward)
 
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:
