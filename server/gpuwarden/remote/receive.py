@@ -13,6 +13,7 @@ listed in the answer with the reason; the rest still arrives.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -411,7 +412,7 @@ class _Receiver:
     def _done(self, artifact: Artifact, name: PurePosixPath, sha256: str) -> None:
         self.files[artifact.path] = ReceivedFile(
             path=artifact.path,
-            local=str(self.dest.path / name),
+            local=f"{self.dest.path}{os.sep}{name}",
             size=artifact.size,
             sha256=sha256,
             verified=artifact.path in self.digests,
