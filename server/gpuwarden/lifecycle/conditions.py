@@ -8,6 +8,7 @@ from typing import Final
 
 from gpuwarden.core.fence import line
 from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
 from gpuwarden.lifecycle.diagnose import stall_of
@@ -127,7 +128,7 @@ def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Conditi
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=lease.since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
-        text = f"{job.id} met its max_cost_usd {job.spec.max_cost_usd:.2f}: {process}, {machine} stays and bills. "
+        text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
         yield Condition(lease.subject, "cost_cap", f"{text}May it go? {GIVE_BACK}.")
     back = w.ledger.last(lease.subject, "lease.came_back")
     if back is not None and _recent(w, back.at) and job.state in TERMINAL_JOBS:
@@ -138,14 +139,14 @@ def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Conditi
         yield Condition(
             lease.subject,
             "instance_cap",
-            f"{machine} cost {cost:.2f} USD; per_instance_usd is {cap:.2f}. May it go on?",
+            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(w, job, lease)
 
 
 def _price(lease: LeaseRecord) -> str:
     price = lease.instance.price_usd_per_hour if lease.instance else None
-    return "" if price is None else f", {price:.2f} USD an hour"
+    return "" if price is None else f", {usd_per_hour(price)}"
 
 
 def _clocks(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
@@ -164,7 +165,7 @@ def _budgets(w: Warden) -> Iterator[Condition]:
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
         cap = w.policy.caps_for(platform).per_day_usd
         if cap > 0 and (billed := billed_today(w, pretend=bool(platform))) >= cap:
-            text = f"about {billed:.2f} USD in 24 hours; per_day_usd is {cap:.2f}. May the running jobs go on?"
+            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
             yield Condition(subject, "day_budget", text)
 
 

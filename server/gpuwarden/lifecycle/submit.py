@@ -12,6 +12,7 @@ from anyio import to_thread
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.ledger.store import Event
@@ -159,7 +160,7 @@ class NeedsApproval(Refused):
 def _change(issued: Event, checked: _Checked) -> str:
     before, now = issued.body["price"], checked.facts.price
     if before != now:
-        return f"the price was {before} USD/h and is {now} USD/h"
+        return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
     if files := _changed_inputs(issued, checked):
         return f"the input(s) {line(', '.join(files))} are not the files that were checked"
     then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}

@@ -17,6 +17,7 @@ from typing import TextIO
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.fence import line, plain
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.store import Event
@@ -106,8 +107,7 @@ async def ask(w: Warden, ticket: str, terminal: Terminal, *, without_proof: bool
 def _show(view: TeardownView, terminal: Terminal) -> None:
     lease = view.lease
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
-    cost = "unknown" if lease.cost is None else f"{lease.cost:.4f} USD"
-    terminal.say(f"  the job is {view.job.state}; cost so far: {cost}")
+    terminal.say(f"  the job is {view.job.state}; cost so far: {usd(lease.cost)}")
     terminal.say(f"  deletes {len(view.dying)} declared file(s), {sum(f.size for f in view.dying):,} bytes:")
     worst_first = sorted(view.dying, key=lambda f: f.copied)
     for file in worst_first[:SHOWN]:
@@ -157,7 +157,7 @@ async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:
     body = issued.body
-    price = "unknown" if body["price"] is None else f"{body['price']:.2f} USD/h"
+    price = usd_per_hour(body["price"])
     terminal.say(f"job {body['name']} on {body['platform']}: price {price}, timeout {body['timeout_s']} s")
     terminal.say(f"  {body['ask']}")
 

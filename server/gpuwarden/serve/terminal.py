@@ -17,6 +17,7 @@ from rich.table import Table
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import plain
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.serve import replies
 from gpuwarden.serve.replies import (
     CheckReply,
@@ -86,11 +87,6 @@ def when(at: float | None) -> str:
         return "-"
 
 
-def usd(amount: float | None) -> str:
-    """An amount, or that it is unknown."""
-    return "unknown" if amount is None else f"${amount:.4f}" if amount < 1 else f"${amount:,.2f}"
-
-
 def show_error(error: WardenError) -> None:
     """What happened, what is known, what to do next."""
     err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
@@ -126,7 +122,7 @@ def submitted(reply: SubmitReply) -> None:
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = escape(reply.price_source or "")
-        out.print(f"price {usd(reply.price_usd_per_hour)}/h ({source}), at most {usd(reply.worst_cost_usd)}")
+        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), at most {usd(reply.worst_cost_usd)}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
     message(reply)
@@ -166,7 +162,7 @@ def _meter(meter: MeterReply) -> str:
     mark = {True: "[yellow]billing[/]", False: "[green]not billing[/]", None: "[magenta]may be billing[/]"}[
         meter.billing
     ]
-    price = f" at {usd(meter.price_usd_per_hour)}/h" if meter.billing is not False else ""
+    price = f" at {usd_per_hour(meter.price_usd_per_hour)}" if meter.billing is not False else ""
     return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd)} [dim]({meter.state})[/]"
 
 
@@ -240,12 +236,12 @@ def _machine(row: InstanceReply) -> tuple[str, ...]:
     job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
     clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
     off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
-    rest = f"\n[dim]{usd(row.stopped_usd_per_hour)}/h off[/]" if row.stopped_usd_per_hour else ""
+    rest = f"\n[dim]{usd_per_hour(row.stopped_usd_per_hour)} off[/]" if row.stopped_usd_per_hour else ""
     return (
         f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
         f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
         billing,
-        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]{rest}",
+        f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
         f"{job}[dim]{escape(row.note)}[/]{clocks}",
     )
 
