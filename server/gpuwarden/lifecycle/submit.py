@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused, by_a_person
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
 from gpuwarden.core.money import usd_per_hour
@@ -151,9 +151,7 @@ class NeedsApproval(Refused):
     code = "approval_required"
 
     def __init__(self, message: str, ticket: str) -> None:
-        super().__init__(
-            message, f"Ask the user to run: gpuwarden approve {ticket}. Then submit again with this receipt."
-        )
+        super().__init__(message, f"{by_a_person(ticket)}; then submit the same arguments again with this receipt.")
         self.ticket = ticket
 
 

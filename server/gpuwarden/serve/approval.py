@@ -142,9 +142,12 @@ async def _watch(w: Warden, view: TeardownView, terminal: Terminal, patience_s: 
 async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
     issued = w.ledger.last(f"receipt/{receipt}", "receipt.issued")
     if issued is None:
-        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "submit prints it.")
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
     if not issued.body["ask"]:
-        return Reply(message="This spending is inside the caps; it needs no approval.", hint="Submit with the receipt.")
+        return Reply(
+            message="This spending is inside the caps; it needs no approval.",
+            hint=f"Run the submit again with --receipt {receipt}.",
+        )
     if w.clock.now() > issued.body["expires_at"]:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
     _show_spending(issued, terminal)
@@ -152,7 +155,7 @@ async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
         raise Refused("not approved; nothing was launched")
     await _check_pin(w, terminal)
     grant_spending(w, issued, "terminal", _user())
-    return Reply(code="approved", message="Approved.", hint="Submit the same arguments again with the receipt.")
+    return Reply(code="approved", message="Approved.", hint=f"Run the same submit again with --receipt {receipt}.")
 
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:

@@ -15,18 +15,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.fence import plain
 from gpuwarden.core.money import usd, usd_per_hour
-from gpuwarden.serve import replies
 from gpuwarden.serve.replies import (
     CheckReply,
     DiagnosisReply,
+    ErrorReply,
     FindingReply,
     InstanceReply,
     InstancesReply,
     MeterReply,
     PullReply,
+    RefusalReply,
     Reply,
     SubmitReply,
     TeardownReply,
@@ -60,17 +60,9 @@ COLORS = {
 }  # fmt: skip
 
 
-COMMANDS = {
-    "submit_job": "submit", "check_job": "check", "cancel_job": "cancel", "pull_artifacts": "pull",
-    "verify_checkpoint": "verify", "teardown_request": "teardown", "list_instances": "instances",
-    "search_references": "search",
-}  # fmt: skip
-
-
-def spoken(text: str) -> str:
-    """A sentence that names tools, for a person, who has commands; safe to print."""
-    words = re.compile(rf"\b({'|'.join(COMMANDS)})\b")
-    return escape(words.sub(lambda m: f"`gpuwarden {COMMANDS[m[1]]}`", plain(text)))
+def shown(text: str) -> str:
+    """Text that is safe to print: it moves no cursor and holds no markup."""
+    return escape(plain(text))
 
 
 def colored(word: str) -> str:
@@ -87,13 +79,13 @@ def when(at: float | None) -> str:
         return "-"
 
 
-def show_error(error: WardenError) -> None:
+def failed(reply: ErrorReply) -> None:
     """What happened, what is known, what to do next."""
-    err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
-    if isinstance(error, Refused) and error.findings:
-        _findings(replies.findings(error.findings), err)
-    if error.hint:
-        err.print(f"[dim]next:[/] {spoken(error.hint)}")
+    err.print(f"[red bold]{escape(reply.code)}[/] {shown(reply.message)}")
+    if isinstance(reply, RefusalReply):
+        _findings(reply.findings, err)
+    if reply.hint:
+        err.print(f"[dim]next:[/] {shown(reply.hint)}")
 
 
 def _findings(findings: list[FindingReply], console: Console = out) -> None:
@@ -104,7 +96,7 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
     table.add_column(no_wrap=True)
     table.add_column()
     for f in findings:
-        fix = f"\n[dim]{spoken(f.fix)}[/]" if f.fix else ""
+        fix = f"\n[dim]{shown(f.fix)}[/]" if f.fix else ""
         table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", escape(f.message) + fix)
     console.print(table)
 
@@ -112,9 +104,9 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
 def message(reply: Reply) -> None:
     """A reply's sentence and what to do next."""
     if reply.message:
-        out.print(escape(reply.message))
+        out.print(shown(reply.message))
     if reply.hint:
-        out.print(f"[dim]next:[/] {spoken(reply.hint)}")
+        out.print(f"[dim]next:[/] {shown(reply.hint)}")
 
 
 def submitted(reply: SubmitReply) -> None:
@@ -217,7 +209,7 @@ def watched(reply: WatchReply) -> None:
     """What is new in a round of the watch."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
-        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {spoken(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {shown(alert.text)}")
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
 
@@ -227,7 +219,7 @@ def standing(reply: WatchReply) -> None:
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
-        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {spoken(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {shown(alert.text)}")
     message(reply)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from gpuwarden.core.fence import plain
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
 from gpuwarden.serve.terminal import colored, out
+from gpuwarden.serve.words import said
 
 SHOWN = 40
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -33,7 +34,7 @@ def show(report: Report) -> None:
         bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
         out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
     _said(report.proved, "green", "")
-    _said(report.not_checked, "dim", "not checked: ")
+    _said([said(text) for text in report.not_checked], "dim", "not checked: ")
 
 
 def _table(rows: Sequence[CheckpointEvidence | FileEvidence]) -> Table:

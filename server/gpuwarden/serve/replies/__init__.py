@@ -5,7 +5,15 @@ fenced and bounded here, on its way out.
 """
 
 from gpuwarden.serve.replies.alerts import AlertReply, WatchReply, watched
-from gpuwarden.serve.replies.base import FindingReply, MeterReply, Reply, error_reply, findings
+from gpuwarden.serve.replies.base import (
+    ErrorReply,
+    FindingReply,
+    MeterReply,
+    RefusalReply,
+    Reply,
+    error_reply,
+    findings,
+)
 from gpuwarden.serve.replies.check import CheckReply, DiagnosisReply, canceled, checked
 from gpuwarden.serve.replies.copies import FileReply, PullReply, VerifyReply, pulled, verified
 from gpuwarden.serve.replies.hub import DatasetsReply, ReposReply, datasets_found, repos_seen
@@ -19,12 +27,14 @@ __all__ = [
     "ClockReply",
     "DatasetsReply",
     "DiagnosisReply",
+    "ErrorReply",
     "FileReply",
     "FindingReply",
     "InstanceReply",
     "InstancesReply",
     "MeterReply",
     "PullReply",
+    "RefusalReply",
     "Reply",
     "ReposReply",
     "SubmitReply",

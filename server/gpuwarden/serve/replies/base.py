@@ -42,6 +42,19 @@ class FindingReply(BaseModel):
     fix: str = ""
 
 
+class ErrorReply(Reply):
+    """What went wrong. `retry` says whether the same call may do better later."""
+
+    ok: bool = False
+    retry: bool = False
+
+
+class RefusalReply(ErrorReply):
+    """A gate's no, with what it found."""
+
+    findings: list[FindingReply]
+
+
 class MeterReply(BaseModel):
     """An instance's meter. `billing` null means that nobody knows, which counts as yes.
 
@@ -64,12 +77,12 @@ def findings(found: Sequence[Finding]) -> list[FindingReply]:
     ]
 
 
-def error_reply(error: WardenError) -> dict[str, Any]:
+def error_reply(error: WardenError) -> ErrorReply:
     """The one form of an error."""
-    body = error.as_dict()
+    told = ErrorReply(code=error.code, message=error.message, hint=error.hint, retry=error.retry)
     if isinstance(error, Refused):
-        body["findings"] = [f.model_dump() for f in findings(error.findings)]
-    return body
+        return RefusalReply(**told.model_dump(), findings=findings(error.findings))
+    return told
 
 
 def meter_of(lease: LeaseRecord) -> MeterReply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from gpuwarden.core.errors import by_a_person
 from gpuwarden.core.fence import line
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.records import JobRecord
@@ -41,7 +42,7 @@ def submitted(result: Submission) -> SubmitReply:
     elif result.ask:
         reply.code = "approval_required"
         reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}."
-        reply.hint = f"Ask the user to run `gpuwarden approve {result.receipt}`, then submit again with this receipt."
+        reply.hint = f"{by_a_person(result.receipt)}; then submit the same arguments again with this receipt."
     else:
         reply.code = "checked"
         reply.message = "Checked; nothing was launched."

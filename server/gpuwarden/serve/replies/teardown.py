@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from gpuwarden.core.errors import by_a_person
 from gpuwarden.core.fence import line
 from gpuwarden.core.states import Teardown
 from gpuwarden.lifecycle.teardown import TeardownView
@@ -62,7 +63,7 @@ def _words(view: TeardownView) -> tuple[str, str]:
     if record.state is Teardown.BLOCKED:
         return f"The {name} is blocked; nothing was touched.", "Do what each finding says, then ask again."
     if record.state is Teardown.AWAITING_HUMAN:
-        ask = f"Ask the user to run `gpuwarden approve {record.id}`, then call this again."
+        ask = f"{by_a_person(record.id)}; then call this again."
         return f"The {name} waits for a person; nothing was touched.", ask
     if record.state is Teardown.VERIFIED_STOPPED:
         return f"The {name} is done: the meter was seen to have stopped.", ""

@@ -38,7 +38,7 @@ def answer(w: Warden, reply: Reply, secrets: tuple[str, ...] = ()) -> CallToolRe
 
 def failure(w: Warden, error: WardenError) -> CallToolResult:
     """An error in the same form."""
-    body = scrubbed(error_reply(error), secret_values(w.env))
+    body = scrubbed(error_reply(error).model_dump(mode="json"), secret_values(w.env))
     return CallToolResult(content=[_text(body)], structured_content=body, is_error=True)
 
 
