@@ -80,7 +80,7 @@ def _secret_values(w: Warden, job: JobRecord) -> dict[str, str]:
     missing = [name for name in job.spec.secrets if not w.env.get(name)]
     if missing:
         raise NotFound(
-            f"job {job.id} needs the secret(s) {', '.join(missing)}, which have no value in this process",
+            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
             "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
         )
     return {name: w.env[name] for name in job.spec.secrets}

@@ -160,7 +160,7 @@ def _change(issued: Event, checked: _Checked) -> str:
     if before != now:
         return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
     if files := _changed_inputs(issued, checked):
-        return f"the input(s) {line(', '.join(files))} are not the files that were checked"
+        return f"inputs are not the files that were checked: {line(', '.join(files))}"
     then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
     moved = [
         f"{name} was {then.get(name)} and is {seen.get(name)}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gpuwarden.config import load_config
+from gpuwarden.core.counts import counted
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.fence import line, plain
 from gpuwarden.core.money import usd, usd_per_hour
@@ -108,7 +109,7 @@ def _show(view: TeardownView, terminal: Terminal) -> None:
     lease = view.lease
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
     terminal.say(f"  the job is {view.job.state}; cost so far: {usd(lease.cost)}")
-    terminal.say(f"  deletes {len(view.dying)} declared file(s), {sum(f.size for f in view.dying):,} bytes:")
+    terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
     worst_first = sorted(view.dying, key=lambda f: f.copied)
     for file in worst_first[:SHOWN]:
         terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")

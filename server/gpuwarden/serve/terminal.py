@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import plain
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.serve.replies import (
@@ -161,7 +162,7 @@ def _meter(meter: MeterReply) -> str:
 def pulled(reply: PullReply) -> None:
     """After a pull."""
     sent = f"{reply.bytes_sent:,} travelled"
-    out.print(f"{reply.files} file(s), {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
+    out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
     for name in reply.missing:
         out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
     for problem in reply.problems:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import plain
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
 from gpuwarden.serve.terminal import colored, out
@@ -21,7 +22,7 @@ def show(report: Report) -> None:
     newest = (
         f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
-    count = f"{len(report.files):,} file(s), {report.bytes:,} bytes"
+    count = f"{counted(len(report.files), 'file')}, {report.bytes:,} bytes"
     out.print(f"{colored(report.verdict)} at level {report.level}: {safe(report.path)}, {count}{newest}")
     _said(report.problems, "red", "")
     _said(report.doubts, "magenta", "unknown: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import line
 from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.watch import Round
@@ -31,11 +32,12 @@ class WatchReply(Reply):
 def watched(done: Round) -> WatchReply:
     """A reply to one round of the watch; not ok while an alert stands."""
     unknown = {line(k, 80): line(v) for k, v in done.trouble.items()}
+    standing = len(done.standing)
     calls = any(alert.raised for alert in done.news) or bool(done.standing)
     return WatchReply(
         ok=not calls and not unknown,
         code="alert" if calls else "unknown" if unknown else "ok",
-        message=f"{len(done.standing)} alert(s) stand.",
+        message=f"{counted(standing, 'alert').capitalize()} {'stands' if standing < 2 else 'stand'}.",
         hint="Do what each alert says; gpuwarden ended no machine." if calls or unknown else "",
         news=[_alert(a) for a in done.news],
         standing=[_alert(a) for a in done.standing],

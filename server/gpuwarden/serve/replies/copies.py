@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import line
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.lifecycle.pull import PullResult
@@ -74,7 +75,7 @@ def pulled(result: PullResult) -> PullReply:
     )
     if got.problems:
         reply.ok, reply.code = False, "incomplete"
-        reply.message = f"{len(got.problems)} file(s) could not be copied."
+        reply.message = f"{counted(len(got.problems), 'file')} could not be copied."
         reply.hint = "Mend what `problems` says, then pull again: what arrived is kept."
     elif not got.files:
         reply.message = "No declared output exists on the machine; only the log was copied."

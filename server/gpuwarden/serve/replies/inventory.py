@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import line
 from gpuwarden.lifecycle.instances import Inventory, Row
 from gpuwarden.serve.replies.base import Reply
@@ -55,16 +57,21 @@ class InstancesReply(Reply):
 def listed(inventory: Inventory) -> InstancesReply:
     """A reply to list_instances."""
     rows = [_instance(row) for row in inventory.rows]
-    billing = sum(row.billing is not False for row in inventory.rows)
     unknown = {line(k, 80): line(v) for k, v in inventory.unknown.items()}
     return InstancesReply(
         code="unknown" if unknown else "ok",
-        message=f"{billing} machine(s) billing or possibly billing."
-        + (" Not everything could be seen." if unknown else ""),
+        message=_billing(inventory.rows) + (" Not everything could be seen." if unknown else ""),
         instances=rows[:100],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
     )
+
+
+def _billing(rows: Sequence[Row]) -> str:
+    sure, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
+    told = [f"{counted(sure, 'machine')} {'is' if sure < 2 else 'are'} billing"] if sure or not maybe else []
+    told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
+    return f"{', and '.join(told).capitalize()}."
 
 
 def _instance(row: Row) -> InstanceReply:

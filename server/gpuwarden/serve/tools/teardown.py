@@ -8,6 +8,7 @@ from mcp.server.mcpserver import Context, Elicit, MCPServer, Resolve
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import line
 from gpuwarden.core.models import Verb
 from gpuwarden.core.states import Teardown
@@ -69,7 +70,7 @@ def _can_ask(ctx: Context[Any, Any]) -> bool:
 def question(view: TeardownView) -> str:
     """What a person reads. It holds the digest of the facts, so that a yes belongs to exactly these."""
     lease, record = view.lease, view.record
-    dying = f"{len(view.dying)} file(s), {sum(f.size for f in view.dying):,} bytes, will be deleted there"
+    dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
     return (
         f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
