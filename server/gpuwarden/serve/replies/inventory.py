@@ -1,0 +1,93 @@
+"""The reply of list_instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+
+from gpuwarden.core.counts import counted
+from gpuwarden.core.fence import line
+from gpuwarden.lifecycle.instances import Inventory, Row
+from gpuwarden.serve.replies.base import Reply
+
+
+class ClockReply(BaseModel):
+    """What the platform will do by itself, and when, in seconds since the epoch."""
+
+    at: float
+    trigger: str
+    effect: str
+
+
+class InstanceReply(BaseModel):
+    """One machine. `billing` null means that nobody knows, which counts as yes."""
+
+    platform: str
+    instance_id: str | None
+    ours: bool
+    state: str
+    billing: bool | None
+    price_usd_per_hour: float | None = None
+    cost_usd: float | None = None
+    since: float | None = None
+    job_id: str | None = None
+    job_state: str | None = None
+    note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: list[ClockReply] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few machines have."""
+        rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
+        return {k: v for k, v in whole(self).items() if v or k not in rare}
+
+
+class InstancesReply(Reply):
+    """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
+
+    instances: list[InstanceReply] = Field(default_factory=list)
+    jobs: list[dict[str, str]] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
+
+
+def listed(inventory: Inventory) -> InstancesReply:
+    """A reply to list_instances."""
+    rows = [_instance(row) for row in inventory.rows]
+    unknown = {line(k, 80): line(v) for k, v in inventory.unknown.items()}
+    return InstancesReply(
+        code="unknown" if unknown else "ok",
+        message=_billing(inventory.rows) + (" Not everything could be seen." if unknown else ""),
+        instances=rows[:100],
+        jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
+        unknown=unknown,
+    )
+
+
+def _billing(rows: Sequence[Row]) -> str:
+    sure, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
+    told = [f"{counted(sure, 'machine')} {'is' if sure < 2 else 'are'} billing"] if sure or not maybe else []
+    told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
+    return f"{', and '.join(told).capitalize()}."
+
+
+def _instance(row: Row) -> InstanceReply:
+    return InstanceReply(
+        platform=row.platform,
+        instance_id=row.instance_id,
+        ours=row.ours,
+        state=row.state,
+        billing=row.billing,
+        price_usd_per_hour=row.price_usd_per_hour,
+        cost_usd=row.cost_usd,
+        since=row.since,
+        job_id=row.job.id if row.job else None,
+        job_state=row.job.state if row.job else None,
+        note=row.note,
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[ClockReply(at=c.at, trigger=c.trigger, effect=c.effect) for c in row.clocks],
+    )
