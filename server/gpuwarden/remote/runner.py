@@ -1331,15 +1331,14 @@ def examine(folder: str, request: Json) -> Json:
     if not archive:
         raise Problem("no_archive", "the archive that examines checkpoints is not here")
     ground, paths = Ground(request), [str(p) for p in request.get("paths") or []]
-    tops = []
-    for path in paths:
-        top, bound = ground.locate(folder, path)
-        tops.append(os.path.realpath(top))
-        if not inside(tops[-1], bound):
-            raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+    tops = [bounded(folder, ground, path) for path in paths]
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
     argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
     argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
+    if request.get("deeper") in ("load", "resume"):
+        argv.append("--" + request["deeper"])
+    if request.get("against"):
+        argv.append("--against=" + bounded(folder, ground, str(request["against"])))
     child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     timer = threading.Timer(seconds + 30, child.kill)
     timer.start()
@@ -1354,6 +1353,15 @@ def examine(folder: str, request: Json) -> Json:
     for number, line in enumerate(lines):
         reply({"output": paths[number], "found": line})
     return {"ok": True, "outputs": len(lines)}
+
+
+def bounded(folder: str, ground: Ground, path: str) -> str:
+    """The real path of a declared one. Raises Problem for a link that leaves its folder."""
+    top, bound = ground.locate(folder, path)
+    real = os.path.realpath(top)
+    if not inside(real, bound):
+        raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+    return real
 
 
 def passed_on(child: Any) -> list[Json]:
