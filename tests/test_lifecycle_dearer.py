@@ -40,8 +40,8 @@ def ticket(house: House, job: str) -> str:  # noqa: F811
 
 async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: House) -> None:  # noqa: F811
     job, seen = await asked(house, caps())
-    assert "bills 2.99 USD per hour, and 1.00 was checked: it may come to 2.99 USD" in seen.onward
-    assert "per_job_usd = 2.00" in seen.onward and f"gpuwarden approve {ticket(house, job)}" in seen.onward
+    assert "bills $2.99/h, and $1.00/h was checked: it may come to $2.99, above" in seen.onward
+    assert "per_job_usd of $2.00" in seen.onward and f"gpuwarden approve {ticket(house, job)}" in seen.onward
     assert seen.onward in replies.checked(seen).hint
     for _ in range(3):
         house.clock.ahead += 20
@@ -55,7 +55,7 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: Ho
 
     screen = io.StringIO()
     reply = await approval.ask(house.w, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
-    assert "2.99 USD/h" in screen.getvalue() and "per_job_usd" in screen.getvalue()
+    assert "$2.99/h" in screen.getvalue() and "per_job_usd" in screen.getvalue()
     assert f"check_job {job}" in reply.hint
     seen = await house.ended(job)
     assert seen.job.state is Job.SUCCEEDED and len(house.account.own) == 1 and not seen.onward
@@ -73,7 +73,7 @@ async def test_without_a_yes_the_machine_is_given_back_with_its_cost(house: Hous
 
 async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  # noqa: F811
     _, seen = await asked(house, caps(job=100.0, day=2.5))
-    assert "it may come to 2.99 USD, above the cap per_day_usd = 2.50" in seen.onward
+    assert "it may come to $2.99, above per_day_usd of $2.50" in seen.onward
 
 
 async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None:  # noqa: F811
@@ -82,7 +82,7 @@ async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None
     job = await house.launch(house.spec())
     await house.running(job)
     (event,) = house.w.ledger.events(kind="price.accepted")
-    assert event.body == {"price": 2.99, "why": "the machine bills 2.99 USD per hour, and 1.00 was checked"}
+    assert event.body == {"price": 2.99, "why": "the machine bills $2.99/h, and $1.00/h was checked"}
     assert (await house.ended(job)).job.state is Job.SUCCEEDED
     assert house.w.ledger.events(kind="price.ask") == []
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import secrets as random
 from typing import Final, Literal
 
+from gpuwarden.core.errors import by_a_person
 from gpuwarden.core.models import Instance
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.spending import over_caps, spending_approved
@@ -45,8 +47,8 @@ def price_question(w: Warden, job: JobRecord) -> str:
     if asked is None or job.state is not Job.PROVISIONING or spending_approved(w, asked.body["ticket"]):
         return ""
     return (
-        f"{asked.body['why']}. Nothing is launched, and the machine bills. Ask the user to run `gpuwarden approve "
-        f"{asked.body['ticket']}`; check_job goes on then. Without a yes it is given back when the boot limit is over."
+        f"{asked.body['why']}. Nothing is launched, and the machine bills. {by_a_person(asked.body['ticket'])}; "
+        "check_job goes on then. Without a yes it is given back when the boot limit is over."
     )
 
 
@@ -57,7 +59,7 @@ def _allowed(w: Warden, job: JobRecord) -> float | None:
 
 
 def _said(price: float, allowed: float) -> str:
-    return f"the machine bills {price:.2f} USD per hour, and {allowed:.2f} was checked"
+    return f"the machine bills {usd_per_hour(price)}, and {usd_per_hour(allowed)} was checked"
 
 
 def _question(w: Warden, job: JobRecord, price: float, allowed: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.core.models import InputFile, JobSpec
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
@@ -35,7 +36,7 @@ def over_caps(w: Warden, platform: str, worst: float, *, counted: float = 0.0) -
         ("per_day_usd", today + worst, caps.per_day_usd),
     ):
         if total > cap:
-            return f"it may come to {total:.2f} USD, above the cap {name} = {cap:.2f}"
+            return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
     return ""
 
 

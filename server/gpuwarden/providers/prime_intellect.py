@@ -19,6 +19,7 @@ from typing import Final, Literal
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
@@ -261,7 +262,7 @@ class PrimeIntellect(Rented):
             and (cap is None or (_price(o) or cap + 1) <= cap)
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{limit}", "Try later.")
         return Known(min(fitting, key=lambda o: (_price(o) is None, _price(o) or 0.0, o.cloudId, o.provider or "")))
 

@@ -21,6 +21,7 @@ from typing import Final, Literal
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._http import Api, Door, Ident, Reply, Shape, is_safe_id
@@ -224,7 +225,7 @@ class RunPod(Rented):
             return answer
         made, cap = self._view(answer.value), resources.max_price_usd_per_hour
         if cap is not None and answer.value.cost > cap:
-            made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {cap:g} USD per hour"})
+            made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {usd_per_hour(cap)}"})
         return Known(made)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -315,7 +316,7 @@ class RunPod(Rented):
             and (cap is None or (_price(k, resources) or cap + 1) <= cap)
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"RunPod has no {resources.gpu_count} x {asked}{limit} in stock", "Try later.")
         return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
 

@@ -22,6 +22,7 @@ from pydantic import Field
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, NoCapacity, NotFound, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import let_in
@@ -293,7 +294,7 @@ class Vast(Rented):
             and (not resources.durable_storage or (o.avail_vol_ask_id is not None and (o.avail_vol_size or 0) >= disk))
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
         fitting.sort(key=lambda o: (_price(o, resources) is None, _price(o, resources) or 0.0, o.id))
         return Known(tuple(fitting))
