@@ -25,13 +25,13 @@ from gpuwarden.providers.vastai import Vast
 from lifecycle_kit import open_house, training
 
 pytestmark = pytest.mark.anyio
-PAGE_S = 0.02
+PAGE_S = 0.25
 Send = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "ASK_S", PAGE_S * 8)
+    monkeypatch.setattr(patience, "ASK_S", 0.2)
     monkeypatch.setattr("clouds.vastai.PAGE", 1)
 
 
@@ -71,13 +71,15 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
     web: Web,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """All of Vast.ai's pages take more than seven seconds; RunPod's one answer has three, on whatever machine."""
     w, provider, account = house(tmp_path, web)
     slowly(provider, monkeypatch)
-    with anyio.fail_after(5):
+    monkeypatch.setattr(patience, "ASK_S", 3.0)
+    with anyio.fail_after(20):
         inventory = await list_instances(w)
     assert [r.platform for r in inventory.rows] == ["runpod"]
     assert inventory.unknown == {"vastai": f"vastai did not finish its answer in {patience.ASK_S:g} s"}
-    assert 1 <= len(account.asked) < 12, "several pages were read, and each was in time"
+    assert 1 <= len(account.asked) < 13, "several pages were read, and each was in time"
 
 
 async def test_platforms_are_asked_at_the_same_time(
@@ -88,7 +90,7 @@ async def test_platforms_are_asked_at_the_same_time(
     """RunPod answers only once Vast.ai was asked, and the other way round."""
     w, _, _ = house(tmp_path, web)
     asked = {"runpod": anyio.Event(), "vastai": anyio.Event()}
-    monkeypatch.setattr(patience, "ASK_S", 5)
+    monkeypatch.setattr(patience, "ASK_S", 20)
 
     def after_the_other(name: str) -> Callable[[], Awaitable[Known[tuple[Instance, ...]]]]:
         async def answer() -> Known[tuple[Instance, ...]]:
@@ -126,7 +128,7 @@ async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_i
         w.ledger.add(
             f"lease/j{n}-i1", "lease.created", {"instance": seen.model_dump(mode="json")}, state=Lease.METERING
         )
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         trouble = await reconcile(w)
     assert read_lease(w.ledger, "j1-i1").state is Lease.UNVERIFIED
     assert set(asked) == {"4200001"}

@@ -11,6 +11,7 @@ import anyio
 from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
+from gpuwarden.core.tasks import first_error
 from gpuwarden.lifecycle import patience
 from gpuwarden.lifecycle.advance import advance_locked
 from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
@@ -152,9 +153,10 @@ async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, s
         trouble.update(await _reopen(w, mine, answer.value))
         await look_at_funds(w, platform, answer.value, mine)
 
-    async with anyio.create_task_group() as together:  # a slow platform holds up no other
-        for platform in platforms:
-            together.start_soon(survey, platform)
+    with first_error():
+        async with anyio.create_task_group() as together:  # a slow platform holds up no other
+            for platform in platforms:
+                together.start_soon(survey, platform)
     return found, trouble
 
 
