@@ -337,7 +337,7 @@ def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Pa
     config = load_config(env)
     for _ in range(2):
         assert hooks("install", (), config, env).clients == {
-            "claude": "installed", "codex": "no such client", "cursor": "no such client"
+            "claude": "installed", "codex": "not found here", "cursor": "not found here"
         }  # fmt: skip
     table = json.loads(file.read_text())
     assert table["hooks"]["PreToolUse"][0] == THEIRS["hooks"]["PreToolUse"][0]
@@ -422,4 +422,4 @@ def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]
 def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert set(body["clients"].values()) == {"no such client"} and "can't stop" in body["message"]
+    assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]

@@ -76,7 +76,7 @@ async def verify_there(w: Warden, job: JobRecord, level: Level, seconds: float =
             "Pull first, or leave the level out.",
         )
     if job.handle is None:
-        raise Conflict(f"job {job.id} is {job.state} and was never launched, so it has no files", job.why)
+        raise Conflict(f"job {job.id} {job.state.told} and was never launched, so it has no files", job.why)
     backend = w.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
         raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")
