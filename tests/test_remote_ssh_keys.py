@@ -128,40 +128,6 @@ async def test_other_markers_and_patterns(sshd: Sshd, tmp_path: Path) -> None:
         known.unlink()
 
 
-@pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "*", "[127.0.0.?]:*,other"])
-async def test_a_revoked_key_is_refused_whoever_else_vouches_for_it(sshd: Sshd, who: str, pinned: bool) -> None:
-    known = sshd.folder / "known_hosts"
-    lines = f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n@revoked {who.format(port=sshd.port)} {sshd.host_key}\n"
-    try:
-        for text in (lines, lines.splitlines()[1]):
-            known.write_text(text)
-            with pytest.raises(HostKeyRevoked, match="@revoked"):
-                await machine(sshd, pin=sshd.host_key if pinned else None).open()
-    finally:
-        known.unlink()
-
-
-async def test_other_markers_and_patterns(sshd: Sshd, tmp_path: Path) -> None:
-    known = sshd.folder / "known_hosts"
-    keygen(tmp_path / "other")
-    other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
-    try:
-        for text, first in (
-            (f"@revoked * {other}\n@cert-authority * {sshd.host_key}\n@revoked 10.0.0.1 {sshd.host_key}", True),
-            (f"@revoked *,![127.0.0.1]:* {sshd.host_key}", True),
-            (f"* {sshd.host_key}\n* {other}", False),
-        ):
-            known.write_text(text)
-            ssh = machine(sshd)
-            assert (await ssh.open()).first_contact is first
-            await ssh.aclose()
-        known.write_text(f"* {other}")
-        with pytest.raises(HostKeyChanged):
-            await machine(sshd).open()
-    finally:
-        known.unlink()
-
-
 @pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "[127.0.*]:*", "other,[127.0.0.?]:{port}", "!x,[127.*]:*"])
 async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
     sshd: Sshd, tmp_path: Path, who: str
