@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gpuwarden.core.models import InputFile, JobSpec
+from typing import Final
+
+from gpuwarden.core.models import InputFile, Instance, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
-from gpuwarden.lifecycle.meter import lease_now, spent
+from gpuwarden.lifecycle.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.facts import SubmitFacts
@@ -55,23 +57,48 @@ def spent_today(w: Warden, *, pretend: bool) -> float:
         if job.accepted_at > day:
             total += _committed(w, job, mine)
         else:
-            total += sum(_billed(w, lease, day) for lease in mine)
+            total += sum(_billed(w, job, lease, day) for lease in mine)
     return total
 
 
 def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
+    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, job, lease, lease.opened_at)) for lease in leases)
     open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
+    if not open_ended:
+        return cost
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
-    return max(expected or 0.0, cost) if open_ended else cost
+    dearest = max((price_of(w, lease) or 0.0 for lease in leases), default=0.0)
+    times = max(1.0, dearest / job.price) if job.price else 1.0
+    return max((expected or 0.0) * times, cost)
 
 
-def _billed(w: Warden, lease: LeaseRecord, since: float) -> float:
-    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended."""
-    price = lease.instance.price_usd_per_hour if lease.instance else None
+def _billed(w: Warden, job: JobRecord, lease: LeaseRecord, since: float) -> float:
+    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended.
+
+    Where its price is not told any more, it is the last that was, or the one that was checked.
+    """
+    price = price_of(w, lease) or job.price
     if lease.state not in LIVE_LEASES or price is None:
         return 0.0
     return price * (w.clock.now() - max(since, lease.opened_at)) / 3600
+
+
+DEARER: Final = 1.5
+"""How many times the checked price a machine may cost unasked above a cap: storage and traffic come on top of some."""
+
+
+def too_dear(w: Warden, job: JobRecord, instance: Instance) -> str:
+    """Why a machine that was rented costs more than was checked and may be spent unasked; empty when it does not."""
+    price = instance.price_usd_per_hour
+    if job.price is None or price is None or price <= job.price * DEARER:
+        return ""
+    caps = w.policy.caps_for(job.spec.platform)
+    worst = None if job.worst_cost is None else job.worst_cost * price / job.price
+    # What the day may come to has this job in it already, at the price that its machine told.
+    today = spent_today(w, pretend=job.spec.platform.startswith(REHEARSAL))
+    if worst is not None and worst <= min(caps.per_job_usd, caps.per_instance_usd) and today <= caps.per_day_usd:
+        return ""
+    return f"it costs {price:g} USD an hour, {job.price:g} was checked, and that comes to more than you allowed"
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:
