@@ -234,8 +234,9 @@ class WatchReply(Reply):
 
 
 def error_reply(error: WardenError) -> dict[str, Any]:
-    """The one form of an error."""
+    """The one form of an error. A machine or a platform may have worded part of it: one line, no cursor moved."""
     body = error.as_dict()
+    body |= {"message": line(error.message, 1_200), "hint": line(error.hint, 800)}
     if isinstance(error, Refused):
         body["findings"] = [f.model_dump() for f in findings(error.findings)]
     return body
