@@ -14,6 +14,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Know
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.contact import NoContact, greet, greet_own
+from gpuwarden.lifecycle.dearer import price_settled
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import believed, look, spent
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
@@ -193,6 +194,12 @@ async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer
         if read_lease(w.ledger, lease.id).state is not Lease.STOPPED:
             return False
         return move(w, job, Job.FAILED, "the instance was gone before the job could start")
+    if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
+        settled = price_settled(w, job, instance)
+        if settled == "no":
+            return await _abandon(w, job, lease, "it bills more than was checked and nobody approved that in time")
+        if settled == "ask":
+            return False
     if instance.state is InstanceState.RUNNING:
         return await _meet(w, job, lease, instance)
     limit = w.profile(lease.platform).limits.boot_timeout_s

@@ -17,10 +17,19 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
     if not facts.metered:
         return ""
-    caps, worst = w.policy.caps_for(facts.spec.platform), facts.worst_cost
-    if worst is None:
+    if facts.worst_cost is None:
         return "its price is unknown"
-    today = spent_today(w, pretend=facts.spec.platform.startswith(REHEARSAL))
+    if over := over_caps(w, facts.spec.platform, facts.worst_cost):
+        return over
+    if (twin := _same_work(w, facts)) is not None:
+        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
+    return ""
+
+
+def over_caps(w: Warden, platform: str, worst: float, *, counted: float = 0.0) -> str:
+    """The first cap that a cost would break; empty when none. `counted` of it is in the day's spending already."""
+    caps = w.policy.caps_for(platform)
+    today = spent_today(w, pretend=platform.startswith(REHEARSAL)) - counted
     for name, total, cap in (
         ("per_job_usd", worst, caps.per_job_usd),
         ("per_instance_usd", worst, caps.per_instance_usd),
@@ -28,8 +37,6 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     ):
         if total > cap:
             return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
-    if (twin := _same_work(w, facts)) is not None:
-        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
     return ""
 
 
