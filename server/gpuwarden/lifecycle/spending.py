@@ -26,10 +26,10 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     return ""
 
 
-def over_caps(w: Warden, platform: str, worst: float, *, counted: float = 0.0) -> str:
-    """The first cap that a cost would break; empty when none. `counted` of it is in the day's spending already."""
+def over_caps(w: Warden, platform: str, worst: float, *, of: str = "") -> str:
+    """The first cap that a cost would break; empty when none. `of` is the job that it is of, where it is known."""
     caps = w.policy.caps_for(platform)
-    today = spent_today(w, pretend=platform.startswith(REHEARSAL)) - counted
+    today = spent_today(w, pretend=platform.startswith(REHEARSAL), without=of)
     for name, total, cap in (
         ("per_job_usd", worst, caps.per_job_usd),
         ("per_instance_usd", worst, caps.per_instance_usd),
@@ -52,18 +52,19 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
-def spent_today(w: Warden, *, pretend: bool) -> float:
+def spent_today(w: Warden, *, pretend: bool, without: str = "") -> float:
     """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
-    leases = [lease_now(w, name) for name in lease_ids(w.ledger)]
-    jobs = (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger))
-    alike = (job for job in jobs if job.spec.platform.startswith(REHEARSAL) is pretend)
-    return sum(job_today(w, job, [lease for lease in leases if lease.job_id == job.id]) for job in alike)
-
-
-def job_today(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """What one job puts on the last day's bill: all that it may cost, or what its machines billed if it is older."""
-    day = w.clock.now() - DAY_S
-    return _committed(w, job, leases) if job.accepted_at > day else sum(_billed(w, job, m, day) for m in leases)
+    day, leases = w.clock.now() - DAY_S, [lease_now(w, name) for name in lease_ids(w.ledger)]
+    total = 0.0
+    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger) if job_id != without):
+        mine = [lease for lease in leases if lease.job_id == job.id]
+        if job.spec.platform.startswith(REHEARSAL) is not pretend:
+            continue
+        if job.accepted_at > day:
+            total += _committed(w, job, mine)
+        else:
+            total += sum(_billed(w, job, lease, day) for lease in mine)
+    return total
 
 
 def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
