@@ -309,6 +309,26 @@ def test_edits_and_patches_of_the_policy_are_stopped() -> None:
     assert call("Read", path="/etc/gw/policy.toml") is None
 
 
+def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
+    file, hook = "/home/me/.claude/settings.json", '{"command": "python guard.py claude guard.json"}'
+    rules = replace(RULES, settings=(file, "/home/me/.codex/hooks.json"))
+
+    def call(name: str, **given: object) -> str | None:
+        return judge({"tool_name": name, "tool_input": given, "cwd": "/home/me"}, rules)
+
+    assert call("Edit", file_path=file, old_string=hook, new_string="")
+    assert call("MultiEdit", file_path=file, edits=[{"old_string": "a"}, {"old_string": f"x{hook}"}])
+    assert call("Write", file_path=file, content="{}") and call("Write", file_path=file, content="")
+    assert call("Edit", file_path=file), "what can't be read is no edit that keeps it"
+    assert call("Bash", command=f"echo '{{}}' > {file}") and call("Bash", command=f"rm {file}")
+    assert call("Bash", command="sed -i s/guard.py/x/ .claude/settings.json")
+    assert call("apply_patch", command="*** Begin Patch\n*** Delete File: .codex/hooks.json\n*** End Patch")
+    assert call("Edit", file_path=file, old_string='"model": "x"', new_string='"model": "y"') is None
+    assert call("Write", file_path=file, content=f'{{"model": "y", "hooks": [{hook}]}}') is None
+    assert call("Bash", command=f"cat {file}") is None
+    assert call("Edit", file_path="/home/me/other.json", old_string=hook) is None
+
+
 def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
     w = open_house(tmp_path, FakeClock())
     for job, state in (("j1", Job.RUNNING), ("j2", Job.SUCCEEDED)):

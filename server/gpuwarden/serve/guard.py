@@ -1,7 +1,7 @@
 """A hook for coding agents: stop shell commands that go around gpuwarden. Standard library only; it is copied and run.
 
 Usage: `guard.py CLIENT CONFIG` with the hook's JSON on standard input; CLIENT is claude, codex or cursor, CONFIG a JSON
-file with `home` and `policy`. It reads a command as a shell would and looks at every simple command in it.
+file with `home`, `files` and `settings`. It reads a command as a shell would and looks at every simple command in it.
 
 It can't stop what it can't read: a script file that is run, an encoded or computed command, a program of one's own,
 another tool than the shell, a person. The account's key decides what is possible; this stops the usual slips.
@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+NAME = "guard.py"
 MAX_COMMAND = 200_000
 MAX_DEPTH = 12
 HINT = "Ask with gpuwarden's teardown_request: it proves that nothing is lost, and a person approves."
@@ -108,12 +109,14 @@ class Simple:
 class Rules:
     """What is protected: `home` and live run folders against removal, `files` against any change.
 
-    `typing`: the client can type into a program that runs, and asks no hook before it does.
+    `settings` are the clients' files that name this guard: it stays in there, the rest is theirs. `typing`: the client
+    can type into a program that runs, and asks no hook before it does.
     """
 
     home: str = ""
     files: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     typing: bool = False
 
 
@@ -445,11 +448,12 @@ class Guard:
         for file in self.rules.files:
             if path == file or path.startswith((file + "-", file + os.sep)):
                 return f"{path} is what gpuwarden decides by; a person changes it"
-        return None
+        return f"{path} names this guard; a person changes it" if path in self.rules.settings else None
 
-    def edit(self, path: str) -> str | None:
-        """Why an edit of a file is stopped."""
-        return self._change(path)
+    def edit(self, path: str, parts: tuple[str, ...] = (), whole: str | None = None) -> str | None:
+        """Why an edit of a file is stopped: `parts` are what goes out of it, `whole` is all that will be in it."""
+        stays = NAME in whole if whole is not None else bool(parts) and not any(NAME in part for part in parts)
+        return None if stays and self._path(path) in self.rules.settings else self._change(path)
 
 
 def _decided(words: list[str]) -> str | None:
@@ -575,7 +579,11 @@ def judge(event: dict[str, Any], rules: Rules) -> str | None:
         edited = [p for p in (given.get("file_path"), given.get("notebook_path")) if isinstance(p, str)]
         if isinstance(command, str) and (why := guard.shell(command)):
             return why
-    return next((why for path in edited if (why := guard.edit(path.strip()))), None)
+    whole = given.get("content")
+    parts = [given, *(e for e in given.get("edits") or () if isinstance(e, dict))]
+    out = tuple(p["old_string"] for p in parts if isinstance(p.get("old_string"), str))
+    whole = whole if isinstance(whole, str) else None
+    return next((why for path in edited if (why := guard.edit(path.strip(), out, whole))), None)
 
 
 def main(argv: list[str]) -> int:
@@ -583,7 +591,7 @@ def main(argv: list[str]) -> int:
     client, config = argv[1], json.loads(Path(argv[2]).read_text("utf-8"))
     event = json.load(sys.stdin)
     home, files = config["home"], tuple(config["files"])
-    rules = Rules(home, files, live_runs(home), typing=client == "codex")
+    rules = Rules(home, files, live_runs(home), tuple(config.get("settings", ())), typing=client == "codex")
     why = judge(event, rules) if isinstance(event, dict) else None
     said = f"gpuwarden: {why}. {HINT}" if why else ""
     if client == "cursor":
