@@ -102,7 +102,7 @@ async def test_a_machine_dearer_than_was_checked_runs_nothing_and_is_given_back(
     house.liar.twist = saying(price_usd_per_hour=50.0)
     job = await launch(house.w, house.spec("bait", 60))
     await house.until(job, Job.FAILED, Job.RUNNING)
-    assert "given back because it costs 50 USD an hour, 1 was checked" in read_job(house.w.ledger, job).why
+    assert "given back because it costs $50.00/h, $1.00/h was checked" in read_job(house.w.ledger, job).why
     assert house.w.ledger.events(kind="submit.intent") == []
     with anyio.fail_after(30):
         while read_lease(house.w.ledger, f"{job}-i1").state is not Lease.STOPPED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpuwarden.core.models import InputFile, Instance, JobSpec
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
@@ -28,7 +29,7 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
         ("per_day_usd", today + worst, caps.per_day_usd),
     ):
         if total > cap:
-            return f"it may come to {total:.2f} USD, above the cap {name} = {cap:.2f}"
+            return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
     if (twin := _same_work(w, facts)) is not None:
         return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
     return ""
@@ -98,7 +99,8 @@ def too_dear(w: Warden, job: JobRecord, instance: Instance) -> str:
     today = spent_today(w, pretend=job.spec.platform.startswith(REHEARSAL))
     if worst is not None and worst <= min(caps.per_job_usd, caps.per_instance_usd) and today <= caps.per_day_usd:
         return ""
-    return f"it costs {price:g} USD an hour, {job.price:g} was checked, and that comes to more than you allowed"
+    told, checked = usd_per_hour(price), usd_per_hour(job.price)
+    return f"it costs {told}, {checked} was checked, and that comes to more than you allowed"
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:
