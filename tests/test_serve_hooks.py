@@ -32,6 +32,22 @@ RULES = Rules(
 )
 
 STOPPED = r"""
+$(which vastai) destroy instance 1
+`command -v vastai` destroy instance 1
+vastai $(echo destroy) instance 1
+${CLI:-vastai} destroy instance 1
+alias v='vastai destroy'; v instance 1
+awk 'BEGIN { system("vastai destroy instance 1") }'
+echo "vastai destroy instance 1" | at now
+crontab - <<< "0 * * * * vastai destroy instance 1"
+bash <(echo "vastai destroy instance 1")
+source <(printf "vastai destroy instance 1")
+script -q /dev/null gpuwarden approve t0123456789
+expect -c 'spawn gpuwarden approve t0123456789; send yes'
+docker run --rm tools vastai destroy instance 1
+pspace machine delete m1
+gradient machines stop m1
+pkill -f 'gpuwarden mcp'
 runpodctl remove pod abc
 runpodctl pod delete abc
 runpodctl stop pod abc
@@ -144,6 +160,13 @@ STOPPED += [
 ]
 
 PASSED = r"""
+git commit -m "$(echo vastai destroy is stopped now)"
+echo "$(which vastai) destroy is what you would type"
+python train.py --note "$(date)" --out ${OUT:-out}
+docker run --rm trainer python train.py
+alias ll='ls -l'
+pspace machine list
+source <(echo "export A=1")
 vastai show instances
 vastai search offers 'gpu_name=RTX_4090'
 vastai create instance 12 --image x

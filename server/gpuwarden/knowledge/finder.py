@@ -122,7 +122,9 @@ class Index:
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""
         stems = [s for s in tokens(query) if s in self.postings or not ("_" in s or s[0].isdigit())][:MAX_SLOTS]
-        stems = [part for s in stems for part in (self.speller.parts(s) if s not in self.postings else (s,))][:MAX_SLOTS]
+        stems = [part for s in stems for part in (self.speller.parts(s) if s not in self.postings else (s,))][
+            :MAX_SLOTS
+        ]
         spelled = [(s if s in self.postings else self.speller.nearest(s) or s) for s in stems]
         named: dict[int, list[str]] = defaultdict(list)
         for concept, start, end in english_concepts(spelled):
