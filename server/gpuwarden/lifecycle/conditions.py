@@ -133,7 +133,7 @@ def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Conditi
     watch, cost = w.policy.watch, spent(w, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
-        text = f"{job.id} is {job.state} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
+        text = f"{job.id} {job.state.told} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
         yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
     if lease.state is Lease.UNVERIFIED:
         text = f"{machine} can't be seen; it counts as billing. Look at the platform's console."

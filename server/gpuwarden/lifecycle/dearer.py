@@ -70,7 +70,7 @@ def _question(w: Warden, job: JobRecord, price: float, allowed: float) -> str:
         return f"{_said(price, allowed)}, which a person approved"
     if job.worst_cost is None or job.price is None:
         return f"{_said(price, allowed)}, and what the job may cost at most is unknown"
-    over = over_caps(w, job.spec.platform, job.worst_cost * price / job.price, counted=job.worst_cost)
+    over = over_caps(w, job.spec.platform, job.worst_cost * price / job.price, of=job.id)
     return f"{_said(price, allowed)}: {over}" if over else ""
 
 

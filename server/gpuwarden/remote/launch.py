@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.checkpoints import ship
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.fence import line
 from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
 from gpuwarden.core.states import Job
 
@@ -254,7 +255,7 @@ def raise_for(reply: Mapping[str, Any]) -> None:
     """Raise the error that a runner's refusal stands for; `ok` replies pass."""
     if reply.get("ok") is True:
         return
-    code, message = str(reply.get("code")), str(reply.get("error"))[:1000]
+    code, message = str(reply.get("code")), line(reply.get("error"), 500)
     if code in {"disk_full", "io_error"}:
         raise BadRequest(f"the machine refused: {message}", "Free space or fix the permissions there, then try again.")
     raise _ERRORS.get(code, BadReply)(message, "Look at the job with check_job before trying again.")
@@ -273,7 +274,9 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
             skipped.append(f"and {last['more_skipped']} more")
         return Manifest(taken_at=last["taken_at"], files=files, missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
-        raise BadReply(f"the roster makes no sense: {error}", "Is another gpuwarden version's runner there?") from error
+        raise BadReply(
+            f"the roster makes no sense: {line(error)}", "Is another gpuwarden version's runner there?"
+        ) from error
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -284,7 +287,7 @@ def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     rows = [row for row in lines[:-1] if "progress" not in row]
     if len(rows) != lines[-1].get("outputs") or not all(isinstance(row.get("found"), dict) for row in rows):
         raise BadReply("the findings make no sense", "Is another gpuwarden version's runner there?")
-    return {str(row["output"]): row["found"] for row in rows}
+    return {str(row.get("output")): row["found"] for row in rows}
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:
@@ -294,5 +297,5 @@ def disclosure(reply: Mapping[str, Any]) -> Disclosure:
         return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])
     except (ValidationError, KeyError) as error:
         raise BadReply(
-            f"the disclosure makes no sense: {error}", "Is another gpuwarden version's runner there?"
+            f"the disclosure makes no sense: {line(error)}", "Is another gpuwarden version's runner there?"
         ) from error
