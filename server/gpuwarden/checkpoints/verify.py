@@ -14,6 +14,7 @@ With a manifest, its roster is what is verified: all of its files, with equal di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -254,8 +255,14 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
         warnings=tuple(w for j in same for w in j.warnings),
         doubts=tuple(doubts),
         problems=tuple(problems),
-        resume=tuple(judgement.resume),
+        resume=tuple(r for j in _resumed(judgement, below) for r in j.resume),
     )
+
+
+def _resumed(judgement: Judgement, below: list[Judgement]) -> list[Judgement]:
+    """Whose words on a resume count: those on the folder itself, and on the parts that DeepSpeed's ranks left in it."""
+    inside = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
+    return [j for j in below if j.path == judgement.path or (not j.checkpoint and inside.fullmatch(j.path))]
 
 
 def _not_checked(level: Level, found: Findings) -> list[str]:
