@@ -166,6 +166,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         anatomy = _read(source, entry, head, ask.limits)
     except Broken as why:
         anatomy = Anatomy(entry.format, problems=[str(why)])
+        entry.aside = suspect.no_weights(entry.path, head, source.size)
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)])
         entry.unread = isinstance(why, Unread) and not suspect.like_weights(entry.path, head, source.size)

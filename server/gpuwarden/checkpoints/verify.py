@@ -180,6 +180,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     files = tuple(_file(e) for e in found.entries.values())
     checkpoints = tuple(_checkpoint(j, found) for j in found.judgements if j.checkpoint)
     unread = frozenset(e.path for e in found.entries.values() if e.unread and e.sealed and not e.problems)
+    aside = frozenset(e.path for e in found.entries.values() if e.aside and e.sealed and e.problems)
     plain = [j for j in found.judgements if not j.checkpoint]
     problems = extra.problems + [_at(j, p) for j in plain for p in j.problems]
     doubts = found.doubts + extra.doubts + [_at(j, d) for j in plain for d in j.doubts]
@@ -193,13 +194,15 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
         else:
             problems += [f"{newest.path}: {line}" for line in newest.resume]
     whole_said = [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
-    readable = [_checkpoint(j, found, unread).verdict for j in found.judgements if j.checkpoint]
-    readable += [f.verdict for f in files if f.path not in unread] + whole_said
+    left = unread | aside
+    readable = [_checkpoint(j, found, left).verdict for j in found.judgements if j.checkpoint]
+    readable += [f.verdict for f in files if f.path not in left] + whole_said
     return Report(
         path=path,
         level=level,
         verdict=_worst([f.verdict for f in files] + [c.verdict for c in checkpoints] + whole_said),
         unread=tuple(sorted(unread)),
+        aside=tuple(sorted(aside)),
         readable=_worst(readable, none=Verdict.PROVEN),
         files=files,
         checkpoints=checkpoints,
