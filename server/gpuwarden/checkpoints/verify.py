@@ -120,7 +120,9 @@ def usable(path: Path) -> Path:
     except (OSError, ValueError) as why:
         raise BadRequest(f"{short(path)!r} is no usable path: {why}", "Give the path of a file or a folder.") from why
     if not there:
-        raise NotFound(f"there is nothing at {short(path)}", "Give the path of a checkpoint file or folder.")
+        raise NotFound(
+            f"there is nothing at {short(path)}", "Give the path of a checkpoint, the id of a job, or hf://owner/name."
+        )
     return path
 
 

@@ -86,7 +86,7 @@ async def verify_there(
     if against is not None:
         against = _path_there(against)
     if job.handle is None:
-        raise Conflict(f"job {job.id} is {job.state} and was never launched, so it has no files", job.why)
+        raise Conflict(f"job {job.id} {job.state.told} and was never launched, so it has no files", job.why)
     backend = w.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
         raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")

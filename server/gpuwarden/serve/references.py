@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.fence import line
 from gpuwarden.knowledge import Hit, search, shipped
-from gpuwarden.knowledge.finder import MAX_QUERY
 from gpuwarden.serve.replies import Reply
 from gpuwarden.serve.resources import ENTRY_TEMPLATE, page_uri
 
@@ -25,19 +24,53 @@ class HitReply(BaseModel):
     uri: str
 
 
+class EntryReply(Reply):
+    """One known failure, whole."""
+
+    id: str
+    title: str
+    symptom: str
+    cause: str
+    fix: str
+    examples: list[str]
+    scope: list[str]
+    source: list[str]
+    verified: str
+    see: dict[str, str]
+    """Entries that belong to it: title by id."""
+    uri: str
+
+
 class SearchReply(Reply):
     """The few best answers, best first; none when nothing fits."""
 
     hits: list[HitReply] = Field(default_factory=list)
 
 
+def entry(key: str) -> EntryReply | None:
+    """The entry that is meant by an id or by its address; None for anything else."""
+    catalogue = shipped()
+    found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
+    if found is None:
+        return None
+    return EntryReply(
+        **{name: getattr(found, name) for name in ("id", "title", "symptom", "cause", "fix", "verified")},
+        examples=list(found.examples),
+        scope=list(found.scope),
+        source=list(found.source),
+        see={other: catalogue.gotcha(other).title for other in found.see},
+        uri=page_uri(found.page),
+        hint="A match is a lead, no proof: look for it in your log and script.",
+    )
+
+
 def look_up(query: str, limit: int = 5) -> SearchReply:
-    """Search the shipped references. Of a long piece of log the end is read. Raises BadRequest for an empty query."""
+    """Search the shipped references. Of a very long text both ends are read. Raises BadRequest for an empty query."""
     if not query.strip():
         raise BadRequest("the query is empty", "Give a symptom in any words, an entry's id, or lines of a log.")
     if not 1 <= limit <= MAX_HITS:
         raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
-    hits = search(shipped(), query[-MAX_QUERY:], limit)
+    hits = search(shipped(), query, limit)
     if not hits:
         return SearchReply(
             code="nothing_fits",
