@@ -39,6 +39,8 @@ def examine(path: Path, ask: Ask) -> Findings:
         try:
             ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
             rosters = 1
+            if path.name not in ask.expected:
+                unreadable = f"the manifest {short(manifest.beside(path).name, 80)} does not list it"
         except (Broken, Doubtful) as why:
             unreadable = str(why)
     # The link that a caller names is the caller's own word; links inside a folder are the folder's.
