@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import shutil
 import struct
+import subprocess
+import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +100,14 @@ def torch_file() -> bytes:
     return out.getvalue()
 
 
+def archive(how: int = zipfile.ZIP_DEFLATED, /, **members: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", how) as made:
+        for name, content in members.items():
+            made.writestr(name, content)
+    return out.getvalue()
+
+
 DISGUISES: dict[str, Callable[[], bytes]] = {
     "loss.png": lambda: WEIGHTS,
     "loss.jpg": lambda: WEIGHTS,
@@ -146,6 +158,78 @@ def test_an_unread_file_in_a_checkpoint_is_not_the_checkpoints_fault(tmp_path: P
     assert (report.verdict, report.readable) == (Verdict.UNKNOWN, Verdict.PROVEN), reasons(report)
 
 
+# ------------------------------------------------------------------------------------------------------- archives
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_plain_archive_is_whole_and_no_more_is_claimed(tmp_path: Path, how: int) -> None:
+    data = archive(how, **{"a.csv": b"1,2\n" * 5000, "sub/b.png": png(), "sub/": b"", "empty.txt": b""})
+    place = tmp_path / "plots.zip"
+    place.write_bytes(data)
+    report = verify(place, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, reasons(report)
+    assert any("what its members hold" in line for line in report.files[0].unproved)
+    assert not report.checkpoints
+    for at in (data.index(b"sub/b.png") + 40, 60):
+        place.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert verify(place, Level.CONTENT).verdict is Verdict.REFUTED
+    for cut in (1, 30, len(data) // 2, len(data) - 10):
+        place.write_bytes(data[:-cut])
+        assert verify(place, Level.STRUCTURE).verdict is Verdict.REFUTED
+
+
+def test_folders_packed_by_the_standard_library_and_by_zip(tmp_path: Path) -> None:
+    (tmp_path / "plots/deep").mkdir(parents=True)
+    (tmp_path / "plots/deep/ü.csv").write_text("a\n" * 1000)
+    shutil.make_archive(str(tmp_path / "std"), "zip", tmp_path / "plots")
+    made = [tmp_path / "std.zip"]
+    program = shutil.which("zip")
+    if program:
+        subprocess.run([program, "-qr", str(tmp_path / "cli.zip"), "plots"], cwd=tmp_path, check=True)
+        made.append(tmp_path / "cli.zip")
+    for place in made:
+        assert verify(place, Level.LOAD).verdict is Verdict.PROVEN, reasons(verify(place, Level.LOAD))
+
+
+ODD: dict[str, Callable[[], bytes]] = {
+    "a comment": lambda: archive(a=b"1")[:-2] + b"\2\0hi",
+    "bytes before": lambda: b"#!/bin/sh\n" + archive(a=b"1"),
+    "two members of one name": lambda: twice(),
+    "an absolute name": lambda: archive(**{"/etc/passwd": b"1"}),
+    "weights": lambda: archive(**{"policy.pth": WEIGHTS}),
+    "a nested archive": lambda: archive(**{"in.zip": archive(a=b"1")}),
+    "bulk without a name": lambda: archive(blob=bytes(17 << 20)),
+}
+
+
+def twice() -> bytes:
+    out = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(out, "w") as made:
+        warnings.simplefilter("ignore")
+        made.writestr("a", b"1")
+        made.writestr("a", b"2")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_an_archive_that_is_whole_and_odd_is_neither_proven_nor_refuted(tmp_path: Path, what: str) -> None:
+    (tmp_path / "odd.zip").write_bytes(ODD[what]())
+    report = sealed(tmp_path)
+    assert report.verdict is Verdict.UNKNOWN and report.readable is Verdict.UNKNOWN, reasons(report)
+
+
+def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
+    data = bytearray(archive(a=bytes(1 << 20)))
+    entry = data.index(b"PK\1\2")
+    for name, claimed in (("bomb.zip", 15 << 20), ("bulk.zip", 0xF0000000)):
+        data[entry + 24 : entry + 28] = claimed.to_bytes(4, "little")
+        (tmp_path / name).write_bytes(data)
+    many = archive(**{f"m{i}": bytes(1 << 20) for i in range(20)})
+    (tmp_path / "many.zip").write_bytes(many)
+    found = {f.path: f.verdict for f in verify(tmp_path, Level.CONTENT).files}
+    assert found == {"bomb.zip": Verdict.REFUTED, "bulk.zip": Verdict.UNKNOWN, "many.zip": Verdict.PROVEN}
+
+
 # -------------------------------------------------------------------------------------------------------- the gate
 
 
@@ -172,6 +256,15 @@ async def torn_down(w: Warden, said: Path, shown: dict[str, bytes]) -> dict[str,
     [
         ({"loss.png": png(), "t.csv": b"a,b\n", "m.md": b"# x\n", "c.yaml": b"a: 1\n"}, None),
         ({"state.dat": b"\1\2\3"}, "warning"),
+        ({"plots.zip": archive(plots=png())}, None),
+        ({"plots.zip": archive(plots=png())[:-9]}, "error"),
+        ({"model.zip": archive(**{"policy.pth": WEIGHTS})}, "error"),
+        ({"loss.png": png()[:-9]}, "warning"),
+        ({"train.log": b"step 1\n" + bytes(4096)}, "warning"),
+        ({"train.log": b"step 1\n" + bytes(4096), "state.dat": b"\1\2\3"}, "warning"),
+        ({"loss.png": png()[:-9], "bad.safetensors": WEIGHTS[:-1]}, "error"),
+        ({"loss.png": png() + WEIGHTS}, "error"),
+        ({"merges.txt": b"a b\n" + bytes(64)}, "error"),
         ({"loss.png": WEIGHTS}, "error"),
         ({"model.pkl": b"\1\2\3"}, "error"),
         ({"state.dat": b"\1\2\3", "bad.safetensors": WEIGHTS[:-1]}, "error"),

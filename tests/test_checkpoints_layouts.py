@@ -115,36 +115,6 @@ def test_a_distributed_checkpoint_without_its_roster(dcp: Path) -> None:
     assert "never finished" in seen(verify(dcp, Level.STRUCTURE))
 
 
-# ------------------------------------------------------------------------------------------------------- deepspeed
-
-
-@pytest.fixture
-def zero(tmp_path: Path) -> Path:
-    want("torch")
-    import torch
-
-    step = tmp_path / "global_step10"
-    step.mkdir()
-    torch.save({"module": {"w": torch.ones(4)}}, step / "mp_rank_00_model_states.pt")
-    for rank in range(3):
-        part = {"optimizer_state_dict": {"fp32": torch.ones(2)}, "ds_version": "0.18"}
-        torch.save(part, step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    (tmp_path / "latest").write_text("global_step10")
-    return tmp_path
-
-
-def test_every_rank_has_left_its_part(zero: Path) -> None:
-    report = verify(zero, Level.CONTENT)
-    assert report.verdict is Verdict.PROVEN, seen(report)
-    (zero / "global_step10/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    assert "ranks without optim states for mp_rank 00: 1" in seen(verify(zero, Level.STRUCTURE))
-
-
-def test_latest_points_at_nothing(zero: Path) -> None:
-    (zero / "latest").write_text("global_step20")
-    assert "latest names 'global_step20'" in seen(verify(zero, Level.STRUCTURE))
-
-
 # ------------------------------------------------------------------------------------------------------------ onnx
 
 

@@ -351,5 +351,13 @@ def test_deepspeed_zero_of_two_ranks(tmp_path: Path, stage: int, bf16: bool) -> 
     assert report.verdict is Verdict.PROVEN, seen(report)
     part = min(root.glob("global_step3/*zero_pp_rank_1*optim_states.pt"))
     alarms(root, part, own_crc=True)
+    resume = verify(root, Level.RESUME)
+    assert resume.verdict is Verdict.PROVEN and resume.step == 3, seen(resume)
+    told = resume.checkpoints[0].proved
+    assert {"all 2 ranks left their parts", "the shares of 2 ranks give the model's 1,608 parameters"} <= {*told}
+    last = part.read_bytes()
+    part.unlink()
+    assert "ranks without optim states for mp_rank 00: 1" in seen(verify(root, Level.STRUCTURE)), "it was the last one"
+    part.write_bytes(last)
     (root / "latest").write_text("global_step9")
     assert "latest names" in seen(verify(root, Level.STRUCTURE))

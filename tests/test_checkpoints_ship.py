@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 
 from gpuwarden.checkpoints import manifest, savelib, ship
 from gpuwarden.checkpoints.seal import Sealer
-from gpuwarden.checkpoints.verify import verify
+from gpuwarden.checkpoints.verify import WHO, verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 
 
@@ -126,3 +127,49 @@ def test_a_lone_file_gets_its_manifest_beside_it(tmp_path: Path) -> None:
     (root / "last.safetensors").write_bytes(data)
     assert verify(root / "last.safetensors").verdict is Verdict.REFUTED
     assert verify(root).verdict is Verdict.REFUTED
+
+
+LYING: list[str] = [
+    '{"files": [{"path": "model.safetensors", "size": 1e400}]}',
+    '{"files": [{"path": "model.safetensors", "size": -1}]}',
+    '{"files": [{"path": "model.safetensors", "size": "x"}]}',
+    '{"files": [{"path": "../../secret", "size": 1}]}',
+    '{"files": {"path": 1}}',
+    '{"files": [{"size": 1}]}',
+    '{"files": [' + "[]," * 3_000_000 + "1]}",
+    '{"files": [' + '{"path": "x", "size": 1},' * 500_000 + "1]}",
+    "[" * 300_000,
+    "\xff\xfe",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", LYING, ids=range(len(LYING)))
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_manifest_that_lies_refutes_and_costs_little(tmp_path: Path, text: str, beside: bool) -> None:
+    folder = outputs(tmp_path) / "checkpoint-10"
+    what = folder / "model.safetensors" if beside else folder
+    manifest.beside(what).write_text(text, encoding="latin-1")
+    tracemalloc.start()
+    report = verify(what, Level.CONTENT)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert report.verdict is Verdict.REFUTED
+    assert most < 200 << 20
+
+
+def test_who_made_a_manifest_that_lies_beside_the_files_is_told_to_be_unknown(tmp_path: Path) -> None:
+    root = outputs(tmp_path)
+    assert Sealer(root, quiet_s=0).look() == ["checkpoint-10"]
+    for what in (root, root / "checkpoint-10"):
+        assert WHO in verify(what, Level.CONTENT).not_checked
+    model = root / "checkpoint-10/model.safetensors"
+    manifest.write(model, manifest.take(model))
+    assert WHO in verify(model, Level.CONTENT).not_checked
+    model.with_name(f"{model.name}.{manifest.FILE}").unlink()
+    assert WHO not in verify(model, Level.CONTENT).not_checked
+    place = root / "checkpoint-10" / manifest.FILE
+    place.rename(tmp_path / "elsewhere.json")
+    place.symlink_to(tmp_path / "elsewhere.json")
+    report = verify(root, Level.CONTENT)
+    assert report.verdict is Verdict.UNKNOWN and not any(f.sealed for f in report.files), "a link is not followed"

@@ -263,6 +263,8 @@ def severities(rule_id: str, facts: object) -> set[Severity]:
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN), Severity.ERROR),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN, copy_unread=("a.dat",)), Severity.WARNING),
         ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, copy_unread=("a.dat",)), Severity.ERROR),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.REFUTED, copy_aside=("a.png",)), Severity.WARNING),
+        ("TD-LOAD-001", teardown(copy_verdict=Verdict.UNKNOWN, copy_aside=("a.png",)), Severity.ERROR),
         ("TD-VERB-002", teardown(verb="stop"), Severity.WARNING),
         ("TD-VERB-002", teardown(profile=changed(RENTED, "meter", stops_on=("stop",))), Severity.ERROR),
     ],

@@ -39,6 +39,8 @@ def examine(path: Path, ask: Ask) -> Findings:
         try:
             ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
             rosters = 1
+            if path.name not in ask.expected:
+                unreadable = f"the manifest {short(manifest.beside(path).name, 80)} does not list it"
         except (Broken, Doubtful) as why:
             unreadable = str(why)
     # The link that a caller names is the caller's own word; links inside a folder are the folder's.
@@ -166,6 +168,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         anatomy = _read(source, entry, head, ask.limits)
     except Broken as why:
         anatomy = Anatomy(entry.format, problems=[str(why)])
+        entry.aside = suspect.no_weights(entry.path, head, source.size)
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)])
         entry.unread = isinstance(why, Unread) and not suspect.like_weights(entry.path, head, source.size)

@@ -44,6 +44,8 @@ class Entry:
     sealed: bool = False
     # Of no format known here, and nothing about it claims to be weights.
     unread: bool = False
+    # A picture, a table or a log, and nothing about it claims to be weights: broken, it breaks no checkpoint.
+    aside: bool = False
 
     @property
     def verdict(self) -> str:

@@ -78,8 +78,11 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
         with opened(place, "") as source:
             if source.size > limits.json:
                 raise Broken(f"the manifest {place.name} has {source.size:,} bytes, more than {limits.json:,}")
-            return expected(json.loads(source.at(0, source.size))["files"])
-    except (ValueError, TypeError, LookupError, RecursionError, Doubtful) as why:
+            data = source.at(0, source.size)
+            if data.count(b"[") + data.count(b"{") > 2 * limits.files:  # a list of those would fill the memory
+                raise Broken(f"the manifest {place.name} lists more than {limits.files:,} files")
+            return expected(json.loads(data)["files"])
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, Doubtful) as why:
         raise Broken(f"the manifest {place.name} can't be read: {short(why, 80)}") from why
 
 

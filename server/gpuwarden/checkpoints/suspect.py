@@ -17,6 +17,7 @@ _WEIGHTS = (
     ".pdparams", ".mar", ".engine", ".plan", ".nemo", ".index", ".flax", ".mlmodel", ".tar", ".tgz", ".gz", ".zst",
     ".xz", ".bz2", ".7z", ".zip",
 )  # fmt: skip
+_RESULTS = (".png", ".apng", ".jpg", ".jpeg", ".svg", ".csv", ".tsv", ".log", ".out", ".err")
 _MAGIC = (
     b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"(\xb5/\xfd", b"\xfd7zXZ", b"BZh", b"7z\xbc\xaf",
 )  # fmt: skip
@@ -33,6 +34,11 @@ def like_weights(path: str, head: bytes, size: int) -> bool:
     named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
     tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size  # the beginning of a safetensors file
     return named or tensors or head.startswith(_MAGIC) or size >= _BULKY
+
+
+def no_weights(path: str, head: bytes, size: int) -> bool:
+    """Whether a file is named as a picture, a table or a log, and neither its bytes nor its size say otherwise."""
+    return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:

@@ -62,6 +62,7 @@ _INERT = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 _RECORDS = {("deepspeed.utils.tensor_fragment", "fragment_address")}
 _LIBRARIES = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "__main__"})
 
+_WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
 _DEPTH = 100
 _NODES = (dict, list, tuple, Call)
 _Step = Tuple[Any, Any, Any, int]  # noqa: UP006  (Python 3.8)  # where it hangs, its key there, the value, its depth
@@ -190,7 +191,11 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def tensor(value: Any) -> Ref | None:
     """The tensor that a call stands for; None for any other value. Raises Broken where its arguments make no sense."""
-    if not isinstance(value, Call) or not isinstance(value.func, Global) or value.func.module != "torch._utils":
+    if not isinstance(value, Call) or not isinstance(value.func, Global):
+        return None
+    if value.func == _WITH_ATTRIBUTES:
+        return _inner(value.args)
+    if value.func.module != "torch._utils":
         return None
     name, args = value.func.name, value.args
     if name in _WRAP:
@@ -206,13 +211,20 @@ def tensor(value: Any) -> Ref | None:
         if found is None:
             raise Doubtful(f"has a tensor of the unknown dtype {short(stated, 40)}")
         dtype = found
-    offset, shape, stride = args[1], _sizes(args[2]), _sizes(args[3])
+    offset, shape, stride = args[1], sizes(args[2]), sizes(args[3])
     if type(offset) is not int or offset < 0 or shape is None or stride is None or len(shape) != len(stride):
         raise Broken("its pickle has a tensor whose shape, stride or offset makes no sense")
     return Ref(key, dtype, offset, shape, stride, numel)
 
 
-def _sizes(value: Any) -> tuple[int, ...] | None:
+def _inner(args: Any) -> Ref | None:
+    """The plain tensor in one that carries attributes or is of a subclass: function, class, arguments, state."""
+    inside = isinstance(args, tuple) and len(args) >= 3 and isinstance(args[0], Global)
+    return tensor(Call(args[0], args[2])) if inside and args[0].module == "torch._utils" else None
+
+
+def sizes(value: Any) -> tuple[int, ...] | None:
+    """The numbers of a torch.Size, a tuple or a list; None for what is no shape."""
     if isinstance(value, Call) and value.func == Global("torch", "Size"):
         value = value.args[0] if isinstance(value.args, tuple) and value.args else ()
     good = isinstance(value, (tuple, list)) and len(value) <= 64

@@ -14,6 +14,7 @@ With a manifest, its roster is what is verified: all of its files, with equal di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     files = tuple(_file(e) for e in found.entries.values())
     checkpoints = tuple(_checkpoint(j, found) for j in found.judgements if j.checkpoint)
     unread = frozenset(e.path for e in found.entries.values() if e.unread and e.sealed and not e.problems)
+    aside = frozenset(e.path for e in found.entries.values() if e.aside and e.sealed and e.problems)
     plain = [j for j in found.judgements if not j.checkpoint]
     problems = extra.problems + [_at(j, p) for j in plain for p in j.problems]
     doubts = found.doubts + extra.doubts + [_at(j, d) for j in plain for d in j.doubts]
@@ -194,13 +196,15 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
         else:
             problems += [f"{newest.path}: {line}" for line in newest.resume]
     whole_said = [Verdict.REFUTED] * bool(problems) + [Verdict.UNKNOWN] * bool(doubts)
-    readable = [_checkpoint(j, found, unread).verdict for j in found.judgements if j.checkpoint]
-    readable += [f.verdict for f in files if f.path not in unread] + whole_said
+    left = unread | aside
+    readable = [_checkpoint(j, found, left).verdict for j in found.judgements if j.checkpoint]
+    readable += [f.verdict for f in files if f.path not in left] + whole_said
     return Report(
         path=path,
         level=level,
         verdict=_worst([f.verdict for f in files] + [c.verdict for c in checkpoints] + whole_said),
         unread=tuple(sorted(unread)),
+        aside=tuple(sorted(aside)),
         readable=_worst(readable, none=Verdict.PROVEN),
         files=files,
         checkpoints=checkpoints,
@@ -256,8 +260,14 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
         warnings=tuple(w for j in same for w in j.warnings),
         doubts=tuple(doubts),
         problems=tuple(problems),
-        resume=tuple(judgement.resume),
+        resume=tuple(r for j in _resumed(judgement, below) for r in j.resume),
     )
+
+
+def _resumed(judgement: Judgement, below: list[Judgement]) -> list[Judgement]:
+    """Whose words on a resume count: those on the folder itself, and on the parts that DeepSpeed's ranks left in it."""
+    inside = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
+    return [j for j in below if j.path == judgement.path or (not j.checkpoint and inside.fullmatch(j.path))]
 
 
 def _not_checked(level: Level, found: Findings) -> list[str]:

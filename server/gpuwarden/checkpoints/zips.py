@@ -55,6 +55,20 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
     return found
 
 
+def ends_whole(source: Source) -> bool:
+    """Whether an end record is there and points into the archive: then nothing was cut off, whatever else is odd."""
+    tail_at = max(0, source.size - _END.size - 65_535)
+    tail = source.at(tail_at, source.size - tail_at)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        return False
+    size: int
+    offset: int
+    comment: int
+    _, _, _, _, _, size, offset, comment = _END.unpack_from(tail, at)
+    return len(tail) - at - _END.size == comment and (offset == _FULL or offset + size <= tail_at + at)
+
+
 def span(member: Member) -> Span:
     """The bytes that the member's CRC protects, for a stored member."""
     return Span(member.name, member.start, member.start + member.packed, member.crc)

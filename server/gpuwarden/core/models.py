@@ -485,7 +485,8 @@ class Report(Frozen):
 
     `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
     whole checkpoint, None and "" where there is none. `unread` are files of no known format that equal a recorded
-    digest and claim in no way to be weights; `readable` is the verdict on everything else.
+    digest and claim in no way to be weights; `aside` are broken pictures, tables and logs that equal one, so they were
+    saved like that, and are part of no checkpoint. `readable` is the verdict on everything else.
     """
 
     path: str
@@ -502,6 +503,7 @@ class Report(Frozen):
     newest: str = ""
     bytes: int = 0
     unread: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
 
     @property

@@ -24,13 +24,15 @@ class Standing(Frozen):
 
     `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on what it holds.
     `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
-    them claims to be weights, and each copy equals the machine's file by digest.
+    them claims to be weights, and each copy equals the machine's file by digest. `aside`: a verdict of refuted has no
+    other reason than these pictures, tables and logs, which are as broken on the machine.
     """
 
     verdict: Verdict | None = None
     equal: bool = False
     problems: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
 
 
 class Pulled(Frozen):
@@ -118,6 +120,7 @@ def save_verified(w: Warden, job: JobRecord, pulled: Pulled, before: str | None,
         "files": len(report.files),
         "bytes": report.bytes,
         "unread": list(report.unread[:50]) if report.readable is Verdict.PROVEN else [],
+        "aside": list(report.aside[:50]) if report.readable is Verdict.PROVEN else [],
     }
     w.ledger.add(job.subject, "artifacts.verified", body)
 
@@ -130,7 +133,7 @@ def verified_now(w: Warden, job_id: str, pulled: Pulled) -> Standing:
     if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
         return Standing()
     body = event.body
-    known = {"problems": body["problems"], "unread": body.get("unread", ())}
+    known = {"problems": body["problems"], "unread": body.get("unread", ()), "aside": body.get("aside", ())}
     return Standing(verdict=body["verdict"], equal=body.get("equal", False), **known)
 
 

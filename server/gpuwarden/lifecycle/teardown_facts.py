@@ -60,6 +60,7 @@ async def gather(w: Warden, record: TeardownRecord) -> tuple[TeardownFacts, Pull
         copy_equal=copy.equal,
         copy_problems=copy.problems,
         copy_unread=copy.unread,
+        copy_aside=copy.aside,
         other_jobs=_others(w, job, lease),
         durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(w, job, lease),

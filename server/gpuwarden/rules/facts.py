@@ -150,7 +150,8 @@ class TeardownFacts:
     `machine` is what the provider says of the instance; `files` what lies on it now, Unknown when it can't be
     reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed;
     `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever it holds;
-    `copy_unread` are the files that nothing here can read, where they alone keep it from being proven.
+    `copy_unread` are the files that nothing here can read, where they alone keep it from being proven; `copy_aside` the
+    pictures, tables and logs that are as broken on the machine, where they alone refute it.
     """
 
     job_id: str
@@ -167,6 +168,7 @@ class TeardownFacts:
     copy_equal: bool = False
     copy_problems: tuple[str, ...] = ()
     copy_unread: tuple[str, ...] = ()
+    copy_aside: tuple[str, ...] = ()
     other_jobs: tuple[str, ...] = ()
     durable_storage: bool = False
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))

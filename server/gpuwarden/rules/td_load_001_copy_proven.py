@@ -13,7 +13,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
 
     Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A small
     file that nothing here can read and that claims in no way to be weights (name, first bytes, size) is a warning
-    when its copy equals the machine's file by digest.
+    when its copy equals the machine's file by digest; so is a picture, a table or a log that is broken there too.
     """
     if facts.gone or not facts.dying or any(not f.copied for f in facts.dying):
         return  # TD-COPY-001 speaks first
@@ -24,6 +24,13 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
         yield Found(
             f"{what} that nothing here can read: {names}. Each copy equals the machine's",
             fix="Look at the copies, or declare narrower outputs.",
+            severity=Severity.WARNING,
+        )
+    elif facts.copy_verdict is Verdict.REFUTED and facts.copy_aside:
+        names = ", ".join(facts.copy_aside[:3])
+        yield Found(
+            f"{len(facts.copy_aside)} file(s) are broken on the machine as in the copy, and are no checkpoint: {names}",
+            fix="Look at the copies; what is lost in them is lost there, too.",
             severity=Severity.WARNING,
         )
     elif facts.copy_verdict is not Verdict.PROVEN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
 from gpuwarden.checkpoints.source import Source
 
 NAME = "png"
@@ -35,7 +35,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         if seen > limits.members:
             raise Broken(f"has more than {limits.members:,} parts")
     if at != source.size:
-        raise Broken(f"{source.size - at:,} bytes follow the end of the picture")
+        raise Doubtful(f"{source.size - at:,} bytes follow the end of the picture")
     found.proved.append(f"the CRC of all {seen:,} parts fits")
     return found
 

@@ -1,16 +1,50 @@
-"""DeepSpeed ZeRO: `latest` names a folder in which every rank has left its part."""
+"""DeepSpeed ZeRO: `latest` names a folder in which every rank has left its part.
+
+How many ranks there were, the step and the model's shapes stand in every rank's model states. In ZeRO-3 those hold no
+weights at all: each rank's share of them lies, as 32-bit floats, in its optimizer states. DeepSpeed's own converter
+(zero_to_fp32.py) puts the shares together by the same arithmetic that is checked here.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
 
-from gpuwarden.checkpoints.anatomy import short, some
+from gpuwarden.checkpoints import optimizer
+from gpuwarden.checkpoints.anatomy import Broken, Doubtful, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.torch_pickle import sizes, tensor
 from gpuwarden.checkpoints.walk import Folder
 
 NAME = "deepspeed"
 _RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_(optim|model)_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
+_TAG = re.compile(r"global_step(\d{1,15})")
+_ELSEWHERE = ("layer_", "expert_")  # pipelines and experts keep their weights in files of their own
+_MOST = 1_000_000
+_NO_MODEL = 1 << 60  # parameters
+_SHOWN = 5
+
+
+@dataclass
+class _Parts:
+    """The files of the ranks: (kind, model-parallel rank) -> rank -> name; and what each model state says."""
+
+    ranks: dict[tuple[str, int], dict[int, str]]
+    heads: list[dict[Any, Any]]
+    whole: list[int] = field(default_factory=list)  # model-parallel ranks whose weights lie in one file
+
+    def stated(self, key: str) -> list[int]:
+        """What the heads say of a number, without those that say nothing that could be one."""
+        return sorted({h[key] for h in self.heads if type(h.get(key)) is int and 0 <= h[key] <= _MOST})
+
+    @property
+    def stage(self) -> int | None:
+        """The stage of ZeRO, None where it is not told or told differently."""
+        found = {_stage(h) for h in self.heads}
+        return found.pop() if len(found) == 1 else None
 
 
 def claims(folder: Folder) -> bool:
@@ -21,25 +55,48 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """The ranks are complete; `latest` points at something that is there."""
+    """The ranks are complete and of one save; their shares give the model; `latest` points at something there."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         _latest(folder, found, said)
-    groups: dict[tuple[str, str], set[int]] = {}
-    for name in folder.files:
-        match = _RANK.fullmatch(name)
-        if match:
-            groups.setdefault((match.group(3), match.group(2)), set()).add(int(match.group(1)))
-    for (kind, model), ranks in sorted(groups.items()):
-        gone = [r for r in range(max(ranks) + 1) if r not in ranks]
-        if gone:
-            said.problems.append(f"ranks without {kind} states for mp_rank {model}: {some(gone)}")
-    sizes = {len(ranks) for ranks in groups.values()}
-    if len(sizes) > 1:
-        said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(sizes))}")
-    if groups and not said.problems:
-        said.proved.append(f"{max(sizes)} ranks left their parts; a later rank that left none can't be known of")
+    parts = _parts(folder, found)
+    if not parts.ranks and not parts.whole:
+        return said
+    _step(folder, parts, said)
+    _complete(folder, parts, said)
+    if not said.problems:
+        for key, ranks in sorted(parts.ranks.items()):
+            if key[0] == "optim":
+                _shares(folder, found, parts, ranks, said)
     return said
+
+
+def _parts(folder: Folder, found: Findings) -> _Parts:
+    ranks: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    parts = _Parts(ranks, [])
+    for name in sorted(folder.files):
+        rank, whole = _RANK.fullmatch(name), _MODEL.fullmatch(name)
+        if rank:
+            ranks[rank.group(3), int(rank.group(2))][int(rank.group(1))] = name
+        elif whole:
+            parts.whole.append(int(whole.group(1)))
+        content = _content(folder, found, name) if name.endswith("_model_states.pt") else {}
+        if content:
+            parts.heads.append(content)
+    return parts
+
+
+def _content(folder: Folder, found: Findings, name: str) -> dict[Any, Any]:
+    entry = found[folder.join(name)]
+    content = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
+    return content if isinstance(content, dict) else {}
+
+
+def _stage(head: dict[Any, Any]) -> int | None:
+    config = head.get("ds_config")
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+    return stage if type(stage) is int else None
 
 
 def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
@@ -47,3 +104,161 @@ def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
         name = source.head(200).decode("utf-8", "replace").strip()
     if name not in folder.folders:
         said.problems.append(f"latest names {short(name, 60)!r}, which is not there")
+        return
+    named = _TAG.fullmatch(name)
+    later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and named and int(m.group(1)) > int(named.group(1))]
+    if later:
+        said.warnings.append(f"latest names {name}, so a resume would pass over {some(sorted(later))}")
+
+
+def _step(folder: Folder, parts: _Parts, said: Judgement) -> None:
+    """All parts stand at one step, which is the folder's."""
+    steps = parts.stated("global_steps")
+    if len(steps) > 1:
+        said.problems.append(f"the ranks' parts stand at different steps, {some(steps)}: they are of different saves")
+    named = _TAG.fullmatch(folder.path.name)
+    if len(steps) == 1:
+        said.step = steps[0]
+        if named and int(named.group(1)) != steps[0]:
+            said.problems.append(f"the folder is called {folder.path.name}, but its parts stand at step {steps[0]}")
+
+
+def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
+    """Every rank that there was has left its parts."""
+    worlds, models = parts.stated("dp_world_size"), parts.stated("mp_world_size")
+    for what, told in (("ranks", worlds), ("model-parallel parts", models)):
+        if len(told) > 1:
+            said.problems.append(f"the parts were saved by {some(told)} {what}: they are of different saves")
+    before = len(said.problems)
+    world = worlds[0] if len(worlds) == 1 else None
+    for (kind, model), ranks in sorted(parts.ranks.items()):
+        gone = [r for r in range(max([*ranks, (world or 0) - 1]) + 1) if r not in ranks]
+        if gone:
+            said.problems.append(f"ranks without {kind} states for mp_rank {model:02}: {some(gone)}")
+        elif world and len(ranks) > world:
+            said.problems.append(f"{len(ranks)} ranks left {kind} states for mp_rank {model:02}; there were {world}")
+    known = {m for _, m in parts.ranks} | set(parts.whole)
+    lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
+    if lost:
+        said.problems.append(f"nothing is there of model-parallel parts {some(lost)}")
+    _optimizers(parts, said)
+    _even(parts, world, said)
+    if parts.ranks and len(said.problems) == before:
+        count = max(map(len, parts.ranks.values()))
+        all_of = f"all {count} ranks left their parts"
+        unsure = f"{count} ranks left their parts; a later rank that left none can't be known of"
+        said.proved.append(all_of if world else unsure)
+
+
+def _even(parts: _Parts, world: int | None, said: Judgement) -> None:
+    counts = {len(ranks) for ranks in parts.ranks.values()}
+    if len(counts) > 1 and not world:
+        said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
+
+
+def _optimizers(parts: _Parts, said: Judgement) -> None:
+    """Under ZeRO a rank's optimizer states are in a file of their own."""
+    kinds = {kind for kind, _ in parts.ranks}
+    bare = sorted({m for _, m in parts.ranks} | set(parts.whole))
+    bare = [m for m in bare if ("optim", m) not in parts.ranks]
+    if parts.stage == 3 and bare:
+        said.problems.append("ZeRO-3 keeps the weights in the ranks' optim states, and there are none")
+    elif bare and (parts.stage or "optim" in kinds):
+        said.resume.append("no optim states of the ranks: a resume would start the optimizer afresh")
+
+
+def _apart(folder: Folder) -> bool:
+    return any(n.startswith(_ELSEWHERE) for n in folder.files)
+
+
+# ---------------------------------------------------------------------------------------------------------- shares
+
+
+def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], said: Judgement) -> None:
+    """What the ranks hold gives the model's parameters; their optimizers are whole and at one step."""
+    stands: dict[int, int] = {}
+    flat: list[list[int | None]] = []
+    for rank, name in sorted(ranks.items()):
+        state = _content(folder, found, name).get("optimizer_state_dict")
+        if not isinstance(state, dict):
+            return
+        flat.append(_groups(state))
+        key = next((k for k in ("optimizer_state_dict", "base_optimizer_state") if isinstance(state.get(k), dict)), "")
+        if key:
+            made = optimizer.judge(state[key], [], [], f"rank {rank}'s optim states")
+            said.resume += made.resume[: max(0, _SHOWN - len(said.resume))]
+            counted = _counted(folder, found, name, f"optimizer_state_dict.{key}.")
+            stands.update({rank: counted} if counted is not None else {})
+    if len(set(stands.values())) > 1:
+        said.problems.append(f"the ranks' optimizers stand at different steps: {some(sorted(set(stands.values())))}")
+    most = max(stands.values(), default=0)
+    if said.step is not None and most > said.step:
+        said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint stands at {said.step:,}")
+    shapes = [_numels(h.get("param_shapes")) for h in parts.heads]
+    if shapes and shapes[0] and all(s == shapes[0] for s in shapes) and not _apart(folder):
+        _sum(flat, shapes[0], parts.stage, said)
+    elif any(s != shapes[0] for s in shapes):
+        said.problems.append("the ranks' parts are of models of different shapes")
+
+
+def _counted(folder: Folder, found: Findings, name: str, prefix: str) -> int | None:
+    entry = found[folder.join(name)]
+    if entry is None or entry.anatomy is None:
+        return None
+    with found.open(found.place(entry.path), entry.path) as source:
+        return optimizer.steps(source, entry.anatomy.tensors, prefix)
+
+
+def _groups(state: dict[Any, Any]) -> list[int | None]:
+    """Elements of a rank's share of the weights, group by group; None for one that is no tensor."""
+    groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
+    return [_numel(g) for g in groups] if isinstance(groups, list) else []
+
+
+def _numel(value: Any) -> int | None:
+    try:
+        ref = tensor(value)
+    except (Broken, Doubtful):
+        return None
+    return None if ref is None else _product(ref.shape)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    made = 1
+    for n in shape:
+        made *= n
+    return made
+
+
+def _numels(groups: Any) -> list[list[int]]:
+    """Elements of the model's trained parameters, group by group; empty where that is not told."""
+    if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+        return []
+    found = [[sizes(s) for s in g.values()] for g in groups]
+    return [[_product(s) for s in g if s is not None] for g in found] if all(None not in g for g in found) else []
+
+
+def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
+    """The arithmetic of zero_to_fp32.py: ZeRO-3 shares out each parameter, the earlier stages a whole group."""
+    world, total = len(flat), sum(map(sum, wanted))
+    if any(n is None for groups in flat for n in groups) or not all(flat) or total >= _NO_MODEL:
+        return
+    held = [[n or 0 for n in groups] for groups in flat]
+    if stage == 3:
+        share = sum(-(-n // world) for group in wanted for n in group)
+        bad = [r for r, groups in enumerate(held) if sum(groups) != share]
+    elif stage in (1, 2) and all(len(groups) == len(wanted) for groups in held):
+        sums = zip(wanted, map(sum, zip(*held)))  # noqa: B905
+        bad = [g for g, (want, have) in enumerate(sums) if _padded(have, world) != _padded(sum(want), world)]
+    else:
+        return
+    if bad:
+        who = "ranks" if stage == 3 else "parameter groups"
+        said.problems.append(f"the shares of {who} {some(bad)} do not give the model's {total:,} parameters")
+    else:
+        said.proved.append(f"the shares of {world} ranks give the model's {total:,} parameters")
+
+
+def _padded(count: int, world: int) -> int:
+    each = 2 * world
+    return -(-count // each) * each

@@ -1,0 +1,58 @@
+"""Plain zip archives of results: every member's CRC, bounded, nothing is extracted. What they hold is not judged.
+
+An archive whose members may be weights stays unknown: whole, and unlooked into. It comes after the formats that are
+zip archives themselves, which have endings of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuwarden.checkpoints import suspect, zips
+from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, Unread, some
+from gpuwarden.checkpoints.source import Source
+
+NAME = "zip"
+LOAD = "parsed"
+_TOTAL = 64 << 30  # decompressed, of all members
+
+
+def claims(name: str, head: bytes) -> bool:
+    """By name: an unknown file that begins like an archive may be anything."""
+    return name.lower().endswith(".zip")
+
+
+def read(source: Source, limits: Limits) -> Anatomy:
+    """The directory and every member's place in it. Raises Unread for archives that are whole and unusual."""
+    try:
+        members = zips.members(source, limits)
+    except Broken as why:
+        if zips.ends_whole(source):
+            raise Unread(f"is a zip archive of a kind that is not read here: {why}") from why
+        raise
+    total = sum(m.size for m in members.values())
+    if total > _TOTAL:
+        raise Unread(f"its members are {total:,} bytes when decompressed; above {_TOTAL:,} they are not read")
+    found = Anatomy(NAME)
+    for m in members.values():
+        if m.stored:
+            found.spans.append(zips.span(m))
+        else:
+            found.later.append(_unpack(source, m, limits))
+    packed = sum(not m.stored for m in members.values())
+    if packed:
+        found.later.append(lambda: found.proved.append(f"the CRC of {packed:,} compressed members fits"))
+    found.proved.append(f"its directory lists {len(members):,} members, and all of them are there")
+    found.unproved.append("what its members hold: they are not looked into")
+    weights = [m.name for m in members.values() if suspect.like_weights(m.name, b"", m.size)]
+    if weights:
+        found.doubts.append(f"holds what may be weights, which are not looked at inside an archive: {some(weights)}")
+    return found
+
+
+def _unpack(source: Source, member: zips.Member, limits: Limits) -> Callable[[], None]:
+    def work() -> None:
+        for _ in zips.inflate(source, member, limits):
+            pass
+
+    return work
