@@ -143,7 +143,7 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
     await house.until(job, Job.RUNNING)
     house.clock.ahead += 2 * HOUR
     await house.until(job, Job.CANCELED)
-    assert "stopped at max_cost_usd 0.5" in read_job(house.w.ledger, job).why
+    assert "max_cost_usd" in read_job(house.w.ledger, job).why
     assert spent(house.w, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
 
 
