@@ -12,14 +12,12 @@ import pytest
 
 from gpuwarden.core.models import Answer, Instance, Known, Resources
 from gpuwarden.core.policy import Caps, Policy
-from gpuwarden.core.states import LIVE_LEASES, Job, Lease
+from gpuwarden.core.states import LIVE_LEASES, Job
 from gpuwarden.lifecycle.check import check
 from gpuwarden.lifecycle.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.spending import spent_today
-from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve.approval import grant_spending
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -97,44 +95,6 @@ def saying(**lies: object) -> Twist:
     return lambda seen: seen.model_copy(update=lies)
 
 
-async def test_a_machine_dearer_than_was_checked_runs_nothing_and_is_given_back(tmp_path: Path) -> None:
-    house = House(tmp_path, THRIFTY)
-    house.liar.twist = saying(price_usd_per_hour=50.0)
-    job = await launch(house.w, house.spec("bait", 60))
-    await house.until(job, Job.FAILED, Job.RUNNING)
-    assert "given back because it costs $50.00/h, $1.00/h was checked" in read_job(house.w.ledger, job).why
-    assert house.w.ledger.events(kind="submit.intent") == []
-    with anyio.fail_after(30):
-        while read_lease(house.w.ledger, f"{job}-i1").state is not Lease.STOPPED:
-            house.clock.ahead += 60
-            await check(house.w, job)
-    assert not any(truth.meter for truth in house.cloud.truths().values())
-
-
-async def test_a_dearer_machine_inside_the_caps_is_what_the_user_allowed(tmp_path: Path) -> None:
-    house = House(tmp_path, THRIFTY)
-    house.liar.twist = saying(price_usd_per_hour=5.0)  # 600 s at that price: 0.83 of 1 USD
-    job = await launch(house.w, house.spec("fair"))
-    await house.until(job, Job.FAILED, Job.SUCCEEDED)
-    assert read_job(house.w.ledger, job).state is Job.SUCCEEDED
-
-
-async def test_a_price_that_a_person_approved_is_not_exceeded_by_much(tmp_path: Path) -> None:
-    house = House(tmp_path, Policy(rehearsal_caps=Caps()))
-    for name, told, end in (("storage on top", 1.4, Job.SUCCEEDED), ("another price", 1.6, Job.FAILED)):
-        house.liar.twist = saying(price_usd_per_hour=told)
-        spec = house.spec(name.replace(" ", "-"))
-        first = await submit(house.w, spec)
-        assert first.ask and first.receipt
-        issued = house.w.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
-        assert issued is not None
-        grant_spending(house.w, issued, "terminal", "a person in a test")
-        job = (await submit(house.w, spec, receipt=first.receipt)).job
-        assert job is not None
-        await house.until(job.id, Job.FAILED, Job.SUCCEEDED)
-        assert read_job(house.w.ledger, job.id).state is end, name
-
-
 @pytest.mark.parametrize("cost", [0.0, -3.0])
 async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
     house = House(tmp_path)
@@ -143,7 +103,7 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
     await house.until(job, Job.RUNNING)
     house.clock.ahead += 2 * HOUR
     await house.until(job, Job.CANCELED)
-    assert "max_cost_usd" in read_job(house.w.ledger, job).why
+    assert "stopped at max_cost_usd of $0.50" in read_job(house.w.ledger, job).why
     assert spent(house.w, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
 
 

@@ -153,6 +153,10 @@ async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel
             assert done["meter"]["billing"] is True and "step 1 loss 0.5" in done["log"]
             blocked = await talk.error("teardown_request", job_id=job_id, verb="terminate")
             assert blocked["code"] == "blocked" and [f["rule"] for f in blocked["findings"]] == ["TD-COPY-001"]
+            there: dict[str, Any] = {"job_id": job_id, "where": "instance", "level": "load"}
+            assert (await talk.call("verify_checkpoint", **there))["code"] == "claimed"
+            same = await talk.call("verify_checkpoint", **there, against="out/model.safetensors")
+            assert same["verdict"] == "refuted" and "are the same as before" in str(same["problems"])
             assert (await talk.call("pull_artifacts", job_id=job_id, dest="copies"))["bytes_sent"] > 0
             assert (tmp_path / "copies/out/model.safetensors").is_file()
             assert (await talk.call("verify_checkpoint", job_id=job_id))["verdict"] == "proven"

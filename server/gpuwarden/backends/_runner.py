@@ -15,6 +15,7 @@ from gpuwarden.core.models import (
     Disclosure,
     Handle,
     Known,
+    Level,
     LogChunk,
     Manifest,
     Observation,
@@ -109,12 +110,12 @@ class RunnerBackend:
         return await to_thread.run_sync(launch.manifest, lines)
 
     async def examine(
-        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+        self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
         """What the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
         archive, content = launch.checker()
-        request = {"paths": list(paths), "archive": archive, "structure": structure, "seconds": seconds}
-        request |= handle.place.ground
+        request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
+        request |= {"structure": level is Level.STRUCTURE, **handle.place.ground}
         for last in (False, True):
             lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
             try:

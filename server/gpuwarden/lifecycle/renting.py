@@ -14,12 +14,12 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Know
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.contact import NoContact, greet, greet_own
+from gpuwarden.lifecycle.dearer import price_settled
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import believed, look, spent
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.patience import in_time
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.spending import too_dear
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 
 MAX_GENERATIONS: Final = 5
@@ -194,8 +194,12 @@ async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer
         if read_lease(w.ledger, lease.id).state is not Lease.STOPPED:
             return False
         return move(w, job, Job.FAILED, "the instance was gone before the job could start")
-    if why := too_dear(w, job, instance):
-        return await _abandon(w, job, lease, why)
+    if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
+        settled = price_settled(w, job, instance)
+        if settled == "no":
+            return await _abandon(w, job, lease, "it bills more than was checked and nobody approved that in time")
+        if settled == "ask":
+            return False
     if instance.state is InstanceState.RUNNING:
         return await _meet(w, job, lease, instance)
     limit = w.profile(lease.platform).limits.boot_timeout_s

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from gpuwarden.core.models import InputFile, Instance, JobSpec
-from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.models import InputFile, JobSpec
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
@@ -19,10 +17,19 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
     if not facts.metered:
         return ""
-    caps, worst = w.policy.caps_for(facts.spec.platform), facts.worst_cost
-    if worst is None:
+    if facts.worst_cost is None:
         return "its price is unknown"
-    today = spent_today(w, pretend=facts.spec.platform.startswith(REHEARSAL))
+    if over := over_caps(w, facts.spec.platform, facts.worst_cost):
+        return over
+    if (twin := _same_work(w, facts)) is not None:
+        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
+    return ""
+
+
+def over_caps(w: Warden, platform: str, worst: float, *, of: str = "") -> str:
+    """The first cap that a cost would break; empty when none. `of` is the job that it is of, where it is known."""
+    caps = w.policy.caps_for(platform)
+    today = spent_today(w, pretend=platform.startswith(REHEARSAL), without=of)
     for name, total, cap in (
         ("per_job_usd", worst, caps.per_job_usd),
         ("per_instance_usd", worst, caps.per_instance_usd),
@@ -30,8 +37,6 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     ):
         if total > cap:
             return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
-    if (twin := _same_work(w, facts)) is not None:
-        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
     return ""
 
 
@@ -47,11 +52,11 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
-def spent_today(w: Warden, *, pretend: bool) -> float:
+def spent_today(w: Warden, *, pretend: bool, without: str = "") -> float:
     """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
     day, leases = w.clock.now() - DAY_S, [lease_now(w, name) for name in lease_ids(w.ledger)]
     total = 0.0
-    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger)):
+    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger) if job_id != without):
         mine = [lease for lease in leases if lease.job_id == job.id]
         if job.spec.platform.startswith(REHEARSAL) is not pretend:
             continue
@@ -82,25 +87,6 @@ def _billed(w: Warden, job: JobRecord, lease: LeaseRecord, since: float) -> floa
     if lease.state not in LIVE_LEASES or price is None:
         return 0.0
     return price * (w.clock.now() - max(since, lease.opened_at)) / 3600
-
-
-DEARER: Final = 1.5
-"""How many times the checked price a machine may cost unasked above a cap: storage and traffic come on top of some."""
-
-
-def too_dear(w: Warden, job: JobRecord, instance: Instance) -> str:
-    """Why a machine that was rented costs more than was checked and may be spent unasked; empty when it does not."""
-    price = instance.price_usd_per_hour
-    if job.price is None or price is None or price <= job.price * DEARER:
-        return ""
-    caps = w.policy.caps_for(job.spec.platform)
-    worst = None if job.worst_cost is None else job.worst_cost * price / job.price
-    # What the day may come to has this job in it already, at the price that its machine told.
-    today = spent_today(w, pretend=job.spec.platform.startswith(REHEARSAL))
-    if worst is not None and worst <= min(caps.per_job_usd, caps.per_instance_usd) and today <= caps.per_day_usd:
-        return ""
-    told, checked = usd_per_hour(price), usd_per_hour(job.price)
-    return f"it costs {told}, {checked} was checked, and that comes to more than you allowed"
 
 
 def spending_approved(w: Warden, receipt: str) -> bool:

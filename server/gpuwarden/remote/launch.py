@@ -108,6 +108,9 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
 # ---------------------------------------------------------------------------------------------------- the way back
 
 
+MARK_CHARS: Final = 100
+
+
 class _Lenient(BaseModel):
     """A reply from a machine: unknown fields may come from a newer runner, known ones must fit."""
 
@@ -144,6 +147,7 @@ class _Status(_Lenient):
     beat: _Beat = _Beat()
     alive: bool | None = None
     child_alive: bool | None = None
+    machine: str = Field(default="", max_length=MARK_CHARS)
 
 
 _STATES: Final = {
@@ -163,7 +167,10 @@ def observation(reply: Mapping[str, Any]) -> Observation:
     """What one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
     state = reply.get("state")
     if isinstance(state, str) and state in _NO_STATUS:
-        return Observation(state=Job.UNKNOWN, why=_NO_STATUS[state], at=_number(reply.get("now")))
+        mark = reply.get("machine")
+        known = mark if isinstance(mark, str) and len(mark) <= MARK_CHARS else ""
+        why = _NO_STATUS[state]
+        return Observation(state=Job.UNKNOWN, why=why, at=_number(reply.get("now")), machine=known, lost=True)
     try:
         status = _Status.model_validate(dict(reply))
     except ValidationError as error:
@@ -187,6 +194,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         log_bytes=status.log_bytes,
         stale=stale,
         beat=Beat(**status.beat.model_dump()),
+        machine=status.machine,
     )
 
 
