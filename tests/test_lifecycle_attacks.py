@@ -13,6 +13,7 @@ import pytest
 from doors import JOB, PLATFORM, at_terminal, policy_file, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Refused
+from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Caps, Policy, hash_pin
 from gpuwarden.core.states import TERMINAL_JOBS
@@ -69,6 +70,12 @@ async def test_a_dry_run_with_a_receipt_launches_nothing(w: Warden) -> None:
     with pytest.raises(BadRequest, match="dry_run"):
         await submit(w, job(), dry_run=True, receipt=checked.receipt)
     assert job_ids(w.ledger) == []
+
+
+@pytest.mark.parametrize("field", [{"env": {"A": "\ud800"}}, {"args": ["\udfff"]}, {"script": "x = '\ud800'"}])
+def test_half_a_character_is_a_bad_argument_and_no_crash(field: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match=f"{next(iter(field))} holds half a character"):
+        build(JobSpec, {"platform": "local", "script": "print(1)", **field})
 
 
 async def test_one_jobs_copies_never_replace_anothers(w: Warden, tmp_path: Path) -> None:

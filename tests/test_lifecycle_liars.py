@@ -17,6 +17,7 @@ from gpuwarden.lifecycle.check import check
 from gpuwarden.lifecycle.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.spending import spent_today
+from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, records, rent_cloud, training
 
@@ -142,3 +143,13 @@ async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     house.liar.twist = saying()
     await house.until(second, Job.SUCCEEDED)
     assert read_lease(house.w.ledger, lease.id).instance_id not in {None, machine.id}
+
+
+async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Path) -> None:
+    """Each costs next to nothing until it ends, and its machine bills on until a person lets it go."""
+    house = House(tmp_path, Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=2, per_instance_usd=1)))
+    for name in ("one", "two"):
+        job = await launch(house.w, house.spec(name, timeout_s=60))
+        await house.until(job, Job.SUCCEEDED)
+    assert "above per_day_usd of $2.00" in (await submit(house.w, house.spec("three", timeout_s=60))).ask
+    assert len(records(house.cloud)) == 2

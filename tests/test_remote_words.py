@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
-from gpuwarden.backends._runner import parse
+from gpuwarden.backends._runner import parse, parsed
 from gpuwarden.core.errors import BadReply, NotFound
 from gpuwarden.remote.launch import raise_for
 from gpuwarden.remote.ssh import Ssh
@@ -53,3 +54,23 @@ async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: s
     finally:
         await machine.aclose()
         server.stop()
+
+
+async def test_a_roster_without_end_is_no_answer_and_holds_nothing_up() -> None:
+    """The watch goes on while a long one is read."""
+    row = b'{"path": "out/a", "size": 1}\n'
+    with pytest.raises(BadReply, match="more than 210,000 lines"):
+        await parsed(row * 210_001)
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        while True:
+            looks += 1
+            await anyio.sleep(0)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        assert len(await parsed(row * 50_000)) == 50_000
+        group.cancel_scope.cancel()
+    assert looks > 1

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from anyio import to_thread
 from pydantic import ValidationError
 
 from gpuwarden.core.errors import BadReply, WardenError
@@ -28,6 +29,8 @@ CALL_S = 60.0  # a verb that answers at once
 STOP_S = 15.0  # how long a stop is waited for; a job with a longer grace goes on saving
 SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
 MAX_REPLY = 256 << 20
+MAX_LINES = 210_000  # the runner lists at most 200,000 files, and gives a sign of life now and then
+SHORT = 1 << 20
 MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process of an instance
 
 
@@ -103,7 +106,8 @@ class RunnerBackend:
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
         request = {"paths": list(paths), **handle.place.ground}
-        return launch.manifest(await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S))
+        lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
+        return await to_thread.run_sync(launch.manifest, lines)
 
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
@@ -141,6 +145,19 @@ class RunnerBackend:
             return StopResult(str(reply.get("result")))
         except ValueError as error:
             raise BadReply(f"the runner's stop answered {reply.get('result')!r}", "Look with check_job.") from error
+
+
+async def parsed(raw: bytes) -> list[dict[str, Any]]:
+    """A verb's lines. A long roster takes seconds, in which the watch goes on; one that is longer is no answer."""
+    if len(raw) < SHORT:
+        return _parsed(raw)
+    return await to_thread.run_sync(_parsed, raw)
+
+
+def _parsed(raw: bytes) -> list[dict[str, Any]]:
+    if raw.count(b"\n") > MAX_LINES:
+        raise BadReply(f"the runner's answer has more than {MAX_LINES:,} lines", "Declare narrower outputs.")
+    return [parse(line) for line in raw.splitlines() if line.strip()]
 
 
 def parse(line: bytes) -> dict[str, Any]:

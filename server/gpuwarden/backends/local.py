@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 from anyio.abc import Process
 
-from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, RunnerBackend, parse
+from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, RunnerBackend, parse, parsed
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
@@ -121,7 +121,7 @@ class LocalBackend(RunnerBackend):
             except BaseException:
                 _kill(process)
                 raise
-        return [parse(line) for line in b"".join(parts).splitlines() if line.strip()]
+        return await parsed(b"".join(parts))
 
 
 # ------------------------------------------------------------------------------------------------------------ folders

@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 
-from gpuwarden.backends._runner import RunnerBackend, parse
+from gpuwarden.backends._runner import RunnerBackend, parse, parsed
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
@@ -243,7 +243,7 @@ class SshBackend(RunnerBackend):
                     continue
                 if not out.strip():
                     _raise_for(failed)
-            return [parse(line) for line in bytes(out).splitlines() if line.strip()]
+            return await parsed(bytes(out))
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -15,10 +16,24 @@ M = TypeVar("M", bound=BaseModel)
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
     """The model from loose values. Raises BadRequest that names every field at fault, without repeating its value."""
+    for name, value in values.items():
+        if not _whole(value):
+            raise BadRequest(
+                f"{line(name, 80)} holds half a character, which no file and no digest can", "Write it anew."
+            )
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise bad_arguments(error) from error
+
+
+def _whole(value: object) -> bool:
+    """Whether all text in a value can be written down."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
@@ -11,6 +13,8 @@ from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.facts import SubmitFacts
 
 DAY_S = 86_400
+IDLE_H: Final = 1.0
+"""How many hours a machine whose job has ended is taken to bill on."""
 
 
 def spending_question(w: Warden, facts: SubmitFacts) -> str:
@@ -75,7 +79,15 @@ def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
     dearest = max((price_of(w, lease) or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
-    return max((expected or 0.0) * times, cost)
+    return max((expected or 0.0) * times, cost + _idle_ahead(w, job, leases))
+
+
+def _idle_ahead(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    """What the machines of a job that has ended bill until a person may have let them go, or short jobs fill no day."""
+    if job.state not in TERMINAL_JOBS:
+        return 0.0
+    live = (lease for lease in leases if lease.state in LIVE_LEASES)
+    return sum((price_of(w, lease) or job.price or 0.0) * IDLE_H for lease in live)
 
 
 def _billed(w: Warden, job: JobRecord, lease: LeaseRecord, since: float) -> float:
