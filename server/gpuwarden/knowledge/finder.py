@@ -52,7 +52,7 @@ COVERED = 0.6  # how much of a score depends on how much of the query is met
 FITS = ((10.0, 0.22), (9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
 TITLED = 1.25  # how much more a word of a pasted report's first line counts
-SPEAK_FOR = 5  # the words speak for an entry that is among so many best
+SPEAK_FOR = 8  # the words speak for an entry that is among so many best
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
@@ -122,7 +122,9 @@ class Index:
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""
         stems = [s for s in tokens(query) if s in self.postings or not ("_" in s or s[0].isdigit())][:MAX_SLOTS]
-        stems = [part for s in stems for part in (self.speller.parts(s) if s not in self.postings else (s,))][:MAX_SLOTS]
+        stems = [part for s in stems for part in (self.speller.parts(s) if s not in self.postings else (s,))][
+            :MAX_SLOTS
+        ]
         spelled = [(s if s in self.postings else self.speller.nearest(s) or s) for s in stems]
         named: dict[int, list[str]] = defaultdict(list)
         for concept, start, end in english_concepts(spelled):
