@@ -19,6 +19,7 @@ from gpuwarden.core.models import (
     Disclosure,
     Handle,
     JobSpec,
+    Level,
     LogChunk,
     Manifest,
     Observation,
@@ -38,6 +39,8 @@ class Backend(Protocol):
     name: str
     takes_inputs: bool
     """Whether files can be put into a job's working folder before it starts."""
+    seals: bool
+    """Whether our sealer runs beside its jobs and takes `GPUWARDEN_SEAL_KEY` out of the secrets for itself."""
 
     async def check(self, place: Place) -> list[Finding]:
         """Say what is wrong with a place before a job is sent there."""
@@ -128,9 +131,12 @@ class Examiner(Protocol):
     """A backend that can look at checkpoints where they lie, so that their bytes need not travel."""
 
     async def examine(
-        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+        self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine."""
+        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine.
+
+        `against` is a path of that machine, as outputs are.
+        """
         ...
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -22,10 +22,29 @@ VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Rooms(click.Group):
+    """A group whose help lists the commands by the file that they live in, in the order in which they stand there."""
+
+    rooms: ClassVar[dict[str, str]] = {}
+    """The heading of each file, by the module's name. `cli.py` fills it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings."""
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        limit = formatter.width - 6 - max(map(len, shown))
+        for module, heading in self.rooms.items():
+            here = [(n, c) for n, c in shown.items() if getattr(c.callback, "__module__", "") == module]
+            with formatter.section(heading):
+                formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in here])
+
+
+@click.group(cls=Rooms, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(version)s")
 def cli() -> None:
-    """The safety layer between coding agents and metered GPUs."""
+    """The safety layer between coding agents and metered GPUs.
+
+    New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
+    """
 
 
 def emit(body: dict[str, Any]) -> None:
@@ -37,13 +56,10 @@ def emit(body: dict[str, Any]) -> None:
 
 def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
     """Print an error and return its exit code."""
-    if as_json:
-        emit(error.as_dict())
-    else:
-        from gpuwarden.serve.terminal import show_error
+    from gpuwarden.serve.replies import error_reply
 
-        show_error(error)
-    return EXITS.get(error.code, 1) if code is None else code
+    shown = answer(error_reply(error), as_json, "failed")
+    return shown if code is None else code
 
 
 def open_house(actor: str = "cli") -> Warden:
@@ -66,7 +82,10 @@ def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[...
 
 
 def answer(reply: Reply, as_json: bool, show: str) -> int:
-    """Print a reply and return its exit code."""
+    """Print a reply, in the words of the command line, and return its exit code."""
+    from gpuwarden.serve.words import in_commands
+
+    reply = in_commands(reply)
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:

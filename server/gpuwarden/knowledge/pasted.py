@@ -27,8 +27,8 @@ _FRAME = re.compile(rf"{_RANK}\s?File \"[^\"]{{1,300}}\", line \d+")
 _DRAWN = re.compile(r"(?:[│╭╰─❱┃╔╚═|^~+=-]\s?){2,}|│|\d{1,3}%\|")
 _PHRASES = re.compile(
     rf"{_RANK}(?:Traceback \(most recent|During handling of the above|The above exception was|"
-    r"Setting OMP_NUM_THREADS environment variable|CUDA kernel errors might be|For debugging consider passing|"
-    r"Compile with `?TORCH_USE_CUDA_DSA)"
+    r"Setting OMP_NUM_THREADS environment variable|CUDA kernel errors might be|For debugging consider passing"
+    r"|Compile with `?TORCH_USE_CUDA_DSA)"
 )
 _FORM = re.compile(r"(?:[-*] \[[ xX]?\]|#{1,6} |<!--|</?details|</?summary|```)")
 _SETUP = re.compile(

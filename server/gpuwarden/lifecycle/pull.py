@@ -14,6 +14,7 @@ from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import Pulled, save_pull
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.seals import believed
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.names import LOG_NAME, STAGING
 from gpuwarden.remote.receive import Progress, Received, receive
@@ -47,7 +48,7 @@ async def pull(
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
     target = dest_of(w, job, dest)
     backend = w.backend(job.handle.backend)
-    listed = await roster(backend, job.handle, job.spec.outputs)
+    listed = believed(w, job_id, await roster(backend, job.handle, job.spec.outputs))
     received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
@@ -74,6 +75,10 @@ def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
         raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
     if real != own.resolve() and _lies_in(real, w.home):
         raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
+    if any(real == path or path in real.parents for path in map(Path.resolve, w.kept[1:])):
+        raise BadRequest(
+            f"{target} is where gpuwarden reads what its user decides", "Choose a folder outside, or none."
+        )
     if not str(real).isprintable():
         raise BadRequest(f"{str(target)[:200]!a} holds characters that can't be shown", "Choose a plainer name.")
     if target.exists() and not target.is_dir():

@@ -10,17 +10,23 @@ import anyio.to_thread
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.fence import scrubbed, secret_values
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Unknown
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.contact import pinned
 from gpuwarden.lifecycle.meter import look
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.records import JobRecord, read_lease
 from gpuwarden.lifecycle.renting import restart
+from gpuwarden.lifecycle.seals import SEAL_KEY, job_key
 from gpuwarden.lifecycle.staging import staged
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 from gpuwarden.remote.launch import DIED
 
 CANCEL_GRACE_S: Final = 10.0
+FOLDER_GONE_S: Final = 60.0
+"""How long a machine that came back may take to show its volumes."""
+CAME_BACK: Final = "the machine was started anew and came back without the job's run folder"
+_CLOSE: Final = "Whether its process lives can't be told; look there, and cancel_job closes the job"
 SAVE_GRACE_S: Final = 120.0
 """What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 
@@ -44,6 +50,8 @@ async def submitting(w: Warden, job: JobRecord) -> bool:
     if w.ledger.used("submit.intent", token) is None:
         w.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
     backend = w.backend(w.profile(job.spec.platform).backend)
+    if backend.seals:
+        secrets[SEAL_KEY] = job_key(w, job.id)
     try:
         with anyio.fail_after(STEP_S):
             inputs = await anyio.to_thread.run_sync(staged, w.input_store, job.inputs)
@@ -79,7 +87,7 @@ def _secret_values(w: Warden, job: JobRecord) -> dict[str, str]:
     missing = [name for name in job.spec.secrets if not w.env.get(name)]
     if missing:
         raise NotFound(
-            f"job {job.id} needs the secret(s) {', '.join(missing)}, which have no value in this process",
+            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
             "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
         )
     return {name: w.env[name] for name in job.spec.secrets}
@@ -93,6 +101,10 @@ async def running(w: Warden, job: JobRecord) -> bool:
         return await _end(w, job)
     observed = await observe(w, job)
     state, why = judge(job, observed, machine)
+    if state is Job.UNKNOWN and observed is not None and observed.lost:
+        state, why = _without_folder(w, job, observed)
+    elif observed is not None and observed.state is Job.RUNNING:
+        _remember(w, job, observed)
     if state is Job.UNKNOWN and job.id in w.blind:
         why = w.blind[job.id].message
     if state is job.state:
@@ -102,6 +114,31 @@ async def running(w: Warden, job: JobRecord) -> bool:
     told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     kept = scrubbed({"why": why, **told}, secret_values(w.env, job.spec.secrets))  # what the job itself may have said
     return move(w, job, state, **kept)
+
+
+def _remember(w: Warden, job: JobRecord, seen: Observation) -> None:
+    """Keep which start of its machine a job runs on: a later one proves that its process is dead."""
+    known = w.ledger.last(job.subject, "machine.seen")
+    if seen.machine and (known is None or known.body["machine"] != seen.machine):
+        w.ledger.add(job.subject, "machine.seen", {"machine": seen.machine})
+
+
+def _without_folder(w: Warden, job: JobRecord, seen: Observation) -> tuple[Job, str]:
+    """What it means that a machine answers and has no run folder: dead if it was started since, seen twice.
+
+    A volume may come up late, so the second look is a while later.
+    """
+    known = w.ledger.last(job.subject, "machine.seen")
+    if known is None or not seen.machine:
+        return Job.UNKNOWN, f"{seen.why}. {_CLOSE}"
+    if known.body["machine"] == seen.machine:
+        return Job.UNKNOWN, f"{seen.why}, which has not started anew since: somebody removed it. {_CLOSE}"
+    before = w.ledger.last(job.subject, "folder.gone")
+    if before is None or before.body["machine"] != seen.machine or before.seq < known.seq:
+        w.ledger.add(job.subject, "folder.gone", {"machine": seen.machine, "why": f"{seen.why}; one look"})
+    elif w.clock.now() - before.at >= FOLDER_GONE_S:
+        return Job.FAILED, (f"{CAME_BACK}, seen twice: its process is dead, and what only lay there is gone")
+    return Job.UNKNOWN, f"{seen.why}, and the machine was started anew; another look will tell"
 
 
 async def observe(w: Warden, job: JobRecord) -> Observation | None:
@@ -164,7 +201,7 @@ async def _end(w: Warden, job: JobRecord) -> bool:
         return False
     if result == "pending":
         return False
-    why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd {job.spec.max_cost_usd}"
+    why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}"
     return move(w, job, Job.CANCELED, why)
 
 
@@ -173,7 +210,7 @@ async def preempted(w: Warden, job: JobRecord) -> bool:
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled on request")
     if over_cap(w, job):
-        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd {job.spec.max_cost_usd}")
+        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}")
     if job.attempt > job.spec.max_restarts:
         return move(w, job, Job.FAILED, f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}")
     place = job.place

@@ -25,6 +25,7 @@ from rich.table import Table
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import JobSpec, Level, Report
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.policy import Approval, Channel, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
@@ -40,14 +41,14 @@ from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.serve.approval import ask, open_terminal
-from gpuwarden.serve.terminal import colored, usd, when
+from gpuwarden.serve.terminal import colored, when
 
 PLATFORM = "rehearsal/vastai"
 STEPS, SAVE_EVERY, INTERRUPTED_AT = 240, 30, 100
 PACE_S = "0.012"
 MINUTES_PER_SECOND = 10
 LOOK_S = 0.15
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @dataclass
@@ -171,7 +172,7 @@ async def _good_job(w: Warden, stage: Stage) -> JobRecord:
     for f in checked.findings:
         stage.say(f"{colored(f.severity)} [bold]{f.rule}[/] {escape(f.message)}")
     price = checked.quote.price_usd_per_hour if checked.quote else None
-    stage.say(f"quote {usd(price)}/h, at most {usd(checked.worst_cost_usd)}; receipt {checked.receipt}")
+    stage.say(f"quote {usd_per_hour(price)}, at most {usd(checked.worst_cost_usd)}; receipt {checked.receipt}")
     launched = await submit(w, spec, receipt=checked.receipt)
     again = await submit(w, spec, receipt=checked.receipt)
     assert launched.job is not None and again.job is not None
@@ -198,6 +199,10 @@ async def _watch_training(w: Warden, stage: Stage, job: JobRecord) -> JobRecord:
             loss = seen.observation.metrics.get("loss") if seen.observation else None
             show(step, loss, cost, str(state))
     job = read_job(w.ledger, job.id)
+    if job.state not in TERMINAL_JOBS:
+        raise WardenError(
+            f"the demo's job has not ended in {PATIENCE_S:g} s: this machine is busy", "Run it once more."
+        )
     if job.state is not Job.SUCCEEDED:
         raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
     return job
