@@ -7,6 +7,12 @@ part with `held` was scored once, at the end. Queries of the kind `none` are abo
 was seen, scored, and then its misses were looked at and mended; so only the first score of a round says how strangers
 fare: a 0.68 first and 0.78 in three, b 0.80 and 0.88, c 0.67 and 0.73, d 0.68 and 0.80, e 0.73 and 0.87,
 f (a short one) 0.63 and 0.81.
+
+For g 210 reports were pasted as they stood, title and first lines; their texts aren't kept here. 46 of them, before
+anything was changed: 0.70 first and 0.83 in three, reports that no entry answers counted as missed. 118 more, each part
+scored before it was looked at: 0.59 and 0.75 (0.58 and 0.74 with the search and the entries of before). So an error's
+own line is answered well, and a stranger's prose less well than the sentences below. Some of both were then told here.
+(The other 46 were read while entries were written, so their score, 0.83 and 0.89, says little.)
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ def test_the_corpus_is_large_and_mixed_and_names_real_entries() -> None:
     assert len(asked) >= 150
     assert {row["kind"] for row in queries()} == {"plain", "page", "zh", "typo", "log", "none"}
     assert len({row["query"] for row in queries()}) == len(queries())
-    told = [row for name in "abcdef" for row in issues(name)]
+    told = [row for name in "abcdefg" for row in issues(name)]
     for want in {want for row in (*asked, *told) for want in row["want"]}:
         assert want in shipped().gotchas or want in shipped().pages, want
 
@@ -56,7 +62,7 @@ def test_no_query_was_copied_into_an_entry() -> None:
     texts = [" . ".join((g.title, g.symptom, *g.aliases)).lower() for g in shipped().gotchas.values()]
     words = "\n".join(texts)
     ours = [r["query"] for r in queries() if r["kind"] in {"plain", "zh", "typo"}]
-    told = [r["query"] for name in "abcdef" for r in issues(name) if not any(c in r["query"] for c in ":[{(_'`")]
+    told = [r["query"] for name in "abcdefg" for r in issues(name) if not any(c in r["query"] for c in ":[{(_'`")]
     copied = [query for query in (*ours, *told) if query.lower() in words]
     assert copied == []
 
@@ -73,7 +79,7 @@ def issues(round_: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, text.splitlines()) if row["round"] == round_]
 
 
-@pytest.mark.parametrize("round_", ["a", "b", "c", "d", "e", "f"])
+@pytest.mark.parametrize("round_", ["a", "b", "c", "d", "e", "f", "g"])
 def test_public_issues_find_their_entry(round_: str) -> None:
     rows = issues(round_)
     assert len(rows) >= 25

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwarden.knowledge import shipped
 from gpuwarden.knowledge.words import Speller, chinese_terms, concepts, edits, english_concepts, stem, terms, tokens
 
 FAMILIES = [
@@ -64,6 +65,32 @@ def test_a_typo_is_read(wrong: str, right: str) -> None:
 @pytest.mark.parametrize("word", ["memory", "cat", "sourdough", "c4t5", ""])
 def test_what_is_known_short_or_far_stays(word: str) -> None:
     assert Speller(["memory", "checkpoint"]).nearest(word) is None
+
+
+def test_a_short_word_is_only_read_as_another_of_the_same_letters() -> None:
+    speller = Speller(["reach", "train", "model"])
+    assert (speller.nearest("react"), speller.nearest("trian"), speller.nearest("modle")) == (None, "train", "model")
+
+
+def test_two_words_written_as_one_are_parted_where_both_are_known() -> None:
+    speller = Speller(["google", "colab", "memory", "checkpoint"])
+    assert speller.parts("googlecolab") == ("google", "colab")
+    assert [speller.parts(word) for word in ("checkpoint", "colabs", "sourdoughbread")] == [
+        ("checkpoint",),
+        ("colabs",),
+        ("sourdoughbread",),
+    ]
+
+
+def test_what_lies_inside_a_longer_phrase_means_what_that_means() -> None:
+    assert {concept for concept, _, _ in english_concepts(["gpu", "ram"])} == {"~vram"}
+    assert {concept for concept, _, _ in english_concepts(["ram"])} == {"~hostram"}
+
+
+def test_everyday_words_and_counts_tell_little_and_codes_and_terms_much() -> None:
+    index = shipped().index
+    assert max(index.rarity(word) for word in (stem("people"), stem("strange"), "17", "100")) <= 1.5
+    assert min(index.rarity(word) for word in ("inode", "colab", "429")) > 2
 
 
 @given(st.text("abcd", max_size=7), st.text("abcd", max_size=7))

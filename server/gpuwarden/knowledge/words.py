@@ -23,24 +23,25 @@ even only please help tell want need way thing seem seems look looks like
 STOP = frozenset(STOP_WORDS.split())
 EVERYDAY_WORDS = """
 able about above across actually add ago allow almost already although always another ask away bad base basic because
-become best better big bit both bring build buy call car care cause change cheap check child choose city clear close
-come common complete content correct country course cut day deal decide deep difference different difficult do easy
-effect effort enough example expect explain eye face fact fall family far fast feel find fine flat food friend full
-game general give go good great grow hand happen hard hear heavy help hold home hope hot hour house however huge idea
-important instead issue keep kind know large last late law learn leave left less let letter life light list little
-live local long lot main make man many matter maybe mean mention middle minute moment money month more most mother
-move much must near never new next nice night normal note nothing notice now number often ok old once open order other
-own part past people perfect period person piece place plan play point possible pretty problem put question quick
-quite real reason recent require rest right road room round rule safe say school second see separate serious several
-short show side simple since sit small solution sort sound special stand state stay story strange street strict strong
-stupid subject sudden sure take talk tell think thought time today together tomorrow tool top topic toward town tree
-true try turn understand use user usual value various very visit war warm watch water week weird well whole wide
-winter without woman wonder wood word work world worth wrong year yes yesterday yet young
+become best better big bit both bring build buy call cannot car care cause change cheap check child choose city clear
+close come common complete content correct country course cut day deal decide deep difference different difficult do
+easy effect effort enough example expect explain eye face fact fall family far fast feel find fine flat food friend
+full game general give go good great grow hand happen hard hear heavy help hold home hope hot hour house however huge
+idea important instead issue keep kind know large last late law learn leave left less let letter life light list
+little live local long lot main make man many matter maybe mean mention middle minute moment money month more most
+mother move much must near never new next nice night normal note nothing notice now number often ok old once open
+order other own part past people perfect period person piece place plan play point possible pretty problem put
+question quick quite real reason recent require rest right road room round rule safe say school second see separate
+serious several short show side simple since sit small solution sort sound special stand state stay story strange
+street strict strong stupid subject sudden sure take talk tell think thought time today together tomorrow tool top
+topic toward town tree true try turn understand use user usual value various very visit war warm watch water week
+weird well whole wide winter without woman wonder wood word work world worth wrong year yes yesterday yet young
 """
 _WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
 _CAMEL = re.compile(r"(?<=[a-z0-9]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
 LEAST_JOINED = 9
+LEAST_MISSPELT = 6
 _VOWEL = re.compile(r"[aeiouy]")
 
 
@@ -171,7 +172,10 @@ class Speller:
         return max(known, key=lambda pair: len(pair[0]), default=(word,)) if self.nearest(word) is None else (word,)
 
     def nearest(self, word: str) -> str | None:
-        """Return the closest known word within one edit (two from 9 letters on), or None."""
+        """Return the closest known word within one edit (two from 9 letters on), or None.
+
+        A short word has too many neighbours: it is only read as another one with the same letters.
+        """
         if word in self.known or not word.isalpha() or len(word) < 4:
             return None
         shared: dict[str, int] = defaultdict(int)
@@ -185,7 +189,9 @@ class Speller:
             if abs(len(other) - len(word)) <= allowed and (other[0] == word[0] or len(word) > 5)
         ]
         best = min(close, default=None)
-        return best[2] if best is not None and best[0] <= allowed else None
+        if best is None or best[0] > allowed:
+            return None
+        return best[2] if len(word) >= LEAST_MISSPELT or sorted(word) == sorted(best[2]) else None
 
 
 def _trigrams(word: str) -> set[str]:
