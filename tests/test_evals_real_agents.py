@@ -10,12 +10,13 @@ import queue
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from evals import agent_codex, agent_oracle
+from evals import agent_claude, agent_codex, agent_oracle
 from evals.canonical import Transcript
 from evals.cases import Case, load_cases
 from evals.loaders import read
@@ -141,8 +142,11 @@ def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(name: str, 
         (folder / "skills" / "mine" / "SKILL.md").write_text("---\nname: mine\ndescription: MY OWN SKILL\n---\nHi.\n")
         (folder / "CLAUDE.md").write_text("MY OWN MEMORY")
         (folder / "AGENTS.md").write_text("MY OWN MEMORY")
+    pack = load_pack(arm)
+    if arm == "forced":  # longer than one argument of a program may be
+        pack = replace(pack, forced=pack.forced + "\n" + "and so on, " * 15_000)
     with model(plan(LIST, DONE)) as server:
-        play = agent(name, setup_of(name, home, server, pack=load_pack(arm)))
+        play = agent(name, setup_of(name, home, server, pack=pack))
         trial = play_once(tmp_path / "run", play)
     assert (trial.score.verdict, trial.score.why, server.faults) == (Verdict.PASS, "", [])
     seen = json.dumps(server.asked[0].body)
@@ -199,7 +203,7 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
     steps = [LIST, Use("search_references", {"query": "CUDA out of memory"}), Use(SHELL, {"command": "echo hello"})]
     with model(plan(*steps, DONE)) as server:
         env = clean(home, ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
-        env |= {"GPUWARDEN_HOME": str(tmp_path / "gw"), "MCP_CONNECTION_NONBLOCKING": "0"}
+        env |= {"GPUWARDEN_HOME": str(tmp_path / "gw"), **agent_claude.WAITS}
         if name == "claude":
             entry = {"type": "stdio", "command": command[0], "args": command[1:]}
             (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}))
