@@ -50,7 +50,7 @@ def setup_of(name: str, home: Path, server: Model, **more: Any) -> Setup:
     need_agent(name)
     keys = {"ANTHROPIC_API_KEY": KEY, "OPENAI_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url}
     url = {"url": f"{server.url}/v1"} if name == "codex" else {}
-    return Setup(env=clean(home, **keys), timeout_s=90.0, **url, **more)
+    return Setup(env=clean(home, **keys), timeout_s=180.0, **url, **more)
 
 
 class Oracle:
@@ -120,10 +120,10 @@ def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
     steps: list[Step] = [Use(call.tool, call.args) for call in calls.calls]
     with model(plan(*steps, Say(calls.final_words()))) as server:
         env = clean(tmp_path / "home", ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
-        command = [sys.executable, "-m", "evals", "run", "--agent", name, "--trials", "1", "--timeout", "90"]
+        command = [sys.executable, "-m", "evals", "run", "--agent", name, "--trials", "1", "--timeout", "180"]
         command += ["--out", str(tmp_path / "run"), "over-cap"]
         command += ["--url", f"{server.url}/v1"] if name == "codex" else []
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     head = read_run(tmp_path / "run")
     (trial,) = score_run(head, load_cases())
@@ -219,7 +219,7 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
             cwd=work,
             input=b"Which machines bill?",
             capture_output=True,
-            timeout=90,
+            timeout=180,
         )
     assert (done.returncode, server.faults) == (0, []), done.stderr[-2000:]
     (tmp_path / "stream.jsonl").write_bytes(done.stdout)
