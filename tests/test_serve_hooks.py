@@ -32,6 +32,22 @@ RULES = Rules(
 )
 
 STOPPED = r"""
+$(which vastai) destroy instance 1
+`command -v vastai` destroy instance 1
+vastai $(echo destroy) instance 1
+${CLI:-vastai} destroy instance 1
+alias v='vastai destroy'; v instance 1
+awk 'BEGIN { system("vastai destroy instance 1") }'
+echo "vastai destroy instance 1" | at now
+crontab - <<< "0 * * * * vastai destroy instance 1"
+bash <(echo "vastai destroy instance 1")
+source <(printf "vastai destroy instance 1")
+script -q /dev/null gpuwarden approve t0123456789
+expect -c 'spawn gpuwarden approve t0123456789; send yes'
+docker run --rm tools vastai destroy instance 1
+pspace machine delete m1
+gradient machines stop m1
+pkill -f 'gpuwarden mcp'
 runpodctl remove pod abc
 runpodctl pod delete abc
 runpodctl stop pod abc
@@ -144,6 +160,13 @@ STOPPED += [
 ]
 
 PASSED = r"""
+git commit -m "$(echo vastai destroy is stopped now)"
+echo "$(which vastai) destroy is what you would type"
+python train.py --note "$(date)" --out ${OUT:-out}
+docker run --rm trainer python train.py
+alias ll='ls -l'
+pspace machine list
+source <(echo "export A=1")
 vastai show instances
 vastai search offers 'gpu_name=RTX_4090'
 vastai create instance 12 --image x
@@ -371,7 +394,7 @@ def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Pa
     config = load_config(env)
     for _ in range(2):
         assert hooks("install", (), config, env).clients == {
-            "claude": "installed", "codex": "no such client", "cursor": "no such client"
+            "claude": "installed", "codex": "not found here", "cursor": "not found here"
         }  # fmt: skip
     table = json.loads(file.read_text())
     assert table["hooks"]["PreToolUse"][0] == THEIRS["hooks"]["PreToolUse"][0]
@@ -457,4 +480,4 @@ def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]
 def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert set(body["clients"].values()) == {"no such client"} and "can't stop" in body["message"]
+    assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]

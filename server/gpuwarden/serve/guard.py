@@ -37,12 +37,17 @@ ENDS: dict[str, tuple[str, ...]] = {
     "prime": ("pods|pod terminate|delete|stop",),
     "hf": ("jobs cancel", "jobs scheduled delete|suspend"),
     "ray": ("down", "stop", "job stop|delete"),
+    "pspace": ("machine|machines|notebook|deployment delete|stop",),
     "gpuwarden": ("approve", "hooks uninstall"),
 }  # fmt: skip
 ALIASES = {"vast": "vastai", "vast.py": "vastai", "lambda-cli": "lambda", "lambda-cloud": "lambda", "k": "kubectl",
-           "huggingface-cli": "hf", "skypilot": "sky"}  # fmt: skip
+           "huggingface-cli": "hf", "skypilot": "sky", "paperspace": "pspace", "gradient": "pspace"}  # fmt: skip
 SHELLS = {"sh", "bash", "zsh", "dash", "ksh", "fish", "ash"}
 CODE = {"python": "-c", "python3": "-c", "node": "-e", "perl": "-e", "ruby": "-e", "php": "-r", "deno": "eval"}
+SOURCED = {"source", "."}
+# Programs that carry out a text that is no shell's, or later.
+DOERS = {"awk", "gawk", "mawk", "make", "gmake", "at", "batch", "crontab", "expect", "docker", "podman", "alias",
+         "trap", "osascript", "lua", "tclsh", "script"}  # fmt: skip
 KEYWORDS = {"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time", "coproc"}
 # Programs that run another one, with those of their options that take a value.
 WRAPPERS: dict[str, str] = {
@@ -54,6 +59,8 @@ WRAPPERS: dict[str, str] = {
 VALUED = {"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
           "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter", "--package",
           "--project"}  # fmt: skip
+QUOTES = {"echo", "printf", "git", "grep", "rg", "gh"}
+"""Programs whose words are mostly sentences."""
 DELETES = {"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate"}
 COPIES = {"cp", "rsync", "scp", "mv", "install", "ln"}
 WRITES = {
@@ -273,11 +280,11 @@ class Reader:
             self.at += 1
             self.inner.append(self._until_close())
             return "$()"
-        name = re.compile(r"\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*)").match(self.text, self.at)
+        name = re.compile(r"\{([A-Za-z_]\w*)(?::?[-=]([\w./-]*))?\}|([A-Za-z_]\w*)").match(self.text, self.at)
         if name is None:
             return "$"
         self.at = name.end()
-        return self.values.get(name[1] or name[2], f"${name[1] or name[2]}")
+        return self.values.get(name[1] or name[3], name[2] or f"${name[1] or name[3]}")
 
     def _until_close(self) -> str:
         """The text up to the parenthesis that closes this one."""
@@ -344,7 +351,7 @@ class Guard:
                 after.stdin.append(" ".join(before.words[1:]))
         found = (self._simple(c, depth, far) for c in commands)
         inner = (self.shell(t, depth + 1, far=far) for t in reader.inner)
-        return next((why for why in (*found, *inner) if why), None)
+        return next((why for why in (*found, *inner, *_put_in(commands, reader.inner)) if why), None)
 
     def _simple(self, command: Simple, depth: int, far: bool) -> str | None:
         words = list(command.words)
@@ -376,7 +383,11 @@ class Guard:
         name = ALIASES.get(name, name)
         if self.rules.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
             return f"nobody reads what is typed into a waiting `{name}`; give it the commands, with -c"
-        if name in SHELLS or name in {"eval", "su", "script"}:
+        if name in DOERS and (why := spoken(" ".join([*args, *command.stdin]))):
+            return why
+        if name in {"pkill", "killall"} and any("gpuwarden" in a for a in args):
+            return f"`{name}` ends the watch over what bills"
+        if name in SHELLS | SOURCED or name in {"eval", "su", "script"}:
             texts = [" ".join(args)] if name == "eval" else [*_after_c(args), *command.stdin]
             return next((why for t in texts if (why := self.shell(t, depth + 1, far=far))), None)
         if name == "ssh":
@@ -408,6 +419,8 @@ class Guard:
         plain = [a for a in args if not a.startswith("-")]
         if name in COPIES and plain and (why := self._copy(plain)):
             return why
+        if name == "rsync" and plain and any(a.startswith(("--del", "--remove-s")) for a in args):
+            return next((why for a in plain if (why := self._removal(a))), None)
         if name in DELETES:
             return next((why for a in plain if (why := self._removal(a) or self._change(a))), None)
         if name == "find":
@@ -454,6 +467,21 @@ class Guard:
         """Why an edit of a file is stopped: `parts` are what goes out of it, `whole` is all that will be in it."""
         stays = NAME in whole if whole is not None else bool(parts) and not any(NAME in part for part in parts)
         return None if stays and self._path(path) in self.rules.settings else self._change(path)
+
+
+def _put_in(commands: list[Simple], inner: list[str]) -> Iterator[str | None]:
+    """What commands say once the substitutions that plainly print a text are put in, or are what a shell reads."""
+    said = [
+        re.sub(r"^\s*(?:echo|printf|which|type -p|command -v|cat\s+<<<)\s+", "", text).strip("\"' ") for text in inner
+    ]
+    for command in commands:
+        text = " ".join(command.words)
+        if _name(command.words) in SHELLS | SOURCED:
+            yield from map(spoken, inner)
+        elif said and ("$()" in text or "`" in text) and _name(command.words) not in QUOTES:
+            for word in said:
+                text = re.sub(r"\$\(\)|`", lambda _, word=word: word, text, count=1)  # type: ignore[misc]
+            yield spoken(text)
 
 
 def _decided(words: list[str]) -> str | None:

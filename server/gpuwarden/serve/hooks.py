@@ -68,7 +68,7 @@ CLIENTS: Final = (
 
 class HooksReply(Reply):
     """By client: `installed`, `untrusted` (there, but not run before a person trusts it), `absent`, `stale` (ours, but
-    not of this installation) or `no such client`.
+    not of this installation) or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -91,7 +91,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     elif action == "uninstall":
         for c in chosen:
             _uninstall(c, files[c], tables[c])
-    states = {c.name: "no such client" for c in CLIENTS} | {c.name: _state(c, files[c], config) for c in chosen}
+    states = {c.name: "not found here" for c in CLIENTS} | {c.name: _state(c, files[c], config) for c in chosen}
     said = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
     return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()})
 
