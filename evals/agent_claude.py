@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from evals.cases import Case
-from evals.program import drive, place
+from evals.program import Place, drive, place
 from evals.proxy import Door
 from evals.recorder import Recorder
 from evals.runner import Play
@@ -20,21 +20,21 @@ from evals.setup import Setup, any_of
 
 PROGRAM: Final = "claude"
 _KEYS: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
-_OURS: Final = {
-    # Else the first turn begins after five seconds, whether the server is there or not.
+WAITS: Final = {
     "MCP_CONNECTION_NONBLOCKING": "0",
     "MCP_CONNECT_TIMEOUT_MS": "60000",
     "MCP_TIMEOUT": "60000",
-    # No updates in the middle of a run, no telemetry.
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 }
+"""Without these the first turn begins after five seconds at most, whether the server is there or not."""
+_QUIET: Final = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+"""No updates in the middle of a run, no telemetry."""
 _TURNS_PER_CALL: Final = 2
 """A turn may hold no call at all; twice the calls that a case allows is an end to any talk."""
 
 
 def make(setup: Setup) -> Play:
     """The agent. Raises EvalError where the program or its key is missing."""
-    program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **_OURS}
+    program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **WAITS, **_QUIET}
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
     if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look
         any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
@@ -45,7 +45,8 @@ def make(setup: Setup) -> Play:
             config = here.own / "mcp.json"
             entry = {"type": "stdio", "command": server[0], "args": server[1:]}
             config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
-            drive([program, *_options(case, setup, config)], recorder, setup, env, here.work, ("result",))
+            options = [*_options(case, setup, config), *_forced(setup, here)]
+            drive([program, *options], recorder, setup, env, here.work, ("result",))
         door.was_used()
 
     return play
@@ -60,6 +61,13 @@ def _options(case: Case, setup: Setup, config: Path) -> list[str]:
         options += ["--model", setup.model]
     if case.limits.get("agent_usd"):
         options += ["--max-budget-usd", str(case.limits["agent_usd"])]
-    if setup.pack.forced:
-        options += ["--append-system-prompt", setup.pack.forced]
     return options
+
+
+def _forced(setup: Setup, here: Place) -> list[str]:
+    """The text that stands in the context, as a file: an argument of a program has a limit of its own."""
+    if not setup.pack.forced:
+        return []
+    file = here.own / "forced.md"
+    file.write_text(setup.pack.forced, "utf-8")
+    return ["--append-system-prompt-file", str(file)]

@@ -28,15 +28,17 @@ _ENDS: Final = ("turn.completed", "turn.failed")
 
 def make(setup: Setup) -> Play:
     """The agent. Raises EvalError where the program or its key is missing."""
-    program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_", *filter(None, [_key(setup)]))
+    program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
     home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
     login = home / "auth.json"
-    if not _elsewhere(setup):
+    if _elsewhere(setup):
+        env |= {name: value for name, value in setup.env.items() if name == _key(setup)}
+        if _key(setup):
+            any_of(env, (_key(setup),), (), PROGRAM)
+    else:
         any_of(env, _KEYS, (login,), PROGRAM)
         if env.get("OPENAI_API_KEY"):  # which `codex exec` itself doesn't look at
             env.setdefault("CODEX_API_KEY", env["OPENAI_API_KEY"])
-    elif _key(setup):
-        any_of(env, (_key(setup),), (), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:
         with place() as here, (door := Door(recorder, here.own, bare=setup.pack.bare)) as server:

@@ -37,7 +37,7 @@ def clean(home: Path, **more: str) -> dict[str, str]:
 
 
 def said(
-    words: list[str], env: dict[str, str], cwd: Path, *, stdin: str = "", rc: int | None = 0, timeout: float = 90
+    words: list[str], env: dict[str, str], cwd: Path, *, stdin: str = "", rc: int | None = 0, timeout: float = 180
 ) -> str:
     """What a program printed, on both streams. It has to end with `rc`, whatever that is where None."""
     done = subprocess.run(

@@ -70,14 +70,15 @@ class Claude:
             parser.add_argument(flag, action="store_true", required=True)
         for option in ("--mcp-config", "--setting-sources", "--allowedTools", "--max-turns"):
             parser.add_argument(option, required=True)
-        for option in ("--model", "--max-budget-usd", "--append-system-prompt"):
+        for option in ("--model", "--max-budget-usd", "--append-system-prompt-file"):
             parser.add_argument(option)
         self.options = parser.parse_args()
         config = json.loads(Path(self.options.mcp_config).read_text())
         ((self.name, entry),) = config["mcpServers"].items()
         self.command = [entry["command"], *entry["args"]]
         self.plan = json.loads(Path(os.environ["CLAUDE_CODE_PLAN"]).read_text())
-        self.seen = {"skills": self.options.append_system_prompt or "", "folder": ".claude/skills"}
+        forced = self.options.append_system_prompt_file
+        self.seen = {"skills": Path(forced).read_text() if forced else "", "folder": ".claude/skills"}
         self.n = 0
 
     def row(self, kind: str, **more: Any) -> None:

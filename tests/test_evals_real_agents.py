@@ -10,12 +10,13 @@ import queue
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from evals import agent_codex, agent_oracle
+from evals import agent_claude, agent_codex, agent_oracle
 from evals.canonical import Transcript
 from evals.cases import Case, load_cases
 from evals.loaders import read
@@ -49,7 +50,7 @@ def setup_of(name: str, home: Path, server: Model, **more: Any) -> Setup:
     need_agent(name)
     keys = {"ANTHROPIC_API_KEY": KEY, "OPENAI_API_KEY": KEY, "ANTHROPIC_BASE_URL": server.url}
     url = {"url": f"{server.url}/v1"} if name == "codex" else {}
-    return Setup(env=clean(home, **keys), timeout_s=90.0, **url, **more)
+    return Setup(env=clean(home, **keys), timeout_s=180.0, **url, **more)
 
 
 class Oracle:
@@ -119,10 +120,10 @@ def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
     steps: list[Step] = [Use(call.tool, call.args) for call in calls.calls]
     with model(plan(*steps, Say(calls.final_words()))) as server:
         env = clean(tmp_path / "home", ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
-        command = [sys.executable, "-m", "evals", "run", "--agent", name, "--trials", "1", "--timeout", "90"]
+        command = [sys.executable, "-m", "evals", "run", "--agent", name, "--trials", "1", "--timeout", "180"]
         command += ["--out", str(tmp_path / "run"), "over-cap"]
         command += ["--url", f"{server.url}/v1"] if name == "codex" else []
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     head = read_run(tmp_path / "run")
     (trial,) = score_run(head, load_cases())
@@ -141,8 +142,11 @@ def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(name: str, 
         (folder / "skills" / "mine" / "SKILL.md").write_text("---\nname: mine\ndescription: MY OWN SKILL\n---\nHi.\n")
         (folder / "CLAUDE.md").write_text("MY OWN MEMORY")
         (folder / "AGENTS.md").write_text("MY OWN MEMORY")
+    pack = load_pack(arm)
+    if arm == "forced":  # longer than one argument of a program may be
+        pack = replace(pack, forced=pack.forced + "\n" + "and so on, " * 15_000)
     with model(plan(LIST, DONE)) as server:
-        play = agent(name, setup_of(name, home, server, pack=load_pack(arm)))
+        play = agent(name, setup_of(name, home, server, pack=pack))
         trial = play_once(tmp_path / "run", play)
     assert (trial.score.verdict, trial.score.why, server.faults) == (Verdict.PASS, "", [])
     seen = json.dumps(server.asked[0].body)
@@ -199,7 +203,7 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
     steps = [LIST, Use("search_references", {"query": "CUDA out of memory"}), Use(SHELL, {"command": "echo hello"})]
     with model(plan(*steps, DONE)) as server:
         env = clean(home, ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
-        env |= {"GPUWARDEN_HOME": str(tmp_path / "gw"), "MCP_CONNECTION_NONBLOCKING": "0"}
+        env |= {"GPUWARDEN_HOME": str(tmp_path / "gw"), **agent_claude.WAITS}
         if name == "claude":
             entry = {"type": "stdio", "command": command[0], "args": command[1:]}
             (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}))
@@ -215,7 +219,7 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
             cwd=work,
             input=b"Which machines bill?",
             capture_output=True,
-            timeout=90,
+            timeout=180,
         )
     assert (done.returncode, server.faults) == (0, []), done.stderr[-2000:]
     (tmp_path / "stream.jsonl").write_bytes(done.stdout)
