@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from conftest import need
 from contract_backend import ended, shell
 from gpuwarden.backends.base import SealingSource, roster, source
 from gpuwarden.backends.ssh import SshBackend
+from gpuwarden.checkpoints import book
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Artifact, Handle, Place
@@ -213,6 +215,25 @@ async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBacke
 
     got = await receive(Growing(backend, handle), listed, tmp_path / "here")
     assert done and [p.path for p in got.problems] == ["o/a"]
+
+
+@pytest.mark.parametrize("size", [9, 2 * BULK_BYTES])
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when_nobody_wrote_to_it(
+    backend: SshBackend, tmp_path: Path, size: int, written: bool
+) -> None:
+    handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a")
+    path = Path(handle.run_dir) / "work/o/a"
+    stamp = dict(zip(("size", "mtime_ns", "ctime_ns"), book.stamp_of(str(path)) or (), strict=True))
+    row = {"path": os.path.realpath(path), **stamp, "sha256": hashlib.sha256(b"as saved").hexdigest(), "sealed_at": 1.0}
+    book.add(Path(handle.run_dir) / "seals.jsonl", [row])
+    listed = await roster(backend, handle, ["o"])
+    assert listed.files[0].sealed_at
+    if written:
+        path.write_bytes(b"1" * size)
+    got = await receive(source(backend, handle), listed, tmp_path / "here")
+    assert [p.path for p in got.problems] == ["o/a"]
+    assert ("changed on the machine" if written else "though its times say that nobody wrote") in got.problems[0].why
 
 
 async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend: SshBackend, tmp_path: Path) -> None:

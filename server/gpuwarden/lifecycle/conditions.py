@@ -12,6 +12,7 @@ from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
 from gpuwarden.lifecycle.diagnose import stall_of
+from gpuwarden.lifecycle.funds import known_funds
 from gpuwarden.lifecycle.instances import leases_of
 from gpuwarden.lifecycle.meter import believed, lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
@@ -22,6 +23,8 @@ DAY_S: Final = 86_400.0
 IDLE_PERCENT: Final = 5.0
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
+BALANCE: Final = "watch/balance-"
+"""Before a platform's name: the subject of what is said of its account's money."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Condition:
 
 def conditions(w: Warden, raised: Container[tuple[str, str, str]]) -> list[Condition]:
     """Everything that is so now. `raised` are the alerts that stand: what is near its limit stays until it is well."""
-    found = list(_budgets(w))
+    found = [*_budgets(w), *_accounts(w, raised)]
     for job_id in job_ids(w.ledger):
         job = read_job(w.ledger, job_id)
         live = leases_of(w, job)
@@ -172,6 +175,16 @@ def _budgets(w: Warden) -> Iterator[Condition]:
         if cap > 0 and (billed := billed_today(w, pretend=bool(platform))) >= cap:
             text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
             yield Condition(subject, "day_budget", text)
+
+
+def _accounts(w: Warden, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+    """The balances that end soon. One that stands clears later than it was raised: what is spent goes up and down."""
+    for funds in known_funds(w):
+        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
+        hours = w.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
+        if clock is not None and clock.at - w.clock.now() < hours * 3600:
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
+            yield Condition(subject, "danger_clock", line(text, 400))
 
 
 def billed_today(w: Warden, *, pretend: bool) -> float:

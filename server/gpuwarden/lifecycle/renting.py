@@ -17,6 +17,7 @@ from gpuwarden.lifecycle.contact import NoContact, greet, greet_own
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import look, spent
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
+from gpuwarden.lifecycle.patience import in_time
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 
@@ -136,7 +137,7 @@ async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
     """Look for an instance that carries our token, after a crash or a lost reply."""
     provider = w.provider(lease.platform)
     try:
-        found = await provider.find(lease.id)
+        found = await in_time(lease.platform, provider.find(lease.id))
     except WardenError as error:
         found = Unknown(error.message)
     if isinstance(found, Unknown):

@@ -6,7 +6,8 @@
 | `LAMBDA_SSH_KEY_NAME` | which of the account's SSH keys goes into new instances; default the one that is yours |
 | `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
 
-There is no stop, no price cap and no bill to ask for; a cap is held against the price of the instance type before.
+There is no stop, no price cap, no bill and no balance to ask for; a cap is held against the price of the instance type
+before.
 """
 
 from __future__ import annotations

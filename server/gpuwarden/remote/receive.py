@@ -1,7 +1,8 @@
 """Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
 
 The digests stand in the manifest, or the machine makes them while it sends (`Sealing`), so that it reads each file
-once. Either way a file that arrived was hashed twice: there by the machine, here by us.
+once; a digest from right after the save is not made again. Either way a file that arrived was hashed twice: there by
+the machine, here by us.
 
 `receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a folder of this machine. Each file
 grows as a part below `dest/.gpuwarden/`, is hashed as it arrives, and takes its name only when size and digest are
@@ -13,6 +14,7 @@ listed in the answer with the reason; the rest still arrives.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,8 +68,8 @@ class Sealing(Bundling, Protocol):
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
         """Hand a file's bytes from `offset` to `take`, in a worker thread, none after it was canceled.
 
-        The answer is the file's hex sha256 where the machine hashed it on the way: it does from offset 0. Raises as
-        `read` does, and `BadReply` for a file that is not the artifact any more.
+        The answer is the file's hex sha256 where the machine hashed it on the way: it does from offset 0, when the
+        artifact has no digest. Raises as `read` does, and `BadReply` for a file that is not the artifact any more.
         """
         ...
 
@@ -318,7 +320,15 @@ class _Receiver:
             await self._stream(artifact, part)
         if not await self._matches(artifact, part):
             await to_thread.run_sync(part.restart)
-            raise _changed(artifact)
+            raise await self._blamed(artifact)
+
+    async def _blamed(self, artifact: Artifact) -> BadReply:
+        """What to say of a file whose bytes are not those of its digest: written to since, or damaged untouched."""
+        if artifact.sealed_at is None:
+            return _changed(artifact)
+        if isinstance(self.source, Sealing) and artifact.path not in await self.source.digests([artifact]):
+            return _changed(artifact)
+        return _damaged(artifact)
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
         """Whether the part has the digest that the machine has, where it can tell one."""
@@ -411,7 +421,7 @@ class _Receiver:
     def _done(self, artifact: Artifact, name: PurePosixPath, sha256: str) -> None:
         self.files[artifact.path] = ReceivedFile(
             path=artifact.path,
-            local=str(self.dest.path / name),
+            local=f"{self.dest.path}{os.sep}{name}",
             size=artifact.size,
             sha256=sha256,
             verified=artifact.path in self.digests,
@@ -425,11 +435,13 @@ class _Receiver:
 
 
 def _changed(artifact: Artifact) -> BadReply:
-    if artifact.sealed_at is None:
-        return BadReply(
-            f"{artifact.path} changed on the machine after its manifest was taken",
-            "Take a new manifest when nothing writes to it any more.",
-        )
+    return BadReply(
+        f"{artifact.path} changed on the machine after its manifest was taken",
+        "Take a new manifest when nothing writes to it any more.",
+    )
+
+
+def _damaged(artifact: Artifact) -> BadReply:
     return BadReply(
         f"{artifact.path} no longer holds the bytes whose digest was recorded right after its save, though its times "
         "say that nobody wrote to it",

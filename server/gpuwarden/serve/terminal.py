@@ -19,6 +19,7 @@ from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import plain
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.serve.replies import (
+    AccountReply,
     CheckReply,
     DiagnosisReply,
     ErrorReply,
@@ -192,6 +193,8 @@ def listed(reply: InstancesReply) -> None:
         for row in reply.instances:
             table.add_row(*_machine(row))
         out.print(table)
+    for account in reply.accounts:
+        out.print(_funds(account))
     for job in reply.jobs:
         out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
     for what, why in reply.unknown.items():
@@ -222,6 +225,17 @@ def standing(reply: WatchReply) -> None:
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
         out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {shown(alert.text)}")
     message(reply)
+
+
+def _funds(account: AccountReply) -> str:
+    """What an account has, and when it ends."""
+    if account.balance is None:
+        return f"[magenta]unknown[/] {escape(account.platform)}: {escape(account.note)}"
+    if account.clock is not None:
+        at = f"[yellow]{when(account.clock.at)[:16]}[/]"
+        return f"{at} {escape(account.platform)}: {escape(account.clock.trigger)}; {escape(account.clock.effect)}"
+    note = f" [dim]({escape(account.note)})[/]" if account.note else ""
+    return f"{escape(account.platform)}: balance {account.balance:.2f} {escape(account.currency or '')}{note}"
 
 
 def _machine(row: InstanceReply) -> tuple[str, ...]:

@@ -17,11 +17,12 @@ from gpuwarden.serve.replies.base import (
 from gpuwarden.serve.replies.check import CheckReply, DiagnosisReply, canceled, checked
 from gpuwarden.serve.replies.copies import FileReply, PullReply, VerifyReply, pulled, verified
 from gpuwarden.serve.replies.hub import DatasetsReply, ReposReply, datasets_found, repos_seen
-from gpuwarden.serve.replies.inventory import ClockReply, InstanceReply, InstancesReply, listed
+from gpuwarden.serve.replies.inventory import AccountReply, ClockReply, InstanceReply, InstancesReply, listed
 from gpuwarden.serve.replies.submission import SubmitReply, submitted
 from gpuwarden.serve.replies.teardown import TeardownReply, torn_down
 
 __all__ = [
+    "AccountReply",
     "AlertReply",
     "CheckReply",
     "ClockReply",

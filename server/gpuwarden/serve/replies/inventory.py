@@ -9,6 +9,9 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 
 from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import line
+from gpuwarden.core.models import Unknown
+from gpuwarden.lifecycle.clocks import Clock
+from gpuwarden.lifecycle.funds import Funds
 from gpuwarden.lifecycle.instances import Inventory, Row
 from gpuwarden.serve.replies.base import Reply
 
@@ -46,10 +49,25 @@ class InstanceReply(BaseModel):
         return {k: v for k, v in whole(self).items() if v or k not in rare}
 
 
+class AccountReply(BaseModel):
+    """The money of one platform's account; `balance` null means unknown, `per_hour` null that no price is known.
+
+    `clock` is when it ends at this rate.
+    """
+
+    platform: str
+    balance: float | None = None
+    currency: str | None = None
+    per_hour: float | None = None
+    clock: ClockReply | None = None
+    note: str = ""
+
+
 class InstancesReply(Reply):
     """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
 
     instances: list[InstanceReply] = Field(default_factory=list)
+    accounts: list[AccountReply] = Field(default_factory=list)
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
 
@@ -62,6 +80,7 @@ def listed(inventory: Inventory) -> InstancesReply:
         code="unknown" if unknown else "ok",
         message=_billing(inventory.rows) + (" Not everything could be seen." if unknown else ""),
         instances=rows[:100],
+        accounts=[_account(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
         unknown=unknown,
     )
@@ -72,6 +91,24 @@ def _billing(rows: Sequence[Row]) -> str:
     told = [f"{counted(sure, 'machine')} {'is' if sure < 2 else 'are'} billing"] if sure or not maybe else []
     told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
     return f"{', and '.join(told).capitalize()}."
+
+
+def _account(funds: Funds) -> AccountReply:
+    clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
+    if isinstance(funds.balance, Unknown):
+        return AccountReply(platform=funds.platform, per_hour=burn, note=line(funds.said))
+    return AccountReply(
+        platform=funds.platform,
+        balance=funds.balance.value.amount,
+        currency=funds.balance.value.currency,
+        per_hour=burn,
+        clock=_clock(clock) if clock else None,
+        note="" if funds.whole else "not every price there is known",
+    )
+
+
+def _clock(clock: Clock) -> ClockReply:
+    return ClockReply(at=clock.at, trigger=clock.trigger, effect=clock.effect)
 
 
 def _instance(row: Row) -> InstanceReply:
@@ -89,5 +126,5 @@ def _instance(row: Row) -> InstanceReply:
         note=row.note,
         stopped_usd_per_hour=row.stopped_usd_per_hour,
         stopped_at=row.stopped_at,
-        clocks=[ClockReply(at=c.at, trigger=c.trigger, effect=c.effect) for c in row.clocks],
+        clocks=[_clock(c) for c in row.clocks],
     )
