@@ -35,6 +35,8 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
     assert run("teardown", job_id)[0] == 1, "nothing was pulled"
     code, body = run("verify", job_id)
     assert (code, body["code"]) == (0, "claimed"), "the machine's own word, and no more"
+    code, body = run("verify", job_id, "--where", "instance", "--level", "load", "--against", "out/model.safetensors")
+    assert (code, body["verdict"]) == (1, "refuted") and "tensors are the same as before" in str(body["problems"])
     assert run("teardown", job_id)[0] == 1, "it counts as no copy"
     code, body = run("verify", job_id, "--where", "here")
     assert (code, body["code"]) == (2, "conflict")

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ RULES = Rules(
 )
 
 STOPPED = r"""
+$(which vastai) destroy instance 1
+`command -v vastai` destroy instance 1
+vastai $(echo destroy) instance 1
+${CLI:-vastai} destroy instance 1
+alias v='vastai destroy'; v instance 1
+awk 'BEGIN { system("vastai destroy instance 1") }'
+echo "vastai destroy instance 1" | at now
+crontab - <<< "0 * * * * vastai destroy instance 1"
+bash <(echo "vastai destroy instance 1")
+source <(printf "vastai destroy instance 1")
+script -q /dev/null gpuwarden approve t0123456789
+expect -c 'spawn gpuwarden approve t0123456789; send yes'
+docker run --rm tools vastai destroy instance 1
+pspace machine delete m1
+gradient machines stop m1
+pkill -f 'gpuwarden mcp'
 runpodctl remove pod abc
 runpodctl pod delete abc
 runpodctl stop pod abc
@@ -143,6 +160,13 @@ STOPPED += [
 ]
 
 PASSED = r"""
+git commit -m "$(echo vastai destroy is stopped now)"
+echo "$(which vastai) destroy is what you would type"
+python train.py --note "$(date)" --out ${OUT:-out}
+docker run --rm trainer python train.py
+alias ll='ls -l'
+pspace machine list
+source <(echo "export A=1")
 vastai show instances
 vastai search offers 'gpu_name=RTX_4090'
 vastai create instance 12 --image x
@@ -252,6 +276,19 @@ def test_everything_else_passes(command: str) -> None:
     assert verdict(command) is None
 
 
+@pytest.mark.parametrize("command", ["bash", "bash -i", "/bin/sh -l", "sudo zsh", "cd /tmp && bash", "env A=1 bash"])
+def test_where_a_client_types_along_no_shell_waits_for_it(command: str) -> None:
+    assert Guard(replace(RULES, typing=True), "/").shell(command)
+    assert verdict(command) is None
+
+
+@pytest.mark.parametrize(
+    "command", ["bash -c ls", "bash run.sh", "cat a | bash", "bash < a", "bash <<E\nls\nE", "ssh b"]
+)
+def test_a_shell_that_is_told_what_to_do_passes(command: str) -> None:
+    assert Guard(replace(RULES, typing=True), "/").shell(command) is None
+
+
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))
 def test_whatever_is_quoted_is_data(words: list[str]) -> None:
     words = [w.replace("\x00", "") or "x" for w in words]
@@ -293,6 +330,26 @@ def test_edits_and_patches_of_the_policy_are_stopped() -> None:
     assert call("Bash", command=["bash", "-lc", "sky down x"])
     assert call("Edit", file_path="/etc/gw/other.toml") is None
     assert call("Read", path="/etc/gw/policy.toml") is None
+
+
+def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
+    file, hook = "/home/me/.claude/settings.json", '{"command": "python guard.py claude guard.json"}'
+    rules = replace(RULES, settings=(file, "/home/me/.codex/hooks.json"))
+
+    def call(name: str, **given: object) -> str | None:
+        return judge({"tool_name": name, "tool_input": given, "cwd": "/home/me"}, rules)
+
+    assert call("Edit", file_path=file, old_string=hook, new_string="")
+    assert call("MultiEdit", file_path=file, edits=[{"old_string": "a"}, {"old_string": f"x{hook}"}])
+    assert call("Write", file_path=file, content="{}") and call("Write", file_path=file, content="")
+    assert call("Edit", file_path=file), "what can't be read is no edit that keeps it"
+    assert call("Bash", command=f"echo '{{}}' > {file}") and call("Bash", command=f"rm {file}")
+    assert call("Bash", command="sed -i s/guard.py/x/ .claude/settings.json")
+    assert call("apply_patch", command="*** Begin Patch\n*** Delete File: .codex/hooks.json\n*** End Patch")
+    assert call("Edit", file_path=file, old_string='"model": "x"', new_string='"model": "y"') is None
+    assert call("Write", file_path=file, content=f'{{"model": "y", "hooks": [{hook}]}}') is None
+    assert call("Bash", command=f"cat {file}") is None
+    assert call("Edit", file_path="/home/me/other.json", old_string=hook) is None
 
 
 def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
@@ -401,6 +458,7 @@ def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dic
     else:
         assert (stopped.returncode, passed.returncode) == (2, 0) and "teardown_request" in stopped.stderr
         assert passed.stdout == passed.stderr == ""
+    assert (ask("bash").returncode == 2) is (client == "codex")
     assert ask(f"rm -rf {tmp_path}/gw").returncode == (0 if client == "cursor" else 2)
 
     argv[2] = argv[2].replace(sys.executable, "/no/such/python")

@@ -182,8 +182,8 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
     """Prove that a checkpoint is whole, and loads.
 
     WHAT is a job id, hf://owner/name[@revision][/path], or a path. Of a job the pulled copy is meant; when there is
-    none, or with `--where instance`, the machine looks at its own files and its word is told as such. Exit code 0:
-    proven, 1: refuted, 2: could not tell.
+    none, or with `--where instance`, the machine looks at its own files, --against is a path of its own too, and its
+    word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
     """
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.models import Level

@@ -310,7 +310,8 @@ class Observation(Frozen):
     """Two separate answers: how is the job, and is the meter running (None counts as running).
 
     `why` says what the state rests on. `stale` is true when nothing was heard for longer than the heartbeat allows.
-    `signal` is the one that ended the job; then there is no exit code.
+    `signal` is the one that ended the job; then there is no exit code. `machine` is another text after each start of
+    the machine, where that can be told; `lost` means that it answered and has nothing of the job's status.
     """
 
     state: Job
@@ -330,6 +331,8 @@ class Observation(Frozen):
     log_bytes: int = 0
     stale: bool = False
     beat: Beat | None = None
+    machine: str = ""
+    lost: bool = False
 
 
 class StopResult(StrEnum):

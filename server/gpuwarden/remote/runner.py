@@ -108,6 +108,13 @@ def start_mark(pid: int) -> str:
     return done.stdout.decode("ascii", "replace").strip()
 
 
+def machine_mark() -> str:
+    """What tells this machine since its last start from a later start of it, a container's too. Empty: can't tell."""
+    first = proc_stat(1) if has_proc() else None
+    here = boot_id()
+    return f"{here}/{first[19]}" if first and here else ""
+
+
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
     """Whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
     if not isinstance(pid, int) or pid <= 1:
@@ -1520,18 +1527,19 @@ def orphans(folder: str, status: Json) -> list[int]:
 def observe(folder: str) -> Json:
     """One job's status with what only a look at the machine tells."""
     if not os.path.isdir(folder):
-        return {"state": "missing", "now": time.time()}
+        return {"state": "missing", "now": time.time(), "machine": machine_mark()}
     try:
         status = read_status(folder)
     except Problem as problem:
         return {"state": "unreadable", "why": str(problem), "now": time.time()}
     if status is None:
-        return {"state": "absent", "now": time.time()}
+        return {"state": "absent", "now": time.time(), "machine": machine_mark()}
     alive = is_alive(status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
     if alive is False and status["state"] == "running":
         status = read_status(folder) or status  # it may have ended properly between the two looks
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
+    status["machine"] = machine_mark()
     return status
 
 

@@ -156,7 +156,9 @@ async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
         raise Refused("not approved; nothing was launched")
     await _check_pin(w, terminal)
     grant_spending(w, issued, "terminal", _user())
-    return Reply(code="approved", message="Approved.", hint=f"Run the same submit again with --receipt {receipt}.")
+    job = issued.body.get("job")
+    hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
+    return Reply(code="approved", message="Approved.", hint=hint)
 
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:
