@@ -15,6 +15,7 @@ from clouds.vastai import VastCloud
 from clouds_kit import web  # noqa: F401
 from fakes import FakeClock
 from gpuwarden.core.models import Balance, Instance, Known, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.lifecycle.funds import Funds
 from gpuwarden.lifecycle.instances import Inventory, list_instances
 from gpuwarden.lifecycle.warden import Warden
@@ -84,7 +85,7 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     assert [r.billing for r in inventory.rows] == [True]
     assert funds.clock is not None
     assert funds.clock.at == pytest.approx(account.clock.now() + 25.0 / price * HOUR, abs=60)
-    assert funds.clock.trigger.startswith(f"balance 25.00 USD, at {price:.2f}/h it lasts until 20")
+    assert funds.clock.trigger.startswith(f"balance $25.00, at {usd_per_hour(price)} it lasts until 20")
     assert funds.clock.effect == next(
         c.effect for c in account.cloud.profile.danger_clocks if c.counts_from == "balance"
     )
@@ -106,7 +107,7 @@ async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.Ca
     account.cloud.faults = [Fault("error_500", "users/current")]
     terminal.listed(replies.listed((await account.seen())[0]))
     said = " ".join(capsys.readouterr().out.split())
-    assert "vastai: balance 25.00 USD, at 2.20/h it lasts until" in said
+    assert "vastai: balance $25.00, at $2.20/h it lasts until" in said
     assert "unknown vastai: the balance is unknown: Vast.ai answered" in said
 
 
@@ -192,7 +193,7 @@ def funds(amount: float, burn: float, *, whole: bool = True) -> Funds:
 def test_a_price_that_is_not_known_makes_the_date_the_latest() -> None:
     clock = funds(10.0, 2.0, whole=False).clock
     assert clock is not None and clock.trigger == (
-        "balance 10.00 USD, at 2.00/h or more it lasts until 2027-01-15 13:00 UTC at the latest"
+        "balance $10.00, at $2.00/h or more it lasts until 2027-01-15 13:00 UTC at the latest"
     )
 
 

@@ -22,3 +22,8 @@ def usd(amount: float | None) -> str:
 def usd_per_hour(price: float | None) -> str:
     """A price by the hour."""
     return "unknown" if price is None else f"{usd(price)}/h"
+
+
+def money(amount: float, currency: str) -> str:
+    """An amount of a platform's own money: `$25.00`, `180.00 CNY`."""
+    return usd(amount) if currency == "USD" else f"{amount:,.2f} {currency}"

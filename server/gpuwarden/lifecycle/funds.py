@@ -9,6 +9,7 @@ from typing import Final
 
 from gpuwarden.core.errors import NotSupported, in_our_words
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Unknown
+from gpuwarden.core.money import money, usd_per_hour
 from gpuwarden.lifecycle.clocks import Clock
 from gpuwarden.lifecycle.meter import lease_now
 from gpuwarden.lifecycle.patience import in_time
@@ -48,14 +49,16 @@ class Funds:
         end = self.at + left / self.burn * 3600
         date = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
         least, latest = ("", "") if self.whole else (" or more", " at the latest")
-        return Clock(end, f"{self.said}, at {self.burn:.2f}/h{least} it lasts until {date}{latest}", self.effect)
+        return Clock(
+            end, f"{self.said}, at {usd_per_hour(self.burn)}{least} it lasts until {date}{latest}", self.effect
+        )
 
     @property
     def said(self) -> str:
         """The balance in words."""
         if isinstance(self.balance, Unknown):
             return f"the balance is unknown: {self.balance.why}"
-        return f"balance {self.balance.value.amount:.2f} {self.balance.value.currency}"
+        return f"balance {money(self.balance.value.amount, self.balance.value.currency)}"
 
 
 async def look_at_funds(w: Warden, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:

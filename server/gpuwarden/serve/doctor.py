@@ -58,12 +58,13 @@ async def examine() -> DoctorReply:
         ok=not bad,
         code="ok" if not bad else "failed",
         message="" if not bad else f"Not usable: {', '.join(bad)}.",
-        hint="" if not bad else "Do what the check says.",
+        hint="Do what the check says." if bad else "" if config.policy_file.exists() else NO_POLICY,
         settings=rows,
         checks=checks,
     )
 
 
+NO_POLICY = "There is no policy file, so every spending is a question. `Your policy` in the README shows one."
 PROGRAMS = (("uv", "runs scripts whose packages are not here"), ("ssh", "reaches real machines"))
 
 

@@ -60,14 +60,16 @@ def said(text: str, job_id: str = "", receipt: str = "") -> str:
 
 def in_commands(reply: R) -> R:
     """A reply with all its sentences as who types commands reads them."""
-    about = {name: getattr(reply, name, None) or "" for name in ("job_id", "receipt")}
-    return reply.model_copy(update={k: _said(getattr(reply, k), about) for k in _TEXTS if hasattr(reply, k)})
+    return _worded(reply, {name: getattr(reply, name, None) or "" for name in ("job_id", "receipt")})
+
+
+def _worded(model: R, about: dict[str, str]) -> R:
+    return model.model_copy(update={k: _said(getattr(model, k), about) for k in _TEXTS if hasattr(model, k)})
 
 
 def _said(value: Any, about: dict[str, str]) -> Any:
     if isinstance(value, str):
         return said(value, **about)
     if isinstance(value, BaseModel):
-        fields = (k for k in _TEXTS if hasattr(value, k))
-        return value.model_copy(update={k: _said(getattr(value, k), about) for k in fields})
+        return _worded(value, about)
     return [_said(item, about) for item in value] if isinstance(value, Sequence) else value
