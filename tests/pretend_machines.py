@@ -58,6 +58,7 @@ class PretendBackend:
 
     name = "local"
     takes_inputs = True
+    seals = True
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes

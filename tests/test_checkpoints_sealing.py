@@ -25,6 +25,7 @@ from gpuwarden.checkpoints.seal import Sealer
 from gpuwarden.remote import runner
 from gpuwarden.remote.launch import RUNNER_FILE, checker
 
+KEY = "5e" * 32
 SAVE = """
 import json, os, struct, sys, time
 def save(step):
@@ -59,7 +60,8 @@ def start(folder: Path, text: str, **more: Any) -> None:
     (folder / name).write_bytes(content)
     fast = {"seal_after_s": 0.01, "seal_quiet_s": 0.2, "seal_every_s": 0.1, "archive": name, "outputs": ["out"]}
     spec = {"argv": [sys.executable, "-c", SAVE + text], "env": {}, **fast, **more}
-    (answer,) = call("start", folder, {"spec": spec, "secrets": {}, "token": "t", "attempt": 1})
+    order = {"spec": spec, "secrets": {"GPUWARDEN_SEAL_KEY": KEY}, "token": "t", "attempt": 1}
+    (answer,) = call("start", folder, order)
     assert answer["ok"], answer
 
 
@@ -100,7 +102,9 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
     assert str(place) in rows
     known = roster(folder)
     row = known["out/checkpoint-1/model.safetensors"]
-    assert row["sealed_at"] and row["sha256"] == rows[str(place)]["sha256"]
+    assert row["seal"] == {k: rows[str(place)][k] for k in ("sha256", "sealed_at", "mac")}
+    assert row["sha256"] == row["seal"]["sha256"], "what is there now is what was saved"
+    assert book.made_with(KEY.encode(), rows[str(place)])
     assert set(known) == {"out/checkpoint-1/model.safetensors", "out/checkpoint-1/trainer_state.json"}
 
 
@@ -114,7 +118,7 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     place.write_bytes(data)
     os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))  # the kernel's time of change tells it all the same
     row = roster(folder)["out/checkpoint-1/model.safetensors"]
-    assert "sealed_at" not in row and row["sha256"] != before["sha256"]
+    assert "seal" not in row and row["sha256"] != before["sha256"]
 
 
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path) -> None:
@@ -127,8 +131,10 @@ def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path)
     place.write_bytes(data)
     # No program can set back the time of change, so the book is told that it never moved.
     size, mtime, ctime = book.stamp_of(str(place)) or (0, 0, 0)
-    book.add(folder / "seals.jsonl", [{**sealed, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}])
-    assert roster(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == sealed["sha256"], "what was saved"
+    same = {**sealed, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}
+    book.add(folder / "seals.jsonl", [{**same, "mac": book.mac(KEY.encode(), same)}])
+    row = roster(folder)["out/checkpoint-1/model.safetensors"]
+    assert row["seal"]["sha256"] == sealed["sha256"] != row["sha256"], "what was saved, and what is there now"
     *_, found, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
     assert last["ok"]
     bad = next(f for f in found["found"]["files"] if f["path"].endswith("model.safetensors"))
@@ -160,7 +166,7 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, archive: obj
     until(lambda: over(folder))
     assert runner.observe(str(folder))["state"] == "succeeded"
     assert not (folder / "seals.jsonl").exists()
-    assert "sealed_at" not in roster(folder)["out/checkpoint-1/model.safetensors"]
+    assert "seal" not in roster(folder)["out/checkpoint-1/model.safetensors"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -242,6 +248,9 @@ FORGED: list[dict[str, Any]] = [
     {"size": [1]},
     {"sha256": None},
     {"sha256": 7},
+    {"mac": "x" * 64},
+    {"mac": ["0"]},
+    {"mac": "0" * (1 << 20)},
 ]
 
 
@@ -256,6 +265,86 @@ def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[
     assert roster(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == rows[place]["sha256"]
     *_, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
     assert last["ok"], last
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
+def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> None:
+    start(folder, "save(1); print(dict(os.environ)); time.sleep(60)")
+    until(lambda: book.read(folder / "seals.jsonl", KEY.encode()))
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        assert KEY.encode() not in path.read_bytes(), path
+    supervisor = int(runner.observe(str(folder))["pid"])
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    mine = [pid for pid in (supervisor, *map(int, children)) if b"gpuwarden" in command_of(pid) or pid == supervisor]
+    assert len(mine) == 2, "supervisor and sealer"
+    for pid in mine:
+        assert KEY.encode() not in command_of(pid) + Path(f"/proc/{pid}/environ").read_bytes()
+
+
+PEEK = """
+import ctypes, os, sys, time
+sys.path.insert(0, sys.argv[1])
+from gpuwarden.checkpoints import seal
+from gpuwarden.remote import runner
+
+def same_user():
+    if os.geteuid() == 0:
+        os.setgid(65534), os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after an exec
+
+def readable(hide):
+    held, told = os.pipe(), os.pipe()
+    holder = os.fork()
+    if not holder:
+        same_user(), hide()
+        os.write(told[1], b".")
+        os.read(held[0], 1)
+        os._exit(0)
+    os.read(told[0], 1)
+    reader = os.fork()
+    if not reader:
+        same_user()
+        try:
+            os.open(f"/proc/{holder}/mem", os.O_RDONLY)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    code = os.waitpid(reader, 0)[1]
+    os.write(held[1], b".")
+    os.waitpid(holder, 0)
+    return code == 0
+
+print(*map(readable, (lambda: None, seal.hide_memory, runner.hide_memory)))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
+def test_a_process_of_the_same_user_can_not_read_the_key_out_of_the_memory() -> None:
+    server = Path(str(runner.__file__)).parents[2]
+    done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=60)
+    open_one, *hidden = done.stdout.split()
+    if open_one == "False":
+        pytest.skip("this kernel hides the memory of every process already")
+    assert hidden == ["False", "False"], done.stderr
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_sealer_takes_no_line_for_its_own_that_it_did_not_make(tmp_path: Path) -> None:
+    """A job that writes the digest of its choice into the book does not keep the sealer from its work."""
+    path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
+    size, mtime, ctime = book.stamp_of(str(path)) or (0, 0, 0)
+    forged = {"path": str(path), "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": "0" * 64}
+    for more in ({}, {"mac": ""}, {"mac": "\u00e9"}, {"mac": book.mac(b"guess", {**forged, "sealed_at": 1.0})}):
+        book.add(tmp_path / "book", [{**forged, "sealed_at": 1.0, **more}])
+    sealer = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book", key=KEY.encode())
+    assert sealer.look() == ["checkpoint-1"]
+    row = book.read(tmp_path / "book", KEY.encode())[str(path)]
+    assert row["sha256"] != "0" * 64 and book.made_with(KEY.encode(), row)
+    again = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book", key=KEY.encode())
+    assert again.look() == [], "it knows its own line"
 
 
 @pytest.mark.parametrize("what", ["pipe", "link"])

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gpuwarden.hub.files import BLOCK, Address
 from gpuwarden.lifecycle.check import check
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.seals import job_key
 from gpuwarden.lifecycle.teardown import request
 from gpuwarden.lifecycle.verify import verify
 from gpuwarden.lifecycle.verify_there import CLAIM
@@ -34,7 +36,7 @@ from gpuwarden.rehearsal.hub_seed import TOKEN, USER
 from gpuwarden.rehearsal.hub_server import HubServer
 from gpuwarden.serve import replies
 from hubserver import STRANGER, hub_server
-from lifecycle_kit import launch, open_house, rent_cloud, training
+from lifecycle_kit import TRAIN, launch, open_house, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
 
@@ -382,16 +384,23 @@ async def test_what_the_bytes_do_not_suffice_for_is_said(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------------ digests of the save
 
 
-@pytest.mark.parametrize("rotten", [False, True])
-async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_path: Path, rotten: bool) -> None:
-    job = await done(house, tmp_path)
-    handle = read_job(house.ledger, job).handle
+def write_seal(w: Warden, job: str, sha256: str = "", *, key: str | None = None, after_s: float = 1.0) -> None:
+    """A line in the book of a job's machine: by the sealer's own key, or by another that a job made up."""
+    handle = read_job(w.ledger, job).handle
     assert handle is not None
     place = os.path.realpath(Path(handle.run_dir) / "work/out/model.safetensors")
     size, mtime, ctime = book.stamp_of(place) or (0, 0, 0)
-    saved = "0" * 64 if rotten else hashlib.sha256(Path(place).read_bytes()).hexdigest()
-    row = {"path": place, "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": saved, "sealed_at": 1.0}
+    row: dict[str, Any] = {"path": place, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}
+    row["sha256"] = sha256 or hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    row["sealed_at"] = ctime / 1e9 + after_s
+    row["mac"] = book.mac((job_key(w, job) if key is None else key).encode(), row) if key != "" else ""
     book.add(Path(handle.run_dir) / "seals.jsonl", [row])
+
+
+@pytest.mark.parametrize("rotten", [False, True])
+async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_path: Path, rotten: bool) -> None:
+    job = await done(house, tmp_path)
+    write_seal(house, job, "0" * 64 if rotten else "")
     got = await pull(house, job)
     if rotten:
         assert "whose digest was recorded right after its save" in got.received.problems[0].why
@@ -402,6 +411,59 @@ async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_
         assert "1 of 1 files were sealed on the machine right after they were saved" in report.proved
     there = await verify(house, job, where="instance")
     assert there.verdict is (Verdict.REFUTED if rotten else Verdict.PROVEN)
+
+
+@pytest.mark.parametrize("key", ["", "made up"])
+@pytest.mark.parametrize("lies", [False, True])
+async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
+    house: Warden, tmp_path: Path, key: str, lies: bool
+) -> None:
+    job = await done(house, tmp_path)
+    write_seal(house, job, "0" * 64 if lies else "", key=key)
+    got = await pull(house, job)
+    assert got.received.complete, "the bytes that are there now are taken, whatever the book says"
+    report = await verify(house, job, Level.LOAD)
+    assert report.verdict is Verdict.PROVEN, said(report)
+    assert not any("were sealed on the machine" in line for line in report.proved)
+    assert any("1 files have a seal" in line and "counts as not sealed" in line for line in report.warnings)
+
+
+@pytest.mark.parametrize("after_s", [86400.0, -86400.0])
+async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_none(
+    house: Warden, tmp_path: Path, after_s: float
+) -> None:
+    job = await done(house, tmp_path)
+    write_seal(house, job, after_s=after_s)
+    await pull(house, job)
+    assert any("counts as not sealed" in line for line in (await verify(house, job)).warnings)
+
+
+async def test_a_real_job_is_sealed_with_its_own_key_which_it_never_sees(
+    house: Warden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuwarden.remote import launch as launching
+
+    prepare = launching.prepare
+
+    def soon(*given: Any) -> Any:
+        made = prepare(*given)
+        made.spec.update(seal_after_s=0.01, seal_quiet_s=0.05, seal_every_s=0.05)
+        return made
+
+    monkeypatch.setattr(launching, "prepare", soon)
+    text = TRAIN + "\nprint(dict(os.environ), flush=True); time.sleep(1.5)"
+    command = (sys.executable, "-I", "-S", "-c", text, str(tmp_path / "said"), "0.3")
+    job = await done(house, tmp_path, command=command)
+    handle = read_job(house.ledger, job).handle
+    assert handle is not None
+    await pull(house, job)
+    report = await verify(house, job)
+    assert "1 of 1 files were sealed on the machine right after they were saved" in report.proved, report.warnings
+    key = job_key(house, job)
+    assert key == job_key(open_house(house.home, SystemClock()), job) != job_key(house, "another")
+    kept = [p for p in [*Path(handle.run_dir).rglob("*"), *house.home.rglob("*")] if p.is_file()]
+    assert not [p for p in kept if key.encode() in p.read_bytes()]
+    assert (house.home / "seal.key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(("what", "against"), [("", None), (" ", None), (".", "")])

@@ -46,6 +46,8 @@ MINUTE = 60.0
 class Seen:
     """A backend whose machine shows what the test says: utilization of a GPU can't be had here for real."""
 
+    seals = False
+
     def __init__(self) -> None:
         self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
         self.beat = Beat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)

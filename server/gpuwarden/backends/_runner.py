@@ -35,6 +35,7 @@ class RunnerBackend:
 
     name: str
     takes_inputs = True
+    seals = True
 
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float

@@ -38,6 +38,8 @@ class Backend(Protocol):
     name: str
     takes_inputs: bool
     """Whether files can be put into a job's working folder before it starts."""
+    seals: bool
+    """Whether our sealer runs beside its jobs and takes `GPUWARDEN_SEAL_KEY` out of the secrets for itself."""
 
     async def check(self, place: Place) -> list[Finding]:
         """Say what is wrong with a place before a job is sent there."""

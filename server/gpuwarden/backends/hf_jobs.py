@@ -63,6 +63,7 @@ class HfJobsBackend:
 
     name = "hf_jobs"
     takes_inputs = False
+    seals = False
 
     def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
         self._clock = clock

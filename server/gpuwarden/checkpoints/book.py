@@ -4,10 +4,14 @@ A line holds for a file only while its size and both of its times are those of t
 moves the kernel's time of change, and the line no longer speaks of it. Lines are only ever added, the last one of a
 path holds, and a line that a kill cut short is passed over. The runner reads the same file (`seals.jsonl`).
 Standard library only.
+
+The job runs as the same user and may write lines too. With a key, which comes over stdin and is on no disk of the
+machine, each line carries a MAC: only who holds the key can have made it.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 64 << 20
-_STAMP = ("size", "mtime_ns", "ctime_ns")
+STAMP = ("size", "mtime_ns", "ctime_ns")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 """The book lies where the job may write: a link is not followed, a pipe not waited for."""
@@ -24,7 +28,7 @@ _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os
 
 def stamp(row: dict[str, Any]) -> tuple[int, ...]:
     """What tells that a file is still the one that was sealed."""
-    return tuple(int(row[k]) for k in _STAMP)
+    return tuple(int(row[k]) for k in STAMP)
 
 
 def stamp_of(path: str) -> tuple[int, ...] | None:
@@ -34,6 +38,17 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def mac(key: bytes, row: dict[str, Any]) -> str:
+    """What only the holder of the key can put to a line. It binds a digest to a file's times, not to its name."""
+    told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at")])
+    return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
+
+
+def made_with(key: bytes, row: dict[str, Any]) -> bool:
+    """Whether a line was made by who holds the key."""
+    return hmac.compare_digest(mac(key, row).encode(), str(row["mac"]).encode())
 
 
 def add(book: Path, rows: list[dict[str, Any]]) -> None:
@@ -49,8 +64,8 @@ def add(book: Path, rows: list[dict[str, Any]]) -> None:
         os.close(fd)
 
 
-def read(book: Path) -> dict[str, dict[str, Any]]:
-    """Real path -> its last line; empty for a book that is not there."""
+def read(book: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
+    """Real path -> its last line; empty for a book that is not there. With a key, only lines that were made with it."""
     try:
         fd = os.open(str(book), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
@@ -61,7 +76,8 @@ def read(book: Path) -> dict[str, dict[str, Any]]:
     for line in data.splitlines():
         try:
             row = json.loads(line)
-            if _SHA256.fullmatch(row["sha256"]) and all(type(row[k]) is int for k in _STAMP):
+            sound = _SHA256.fullmatch(row["sha256"]) and all(type(row[k]) is int for k in STAMP)
+            if sound and (not key or made_with(key, row)):
                 rows[str(row["path"])] = row
         except (ValueError, LookupError, TypeError, RecursionError):
             continue

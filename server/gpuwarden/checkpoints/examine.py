@@ -34,10 +34,11 @@ def examine(path: Path, ask: Ask) -> Findings:
     """Look at a file or at everything below a folder. Never raises for bad content."""
     if path.is_dir():
         return _folder(path, ask)
-    unreadable = ""
+    unreadable, rosters = "", 0
     if ask.only is None and not ask.expected and manifest.beside(path).is_file():
         try:
             ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
+            rosters = 1
         except (Broken, Doubtful) as why:
             unreadable = str(why)
     # The link that a caller names is the caller's own word; links inside a folder are the folder's.
@@ -45,7 +46,7 @@ def examine(path: Path, ask: Ask) -> Findings:
     entry = look(real, path.name, ask)
     if unreadable:
         entry.problems.append(unreadable)
-    return Findings(real, {path.name: entry}, None, [], open=ask.open)
+    return Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
 
 
 def _folder(path: Path, ask: Ask) -> Findings:
@@ -111,6 +112,7 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
                 said.problems.append(f"the manifest lists files that are gone: {some(gone)}")
             else:
                 said.proved.append(f"all {len(roster):,} files of the manifest are there")
+            found.rosters += 1
             expected.update((folder.join(n), e) for n, e in roster.items())
     return expected
 

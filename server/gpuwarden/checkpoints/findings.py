@@ -87,6 +87,8 @@ class Findings:
     doubts: list[str] = field(default_factory=list)
     # Files that were there but not asked for.
     beyond: list[str] = field(default_factory=list)
+    # How many manifests were found beside the files and believed.
+    rosters: int = 0
     open: Callable[[Path, str], Source] = Source
 
     def __getitem__(self, path: str) -> Entry | None:

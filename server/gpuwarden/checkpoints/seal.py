@@ -31,8 +31,8 @@ from gpuwarden.checkpoints.walk import Folder, walk
 class Sealer:
     """Looks at a folder of outputs, or at one file, again and again; `look` is one look.
 
-    `digests` are those to record. What was seen last is kept in memory only: after a restart everything that is not
-    sealed is looked at afresh.
+    `digests` are those to record; with a `key` each line of the book says by whom. What was seen last is kept in memory
+    only: after a restart everything that is not sealed is looked at afresh.
     """
 
     root: Path
@@ -40,6 +40,7 @@ class Sealer:
     digests: tuple[str, ...] = manifest.DIGESTS
     now: Callable[[], float] = time.time
     book: Path | None = None
+    key: bytes = b""
     seen: dict[str, tuple[object, float]] = field(default_factory=dict)
     settled: dict[str, object] = field(default_factory=dict)
     """Relative path -> its state when it was sealed, or found to be nothing that can be sealed."""
@@ -111,7 +112,7 @@ class Sealer:
     def _known(self, path: Path) -> bool:
         """Whether the book has every file of it as it is now."""
         assert self.book
-        rows = book.read(self.book)
+        rows = book.read(self.book, self.key)
         files = [f.path / n for top in [walk(path, Limits())] for f in top.folders for n in f.files]
         places = [os.path.realpath(p) for p in (files if path.is_dir() else [path])]
         return all(p in rows and book.stamp(rows[p]) == book.stamp_of(p) for p in places)
@@ -123,7 +124,8 @@ class Sealer:
             place = os.path.realpath(base / row["path"])
             if book.stamp_of(place) != book.stamp(row):
                 return False  # it was written to after all; the next look sees that
-            rows.append({**row, "path": place, "sealed_at": taken["taken_at"]})
+            line = {**row, "path": place, "sealed_at": taken["taken_at"]}
+            rows.append({**line, "mac": book.mac(self.key, line)} if self.key else line)
         book.add(self.book, rows)
         return True
 
@@ -168,3 +170,11 @@ def lowest_priority() -> None:
             os.nice(19)
         except OSError:
             pass
+
+
+def hide_memory() -> None:
+    """Ask the kernel to let no process of the same user read this one's memory, as far as it can be asked."""
+    with contextlib.suppress(ImportError, OSError, AttributeError, TypeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE

@@ -2,7 +2,7 @@
 
     python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--book FILE]    a line of findings for each
     python3 gpuwarden-checkpoints.pyz manifest PATH...                               a line of manifest for each
-    python3 gpuwarden-checkpoints.pyz seal PATH... [--book FILE] [--quiet 30] [--every 10] [--once | --attached]
+    python3 gpuwarden-checkpoints.pyz seal PATH... [--book FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
 A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. Levels load
 and resume, and comparing, stay with `verify.py`. The runner starts `seal` beside a job, and `examine` when asked.
@@ -26,12 +26,13 @@ from gpuwarden.checkpoints.anatomy import Broken, Doubtful, short
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.findings import Ask, Expected
-from gpuwarden.checkpoints.seal import Sealer, lowest_priority
+from gpuwarden.checkpoints.seal import Sealer, hide_memory, lowest_priority
 
 # What needs more than the standard library stays at home.
 _HOME = {"verify.py", "load.py", "load_child.py", "compare.py", "savelib.py"}
 _CORE = ("__init__.py", "errors.py", "registry.py")
 _ROWS = 1_000
+_MAX_KEY = 256
 _FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "sealed", "unread")
 _FOLDER = ("layout", "path", "step", "checkpoint", "proved", "warnings", "doubts", "problems", "resume")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -70,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
     ask.add_argument("--once", action="store_true", help="wait the quiet time once, then end")
     ask.add_argument("--attached", action="store_true", help="at the end of stdin look a last time, then end")
+    ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that lines are made with")
     args = ask.parse_args(argv)
     if args.verb == "seal":
         return _seal(args)
@@ -124,7 +126,8 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 def _seal(args: argparse.Namespace) -> int:
     lowest_priority()
     digests = ("sha256",) if args.book else manifest.DIGESTS
-    sealers = [Sealer(path, args.quiet, digests, book=args.book) for path in args.paths]
+    key = _key() if args.keyed else b""
+    sealers = [Sealer(path, args.quiet, digests, book=args.book, key=key) for path in args.paths]
     _announce(sealers)
     while not args.once:
         over = _wait(args.every, args.attached)
@@ -138,6 +141,15 @@ def _seal(args: argparse.Namespace) -> int:
         time.sleep(args.quiet)
         _announce(sealers)
     return 0
+
+
+def _key() -> bytes:
+    """The first line of stdin, byte by byte: what comes after it is not ours to take."""
+    hide_memory()
+    line = bytearray()
+    while len(line) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
 
 
 def _wait(seconds: float, attached: bool) -> bool:

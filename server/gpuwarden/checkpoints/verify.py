@@ -29,6 +29,9 @@ from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
 from gpuwarden.remote.names import LOG_NAME, STAGING
 
+WHO = (
+    "who wrote the manifest beside the files: whoever can write one can write the other, so it shows damage, not malice"
+)
 _RANK = {Verdict.PROVEN: 0, Verdict.UNKNOWN: 1, Verdict.REFUTED: 2}
 
 
@@ -124,7 +127,10 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
         _against_roster(found, roster, extra, level)
         _missing(manifest, under, extra)
         return found, extra
-    return examine(path, ask), extra
+    found = examine(path, ask)
+    if found.rosters and any(e.sealed for e in found.entries.values()):
+        extra.not_checked.append(WHO)
+    return found, extra
 
 
 def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra, level: Level) -> None:

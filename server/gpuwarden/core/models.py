@@ -330,6 +330,14 @@ class LogChunk(Frozen):
 # ----------------------------------------------------------------------------------------------------- artifacts
 
 
+class SealLine(Frozen):
+    """What a machine's book of seals says of one file as it is now; `mac` tells who wrote that."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sealed_at: float = Field(ge=0, lt=1e12)
+    mac: str = Field(default="", max_length=64)
+
+
 class Artifact(Frozen):
     """One file of a manifest. `path` is relative to the run folder, or absolute on the machine.
 
@@ -341,7 +349,8 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    sealed_at: float | None = None  # when that digest was taken, if it was right after the save
+    sealed_at: float | None = None  # when our sealer took that digest, if it was right after the save
+    seal: SealLine | None = None  # what the machine says of that, whoever may have written it
     xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
     crc32: str | None = None  # as fast, and needs no library beyond the standard one where the file was saved
 

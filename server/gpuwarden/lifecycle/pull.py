@@ -14,6 +14,7 @@ from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import Pulled, save_pull
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.seals import believed
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.names import LOG_NAME, STAGING
 from gpuwarden.remote.receive import Progress, Received, receive
@@ -47,7 +48,7 @@ async def pull(
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
     target = dest_of(w, job, dest)
     backend = w.backend(job.handle.backend)
-    listed = await roster(backend, job.handle, job.spec.outputs)
+    listed = believed(w, job_id, await roster(backend, job.handle, job.spec.outputs))
     received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}

@@ -16,6 +16,7 @@ from gpuwarden.lifecycle.meter import look
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.records import JobRecord, read_lease
 from gpuwarden.lifecycle.renting import restart
+from gpuwarden.lifecycle.seals import SEAL_KEY, job_key
 from gpuwarden.lifecycle.staging import staged
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 from gpuwarden.remote.launch import DIED
@@ -44,6 +45,8 @@ async def submitting(w: Warden, job: JobRecord) -> bool:
     if w.ledger.used("submit.intent", token) is None:
         w.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
     backend = w.backend(w.profile(job.spec.platform).backend)
+    if backend.seals:
+        secrets[SEAL_KEY] = job_key(w, job.id)
     try:
         with anyio.fail_after(STEP_S):
             inputs = await anyio.to_thread.run_sync(staged, w.input_store, job.inputs)

@@ -97,11 +97,22 @@ async def verify_job(
         lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress)
     )
     save_verified(w, job, pulled, before, report)
-    sealed = sum(f.sealed_at is not None for f in roster.files)
-    if not sealed:
-        return report
-    said = f"{sealed:,} of {len(roster.files):,} files were sealed on the machine right after they were saved"
-    return report.model_copy(update={"proved": (*report.proved, said)})
+    return _with_seals(report, roster)
+
+
+def _with_seals(report: Report, roster: Manifest) -> Report:
+    """The report, with what is known of the digests that were taken on the machine right after a save."""
+    ours = sum(f.sealed_at is not None for f in roster.files)
+    claimed = sum(f.seal is not None for f in roster.files) - ours
+    proved, warnings = list(report.proved), list(report.warnings)
+    if ours:
+        proved.append(f"{ours:,} of {len(roster.files):,} files were sealed on the machine right after they were saved")
+    if claimed:
+        warnings.append(
+            f"{claimed:,} files have a seal on the machine that our sealer can't be shown to have made (the job can "
+            "write such lines too): each counts as not sealed"
+        )
+    return report.model_copy(update={"proved": tuple(proved), "warnings": tuple(warnings)})
 
 
 def _as_it_lies_here(pulled: Pulled) -> Manifest:

@@ -11,7 +11,8 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
     out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest
     metrics.jsonl      written by the job: one JSON object per line, `step` and numbers
     alerts.jsonl       written by the supervisor
-    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save
+    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save; the job may write
+                       here too, so each line carries a code (MAC) by which its maker is known to who holds the key
     work/              the job's working folder; relative outputs live here
 
 A job is known by (token, attempt) and is launched once: whoever gets the lock and finds no status of that attempt
@@ -52,6 +53,7 @@ MAX_MEMBER = 1 << 20
 MAX_BOOK = 64 << 20  # as in checkpoints/book.py
 MAX_FINDINGS = 8 << 20
 SEAL_AFTER_S = 5.0  # a job that ends before is sealed by its pull
+SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
 ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 PIECE = 1 << 18
 Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
@@ -864,7 +866,10 @@ class Supervisor:
         self.folder, self.spec = folder, spec
         self.secrets: dict[str, str] = dict(order.get("secrets") or {})
         self.post_token = self.secrets.pop("GPUWARDEN_POST_TOKEN", "")
-        self.redactor = Redactor([*self.secrets.values(), self.post_token])
+        self.seal_key = self.secrets.pop("GPUWARDEN_SEAL_KEY", "")
+        if self.seal_key and not spec.get("root"):  # a rehearsal finds its processes by their environment
+            hide_memory()
+        self.redactor = Redactor([*self.secrets.values(), self.post_token, self.seal_key])
         self.grace = float(spec.get("grace_s") or 10.0)
         self.beat_every = max(float(spec.get("heartbeat_s") or 10.0), 0.2)
         self.inode = os.stat(folder).st_ino
@@ -1098,7 +1103,7 @@ class Supervisor:
         self.escalate()
         now = time.monotonic()
         if self.sealer is None and now - self.begun >= float(self.spec.get("seal_after_s") or SEAL_AFTER_S):
-            self.sealer = start_sealer(self.folder, self.spec) or False
+            self.sealer = start_sealer(self.folder, self.spec, self.seal_key) or False
         if now - self.beat_at >= self.beat_every:
             self.beat_at = now
             self.beat()
@@ -1239,10 +1244,21 @@ def _nothing() -> None:
 # ---------------------------------------------------------------------------------------------------------- seals
 
 
-def start_sealer(folder: str, spec: Json) -> Any:
+def hide_memory() -> None:
+    """Ask the kernel to let no process of the same user read this one's memory, as far as it can be asked."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    except (ImportError, OSError, AttributeError, TypeError):
+        pass
+
+
+def start_sealer(folder: str, spec: Json, key: str) -> Any:
     """Start the shipped archive beside the job, giving way to it. None where that can't be: then the pull seals.
 
     It lives as long as somebody holds the other end of its stdin, so it never outlives a killed supervisor for long.
+    The key goes there as well, and nowhere else.
     """
     import shutil
     import subprocess
@@ -1255,12 +1271,16 @@ def start_sealer(folder: str, spec: Json) -> Any:
     argv = [*([ionice, "-c3"] if ionice else []), sys.executable, "-I", "-S", archive, "seal", *tops]
     argv += ["--book", folder + "/seals.jsonl", "--attached"]
     argv += ["--quiet", str(spec.get("seal_quiet_s") or 30), "--every", str(spec.get("seal_every_s") or 10)]
+    argv += ["--keyed"] if key else []
     try:
         with open(os.devnull, "r+b") as null:
-            return subprocess.Popen(
+            sealer = subprocess.Popen(
                 argv, cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0
             )
-    except (OSError, subprocess.SubprocessError):
+        if key and sealer.stdin:
+            write_all(sealer.stdin.fileno(), key.encode("ascii") + b"\n")
+        return sealer
+    except (OSError, UnicodeError, subprocess.SubprocessError):
         return None
 
 
@@ -1279,7 +1299,10 @@ def find_archive(folder: str, name: Any) -> str:
 
 
 def seals(folder: str) -> dict[str, Json]:
-    """Real path -> the last line of the book about it. A line that a kill cut short is passed over."""
+    """Real path -> the last line of the book about it. A line that a kill cut short is passed over.
+
+    Who wrote a line can't be told here, for the job may write them as well; who holds the key can tell by its `mac`.
+    """
     try:
         data = read_small(folder + "/seals.jsonl", MAX_BOOK)
     except OSError:
@@ -1291,7 +1314,8 @@ def seals(folder: str) -> dict[str, Json]:
             known = {k: row[k] for k in ("size", "mtime_ns", "ctime_ns", "sha256", "sealed_at")}
             plain = all(type(known[k]) is int for k in ("size", "mtime_ns", "ctime_ns"))
             dated = type(known["sealed_at"]) in (int, float) and 0 <= known["sealed_at"] < 1e12
-            if plain and dated and re.fullmatch("[0-9a-f]{64}", known["sha256"]):
+            known["mac"] = row.get("mac") or ""
+            if plain and dated and SHA256.fullmatch(known["sha256"]) and MAC.fullmatch(known["mac"]):
                 rows[str(row["path"])] = known
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
@@ -1307,15 +1331,14 @@ def examine(folder: str, request: Json) -> Json:
     if not archive:
         raise Problem("no_archive", "the archive that examines checkpoints is not here")
     ground, paths = Ground(request), [str(p) for p in request.get("paths") or []]
-    tops = []
-    for path in paths:
-        top, bound = ground.locate(folder, path)
-        tops.append(os.path.realpath(top))
-        if not inside(tops[-1], bound):
-            raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+    tops = [bounded(folder, ground, path) for path in paths]
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
     argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
     argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
+    if request.get("deeper") in ("load", "resume"):
+        argv.append("--" + request["deeper"])
+    if request.get("against"):
+        argv.append("--against=" + bounded(folder, ground, str(request["against"])))
     child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     timer = threading.Timer(seconds + 30, child.kill)
     timer.start()
@@ -1330,6 +1353,15 @@ def examine(folder: str, request: Json) -> Json:
     for number, line in enumerate(lines):
         reply({"output": paths[number], "found": line})
     return {"ok": True, "outputs": len(lines)}
+
+
+def bounded(folder: str, ground: Ground, path: str) -> str:
+    """The real path of a declared one. Raises Problem for a link that leaves its folder."""
+    top, bound = ground.locate(folder, path)
+    real = os.path.realpath(top)
+    if not inside(real, bound):
+        raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+    return real
 
 
 def passed_on(child: Any) -> list[Json]:
@@ -1687,13 +1719,13 @@ class Roster:
                 self.skip(shown, "no regular file")
                 return
             row: Json = {"path": shown, **stamp(info)}
-            sealed = self.seals.get(real)
-            if sealed and stamp(info) == {k: sealed[k] for k in stamp(info)}:
-                row.update(sealed)  # what was saved, not what a disk may have made of it since
-            elif self.digests:
+            if self.digests:
                 row.update(self.hash(real))
                 if row["sha256"] is None:
                     self.skip(shown, "it kept changing while it was read")
+            sealed = self.seals.get(real)
+            if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # what was saved, beside what is there now
+                row["seal"] = {k: sealed[k] for k in ("sha256", "sealed_at", "mac")}
             self.emit(row)
         except UnicodeEncodeError:
             self.skip(shown, "its name is no UTF-8")
