@@ -1,0 +1,82 @@
+"""Disks and GPUs, asked in a thread of their own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpuwarden.remote.runner.problem import Json
+
+
+class Asked:
+    """Asks in a thread what may hang for a long time: a sick driver, a network disk that went away."""
+
+    def __init__(self) -> None:
+        self.values: Json = {}
+        self.thread: Any = None
+
+    def ask(self, patience: float = 0.0) -> Json:
+        """The last answer, or one that comes within `patience` seconds; asks anew unless a question is still open."""
+        if not (self.thread and self.thread.is_alive()):
+            import threading
+
+            self.thread = threading.Thread(target=self._query, daemon=True)
+            self.thread.start()
+        if patience:
+            self.thread.join(patience)
+        return self.values
+
+    def _query(self) -> None:
+        raise NotImplementedError
+
+
+class Rooms(Asked):
+    """Disk and inodes where the declared outputs go: of the file system that has the least of each."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self.paths = paths
+
+    def _query(self) -> None:
+        rooms = []
+        for path in self.paths:
+            while not os.path.exists(path) and len(path) > 1:
+                path = os.path.dirname(path)
+            try:
+                rooms.append(os.statvfs(path))
+            except OSError:
+                continue
+        if rooms:
+            fs = min(rooms, key=lambda r: r.f_bavail * r.f_frsize)
+            found: Json = {"disk_free": fs.f_bavail * fs.f_frsize, "disk_total": fs.f_blocks * fs.f_frsize}
+            counted = [r for r in rooms if r.f_files]  # some file systems count no inodes
+            if counted:
+                fs = min(counted, key=lambda r: r.f_favail)
+                found.update(inodes_free=fs.f_favail, inodes_total=fs.f_files)
+            self.values = found
+
+
+class Gpu(Asked):
+    """Asks nvidia-smi."""
+
+    def __init__(self) -> None:
+        import shutil
+
+        super().__init__()
+        self.program = shutil.which("nvidia-smi")
+
+    def ask(self, patience: float = 0.0) -> Json:
+        """As above, and nothing where there is no such program."""
+        return super().ask(patience) if self.program else {}
+
+    def _query(self) -> None:
+        import subprocess
+
+        ask = [str(self.program), "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+        try:
+            out = subprocess.run(ask, capture_output=True, timeout=60).stdout.decode("ascii", "replace")
+            rows = [[float(x) for x in line.split(",")] for line in out.splitlines() if line.strip()]
+            used = int(sum(r[1] for r in rows)) << 20
+            self.values = {"gpu_util": sum(r[0] for r in rows) / len(rows), "gpu_mem_used": used} if rows else {}
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+            self.values = {}
