@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from gpuwarden.remote.runner.crash import HEADING
+
 ROOMS: Final = Path(__file__).with_name("runner")
 _LAST: Final = "verbs"  # it needs all others, directly or not
 _FUTURE: Final = "from __future__ import annotations\n"
@@ -26,7 +28,7 @@ def one_file() -> bytes:
     parts = [(ROOMS / "__init__.py").read_text("utf-8"), "\n", _FUTURE]
     for room, text in texts.items():
         plain = _NEAR.sub(lambda found: "\n" * found.group().count("\n"), text).replace(_FUTURE, "\n", 1)
-        parts.append(f"\n\n# room: {room}\n{plain}")
+        parts.append(f"\n\n{HEADING}{room}\n{plain}")
     return "".join(parts).encode()
 
 

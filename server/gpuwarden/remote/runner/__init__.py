@@ -19,5 +19,8 @@ A job is known by (token, attempt) and is launched once: whoever gets the lock a
 launches, everybody else adopts. A process is known by pid, start ticks and boot id, never by its pid alone. Secrets
 travel over stdin into the job's environment and nowhere else; their values are masked in everything that is written.
 
+Its parts lie in rooms here and travel as one file (`onefile.py`). A room imports other rooms and the standard library,
+rooms at its top: a supervisor outlives the file that it was started from.
+
 Signals to the supervisor: SIGUSR1 is our own stop (canceled); SIGTERM and SIGINT come from outside (preempted).
 """
