@@ -1,10 +1,12 @@
-"""Disks and GPUs, asked in a thread of their own."""
+"""How the machine is: memory, disks, GPUs; what may hang is asked in a thread of its own."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from gpuwarden.remote.runner.ground import Ground
+from gpuwarden.remote.runner.memory import OomKills, memory
 from gpuwarden.remote.runner.problem import Json
 
 
@@ -80,3 +82,20 @@ class Gpu(Asked):
             self.values = {"gpu_util": sum(r[0] for r in rows) / len(rows), "gpu_mem_used": used} if rows else {}
         except (OSError, ValueError, IndexError, subprocess.SubprocessError):
             self.values = {}
+
+
+class Vitals:
+    """Memory, disk, inodes and GPU; what can't be read is left out."""
+
+    def __init__(self, folder: str, spec: Json) -> None:
+        ground, outputs = Ground(spec), [str(p) for p in spec.get("outputs") or []][:16]
+        self.gpu = Gpu()
+        self.rooms = Rooms([folder, *(ground.locate(folder, path)[0] for path in outputs)])
+        self.kills = OomKills()
+
+    def take(self, last: bool) -> Json:
+        """How they are now."""
+        used, limit = memory()
+        room = self.rooms.ask(1.0 if last else 0.05)  # a disk that is well answers at once
+        gpu = self.gpu.values if last else self.gpu.ask()
+        return {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **room, **gpu}
