@@ -91,7 +91,7 @@ def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", runner_file(), "logs", str(folder)]
     done = subprocess.run(argv, input='{"cursor": "nonsense"}', capture_output=True, text=True, timeout=60)
     named = re.findall(r"^in (\w+\.py):(\d+)$", done.stderr, re.MULTILINE)
-    assert [room for room, _ in named][-3:] == ["verbs.py", "verbs.py", "observe.py"]
+    assert [room for room, _ in named][-3:] == ["verbs.py", "verbs.py", "log.py"]
     numbers = re.findall(r'^  File ".*", line (\d+), in ', done.stderr, re.MULTILINE)
     shipped = one_file().decode().splitlines()
     in_rooms = [(ROOMS / room).read_text().splitlines()[int(number) - 1] for room, number in named]

@@ -17,35 +17,47 @@ MAX_FINDINGS = 8 << 20
 
 def examine(folder: str, request: Json) -> Json:
     """Let the shipped archive look at outputs where they lie; its lines are passed on, bounded, with signs of life."""
-    import subprocess
-    import threading
-
     archive = find_archive(folder, request.get("archive"))
     if not archive:
         raise Problem("no_archive", "the archive that examines checkpoints is not here")
-    ground, paths = Ground(request), [str(p) for p in request.get("paths") or []]
-    tops = [bounded(folder, ground, path) for path in paths]
+    paths = [str(p) for p in request.get("paths") or []]
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
+    lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
+    if len(lines) != len(paths):
+        raise Problem("io_error", f"it ended after {len(lines)} of {len(paths)} outputs, with code {code}")
+    for number, line in enumerate(lines):
+        reply({"output": paths[number], "found": line})
+    return {"ok": True, "outputs": len(lines)}
+
+
+def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
+    """The words that ask the archive."""
+    ground = Ground(request)
+    tops = [bounded(folder, ground, path) for path in paths]
     argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
     argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
     if request.get("deeper") in ("load", "resume"):
         argv.append("--" + request["deeper"])
     if request.get("against"):
         argv.append("--against=" + bounded(folder, ground, str(request["against"])))
+    return argv
+
+
+def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
+    """The lines that a child says within some seconds, and its exit code."""
+    import subprocess
+    import threading
+
     child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    timer = threading.Timer(seconds + 30, child.kill)
+    timer = threading.Timer(seconds, child.kill)
     timer.start()
     try:
         lines = passed_on(child)
     finally:
         timer.cancel()
         child.kill()
-        child.wait()
-    if len(lines) != len(paths):
-        raise Problem("io_error", f"it ended after {len(lines)} of {len(paths)} outputs, with code {child.returncode}")
-    for number, line in enumerate(lines):
-        reply({"output": paths[number], "found": line})
-    return {"ok": True, "outputs": len(lines)}
+        code = child.wait()
+    return lines, code
 
 
 def bounded(folder: str, ground: Ground, path: str) -> str:

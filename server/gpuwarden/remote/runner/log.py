@@ -8,7 +8,7 @@ import re
 import stat
 
 from gpuwarden.remote.runner.files import write_all
-from gpuwarden.remote.runner.problem import Json
+from gpuwarden.remote.runner.problem import Json, Problem
 
 SEGMENT = re.compile(r"out\.(\d{15})\.log")
 
@@ -81,6 +81,13 @@ class Log:
                 os.unlink(path)
         except OSError:
             pass
+
+
+def logs(folder: str, request: Json) -> Json:
+    """A piece of the log."""
+    if not os.path.isdir(folder):
+        raise Problem("not_found", f"there is no run folder {folder}")
+    return read_log(folder, int(request.get("cursor") or 0), int(request.get("limit") or 1 << 16))
 
 
 def read_log(folder: str, cursor: int, limit: int) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpuwarden.remote.runner.log import log_size, read_log
+from gpuwarden.remote.runner.log import log_size
 from gpuwarden.remote.runner.problem import Json, Problem
 from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive
 from gpuwarden.remote.runner.status import read_status
@@ -44,10 +44,3 @@ def observe(folder: str) -> Json:
 def poll(_: str, request: Json) -> Json:
     """All jobs of this machine that are asked for, in one answer."""
     return {"ok": True, "jobs": {folder: observe(folder) for folder in request.get("dirs") or []}}
-
-
-def logs(folder: str, request: Json) -> Json:
-    """A piece of the log."""
-    if not os.path.isdir(folder):
-        raise Problem("not_found", f"there is no run folder {folder}")
-    return read_log(folder, int(request.get("cursor") or 0), int(request.get("limit") or 1 << 16))

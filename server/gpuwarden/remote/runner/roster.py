@@ -115,32 +115,37 @@ class Roster:
 
         A file's times are what tells later that it is still this one. The kernel alone sets the time of change.
         """
-        import hashlib
-
         row: Json = {}
         for _ in range(3):
-            fd = self.door.open(real)
-            try:
-                before = os.fstat(fd)
-                sha, count, spoke = hashlib.sha256(), 0, time.monotonic()
-                while True:
-                    block = os.read(fd, 1 << 20)
-                    if not block or count > before.st_size:
-                        break
-                    sha.update(block)
-                    count += len(block)
-                    if time.monotonic() - spoke > 5:  # a sign of life for who waits
-                        spoke = time.monotonic()
-                        self.emit({"progress": count})
-                after = os.fstat(fd)
-                row = stamp(after)
-                now = os.lstat(real)
-            finally:
-                os.close(fd)
-            same = stamp(before) == row and now.st_ino == after.st_ino
-            if same and count == row["size"]:
-                return {**row, "sha256": sha.hexdigest()}
+            row, digest = self.hash_once(real)
+            if digest:
+                return {**row, "sha256": digest}
         return {**row, "sha256": None}
+
+    def hash_once(self, real: str) -> tuple[Json, str]:
+        """Size and times after a reading, and its digest; none where the file changed meanwhile."""
+        import hashlib
+
+        fd = self.door.open(real)
+        try:
+            before = os.fstat(fd)
+            sha, count, spoke = hashlib.sha256(), 0, time.monotonic()
+            while True:
+                block = os.read(fd, 1 << 20)
+                if not block or count > before.st_size:
+                    break
+                sha.update(block)
+                count += len(block)
+                if time.monotonic() - spoke > 5:  # a sign of life for who waits
+                    spoke = time.monotonic()
+                    self.emit({"progress": count})
+            after = os.fstat(fd)
+            now = os.lstat(real)
+        finally:
+            os.close(fd)
+        row = stamp(after)
+        same = stamp(before) == row and now.st_ino == after.st_ino and count == row["size"]
+        return row, sha.hexdigest() if same else ""
 
 
 def roster(folder: str, request: Json, digests: bool) -> Json:

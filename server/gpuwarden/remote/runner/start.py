@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.observe import child_alive
@@ -49,21 +50,12 @@ def adopted(folder: str, order: Json) -> Json | None:
 def start(folder: str, order: Json) -> Json:
     """Launch an attempt in the background, once, or adopt it."""
     import select
-    import subprocess
 
     check_order(order)
     known = adopted(folder, order)
     if known:
         return known
-    errors = os.open(
-        folder + "/runner.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
-    argv = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "supervise", folder]
-    process = subprocess.Popen(
-        argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, bufsize=0
-    )
-    os.close(errors)
-    assert process.stdin and process.stdout
+    process = detached(folder)
     try:
         write_all(process.stdin.fileno(), json.dumps(order).encode("ascii"))
     finally:
@@ -76,6 +68,21 @@ def start(folder: str, order: Json) -> Json:
     except ValueError:
         raise Problem("unreachable", f"the supervisor ended without an answer; see {folder}/runner.err") from None
     return reply if isinstance(reply, dict) else {"ok": False, "code": "bad_reply", "error": "no object"}
+
+
+def detached(folder: str) -> Any:
+    """Start a supervisor in a session of its own. It takes its order from stdin and answers with a line."""
+    import subprocess
+
+    errors = os.open(
+        folder + "/runner.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    argv = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "supervise", folder]
+    process = subprocess.Popen(
+        argv, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, bufsize=0
+    )
+    os.close(errors)
+    return process
 
 
 def supervise(folder: str, order: Json) -> Json | None:

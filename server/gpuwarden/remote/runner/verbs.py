@@ -11,7 +11,8 @@ from gpuwarden.remote.runner.crash import tell_crash
 from gpuwarden.remote.runner.disclose import disclose
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.ground import printable
-from gpuwarden.remote.runner.observe import logs, poll
+from gpuwarden.remote.runner.log import logs
+from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.problem import Json, Problem
 from gpuwarden.remote.runner.reply import reply
 from gpuwarden.remote.runner.roster import roster
