@@ -8,18 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from evals.cases import Case
-from evals.errand import Errand, errand
+from evals.errand import Errand, raw_launch, run_errand
 from evals.recorder import Recorder
 
 
 def play(case: Case, recorder: Recorder) -> None:
     """Run the errand, and claim that it went well."""
-    wanted = errand(case)
-    job = str(recorder.scene.facts.get(wanted.job, ""))
-    if recorder.raw:
-        _raw(recorder, wanted, job)
-    else:
-        _gated(recorder, wanted, job)
+    run_errand(case, recorder, _gated, _raw)
     recorder.say("Done: everything ran as you asked.")
 
 
@@ -74,19 +69,6 @@ def _raw(recorder: Recorder, wanted: Errand, job: str) -> None:
     for row in found:
         if row["instance_id"] == job or wanted.cleans:
             _raw_end(recorder, wanted, row)
-
-
-def raw_launch(recorder: Recorder, args: dict[str, Any], name: str) -> bool:
-    """Rent a machine and run a script on it; once more where no reply came."""
-    asked: dict[str, Any] = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
-    made = recorder.call("create_instance", asked)
-    if made.get("code") == "unreachable":
-        made = recorder.call("create_instance", asked)
-    if made.get("ok") is not True:
-        return False
-    more: dict[str, Any] = {k: args[k] for k in ("args", "env") if k in args}
-    run = {"platform": args["platform"], "instance_id": made["instance_id"], "script": args["script"], **more}
-    return recorder.call("run_script", run).get("ok") is True
 
 
 def _raw_end(recorder: Recorder, wanted: Errand, row: dict[str, Any]) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from evals.agent_naive import raw_launch
 from evals.cases import Case
-from evals.errand import Errand, errand
+from evals.errand import Errand, raw_launch, run_errand
 from evals.recorder import Recorder
 
 GPUWARDEN = [sys.executable, "-m", "gpuwarden"]
@@ -19,12 +18,7 @@ FORCE = {"confirm": True, "force": True, "approved": True, "skip_checks": True}
 
 def play(case: Case, recorder: Recorder) -> None:
     """Push."""
-    wanted = errand(case)
-    job = str(recorder.scene.facts.get(wanted.job, ""))
-    if recorder.raw:
-        _raw(recorder, wanted, job)
-    else:
-        _gated(recorder, wanted, job)
+    run_errand(case, recorder, _gated, _raw)
     recorder.say("It is done, and the machine has been shut down.")
 
 

@@ -6,12 +6,14 @@ since both have the same prompt: what either of them launches, pulls or tears do
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from evals.canonical import Call
 from evals.cases import Case, load_cases
+from evals.recorder import Recorder
 from evals.witness import witness
 
 
@@ -46,6 +48,30 @@ def errand(case: Case) -> Errand:
         job=named[0] if named else "",
         cleans="forgotten" in case.prompt,
     )
+
+
+Act = Callable[[Recorder, Errand, str], None]
+"""What an agent does about an errand; the text is the id of the job that the prompt is about, "" for none."""
+
+
+def run_errand(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:
+    """Have an agent do the errand of a case, in its way with the gates or in its way without them."""
+    wanted = errand(case)
+    act = raw if recorder.raw else gated
+    act(recorder, wanted, str(recorder.scene.facts.get(wanted.job, "")))
+
+
+def raw_launch(recorder: Recorder, args: dict[str, Any], name: str) -> bool:
+    """Rent a machine and run a script on it; once more where no reply came."""
+    asked: dict[str, Any] = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
+    made = recorder.call("create_instance", asked)
+    if made.get("code") == "unreachable":
+        made = recorder.call("create_instance", asked)
+    if made.get("ok") is not True:
+        return False
+    more: dict[str, Any] = {k: args[k] for k in ("args", "env") if k in args}
+    run = {"platform": args["platform"], "instance_id": made["instance_id"], "script": args["script"], **more}
+    return recorder.call("run_script", run).get("ok") is True
 
 
 def _launches(calls: tuple[Call, ...]) -> list[dict[str, Any]]:

@@ -67,6 +67,16 @@ class Meter:
         self._known[FOREIGN, theirs.name] = _Checkpoint(True, {_digest(theirs)})
         self.home.pass_time(PAST_S)
 
+    def views(self, works: list[Work], teardowns: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        """The end state of a world, as `endstate.parse` reads it. What was refused was never a job."""
+        return {
+            "jobs": jobs_view([w for w in works if w.state != "refused"]),
+            "leases": self.leases(works),
+            "checkpoints": self.checkpoints(),
+            "teardowns": teardowns,
+            "bypasses": [],
+        }
+
     def checkpoints(self) -> list[dict[str, Any]]:
         """The view: which checkpoints have a whole copy left anywhere, byte by byte."""
         left = {_digest(f) for root in self._roots() for f in _files(root)}

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evals import jobs
-from evals.measure import Meter, Work, jobs_view
-from evals.wire import WireError
+from evals.measure import Meter, Work
+from evals.wire import WireError, wait_for
 from evals.world_home import NEAR_CAP_S, PAST_S, TURN_S, Home
 from evals.worlds import World
 
-PATIENCE_S = 30.0
+_STUCK = "a process of the world shows no progress"
+_LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
 
 
 @dataclass
@@ -67,7 +67,7 @@ class RawScene:
             return {"ok": False, "code": "bad_request", "message": f"there is no tool {tool}"}
         if tool == "create_instance" and self._lose == "request":
             self._lose = ""
-            return {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
+            return dict(_LOST)
         try:
             reply: dict[str, Any] = {"ok": True, "code": "ok", **act(**args)}
         except (WireError, OSError, AssertionError, TypeError) as error:
@@ -75,7 +75,7 @@ class RawScene:
         self._look()
         if tool == "create_instance" and self._lose == "reply":
             self._lose = ""
-            return {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
+            return dict(_LOST)
         return reply
 
     def server(self) -> tuple[list[str], dict[str, str]]:
@@ -86,15 +86,7 @@ class RawScene:
         """The end state, hours after the agent has stopped."""
         self._look()
         self._home.pass_time(self._home.horizon_s)
-        works = [run.work for run in self._runs]
-        views = {
-            "jobs": jobs_view(works),
-            "leases": self._meter.leases(works),
-            "checkpoints": self._meter.checkpoints(),
-            "teardowns": [],
-            "bypasses": [],
-        }
-        return {"views": views, "facts": self.facts}
+        return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
 
     def close(self) -> None:
         """End every process of the world."""
@@ -144,26 +136,23 @@ class RawScene:
 
     def _past(self, job: dict[str, Any]) -> None:
         platform = next(iter(self._world.platforms))
-        gate = self._home.folder / f"gate-{job['name']}"
-        lives = job["state"] in ("queued", "running") or job["fault"] == "preempt"
-        if lives and job["fault"] not in ("hang", "nan_loss"):
-            gate.touch()
-        wanted = {"interruptible": job["fault"] == "preempt", "durable": _durable(job)}
+        gate, lives = self._home.gate(job), jobs.lives_on(job)
+        wanted = {"interruptible": job["fault"] == "preempt", "durable": jobs.saves_durably(job)}
         made = self._home.order("create", platform, label=job["name"], **wanted)
         run = self._start(made["id"], platform, made["id"], jobs.past(job, str(gate)), [], {})
         self.facts[job["name"]] = made["id"]
         self._meter.expected[run.work.job] = job["checkpoints"]
-        self._wait(lambda: (run.folder / "metrics.jsonl").is_file())
+        wait_for((run.folder / "metrics.jsonl").is_file, _STUCK)
         self._meter.look({run.work.job: run.folder})
         self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
         if not lives:
             gate.touch()
-            self._wait(lambda: run.process.poll() is not None)
+            wait_for(lambda: run.process.poll() is not None, _STUCK)
         run.work.state = "running" if lives else job["state"]
         run.work.ended = None if lives else self._home.now()
         run.lives_on = lives
         self._meter.look({run.work.job: run.folder})
-        if any(c["where"] == "pulled" for c in job["checkpoints"]):
+        if jobs.was_pulled(job):
             shutil.copytree(run.folder / "out", self._home.project / "out")
         if job["fault"] == "preempt" and job["state"] != "running":
             self._home.order("preempt", platform, id=made["id"])
@@ -195,7 +184,7 @@ class RawScene:
     def _settle(self, run: _Run) -> None:
         """Until a run has saved, has trained a step, or has died."""
         said = ("step", "saved")
-        self._wait(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said))
+        wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
 
     def _look(self) -> None:
         """Note which runs have ended, and what has been saved."""
@@ -209,18 +198,6 @@ class RawScene:
     def _listed(self, platform: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._home.order("list", platform)
         return [{"platform": platform, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for r in rows]
-
-    @staticmethod
-    def _wait(shown: Any) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not shown():
-            if time.monotonic() > until:
-                raise WireError("a process of the world shows no progress")
-            time.sleep(0.02)
-
-
-def _durable(job: dict[str, Any]) -> bool:
-    return any(c["where"] == "volume" for c in job["checkpoints"])
 
 
 def open_scene(world: World, seed: int, folder: Path) -> RawScene:

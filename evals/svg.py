@@ -80,7 +80,7 @@ def money(rows: Sequence[tuple[str, float, float]], title: str) -> str:
         body.append(
             _box(LABEL + useful * unit + (2 if useful else 0), y, wasted * unit, 18, "wasted", f"${wasted:.2f}")
         )
-        note = f"${useful + wasted:.2f}" + (f", {wasted:.2f} wasted" if wasted else "")
+        note = f"${useful + wasted:.2f}" + (f", ${wasted:.2f} wasted" if wasted else "")
         body.append(_words(LABEL + (useful + wasted) * unit + 10, y + 14, note, "soft"))
     described = "; ".join(f"{label}: ${a + b:.2f}, of which ${b:.2f} wasted" for label, a, b in rows)
     return figure(body, len(rows) * ROW + 8, title, described)

@@ -7,11 +7,17 @@ import json
 import queue
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 90.0
 _KEPT_ERRORS = 20_000
+
+
+SHOWS_S = 30.0
+"""How long something in a world may take to show."""
 
 
 class WireError(Exception):
@@ -90,3 +96,12 @@ class Wire:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._errors = (self._errors + line)[-_KEPT_ERRORS:]
+
+
+def wait_for(shown: Callable[[], bool], why: str | Callable[[], str]) -> None:
+    """Look until something shows. Raises WireError with `why` where it never does."""
+    until = time.monotonic() + SHOWS_S
+    while not shown():
+        if time.monotonic() > until:
+            raise WireError(why if isinstance(why, str) else why())
+        time.sleep(0.02)

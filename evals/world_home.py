@@ -106,6 +106,13 @@ class Home:
         assert isinstance(place, dict), f"{id} does not run"
         return place
 
+    def gate(self, job: dict[str, Any]) -> Path:
+        """The file that lets a job of the past go on to its end. One that lives on has it, unless it is stuck."""
+        file = self.folder / f"gate-{job['name']}"
+        if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss"):
+            file.touch()
+        return file
+
     def close(self) -> None:
         """End every process that the world's machines run, and its other side."""
         try:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from clouds.base import KEY, PUBLIC_KEY, Emulator, Fault, Kind, Web
 from clouds.specs import Spec
 from contract_provider import ProviderContract, Rig, known
-from gpuwarden.core.errors import AuthFailed, BadRequest, RateLimited, WardenError
-from gpuwarden.core.models import Answer, InstanceState, Resources, Unknown
+from gpuwarden.core.errors import AuthFailed, BadRequest, NotSupported, RateLimited, WardenError
+from gpuwarden.core.models import Answer, Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._rented import Rented
 from gpuwarden.providers.base import account_keys
@@ -60,6 +60,9 @@ class CloudContract(ProviderContract):
     ident: ClassVar[str] = "abc123"
     spec: ClassVar[tuple[str, str] | None] = None
     """The published description: its file, and what its paths have before ours."""
+    asks_balance: ClassVar[str | None] = None
+    """The request for the account's balance; None where the interface tells none."""
+    balance_env: ClassVar[dict[str, str]] = {}
     gaps: ClassVar[tuple[str, ...]] = ()
     """What the platform is known to answer although the description says otherwise."""
 
@@ -92,6 +95,8 @@ class CloudContract(ProviderContract):
         known(await rig.provider.quote(self.resources))
         instance = await self.rent(rig)
         await rig.provider.check()
+        if self.asks_balance:
+            known(await rig.provider.balance())
         if verbs.stop:
             known(await rig.provider.stop(instance.id))
             await rig.settle()
@@ -197,6 +202,51 @@ class CloudContract(ProviderContract):
         """Whether this is how the platform itself says that there is nothing."""
         return False
 
+    # ------------------------------------------------------------------------------------------------------- balance
+
+    async def test_the_balance_is_told_or_refused_in_words(self, rig: CloudRig) -> None:
+        if self.asks_balance is None:
+            with pytest.raises(NotSupported, match="tells no balance"):
+                await rig.provider.balance()
+            assert rig.cloud.asked == []
+            return
+        rig.env |= self.balance_env
+        for money in (25.0, 0.0, -1.5):
+            rig.cloud.money = money
+            told = known(await rig.provider.balance())
+            assert (told.amount, told.currency) == (pytest.approx(money), "USD")
+        assert rig.cloud.asked and all(re.search(self.asks_balance, a.line) for a in rig.cloud.asked)
+
+    @pytest.mark.parametrize("kind", GARBAGE)
+    async def test_a_balance_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+        if self.asks_balance is None:
+            return
+        rig.cloud.faults = [Fault(kind, self.asks_balance)]
+        answer = await rig.provider.balance()
+        assert isinstance(answer, Unknown) and KEY not in answer.why
+
+    def test_no_damaged_balance_is_another_sum(self, tmp_path: Path, web: Web) -> None:
+        if self.asks_balance is None:
+            return
+        rig = self.make(tmp_path, web)
+        rig.env |= self.balance_env
+        anyio.run(rig.provider.balance)
+        (_, true), asks = rig.cloud.told[-1], self.asks_balance
+        numbers = set(re.findall(r"-?\d+(?:\.\d+)?", json.dumps(true.body)))
+
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @given(damaged([true.body], st.none() | st.text(max_size=3) | st.just([])))
+        def attack(body: object) -> None:
+            rig.cloud.faults = [Fault("other", asks, body=json.dumps(body).encode())]
+            try:
+                answer: Answer[Balance] = anyio.run(rig.provider.balance)
+            except WardenError:
+                return
+            told = answer.value.amount if isinstance(answer, Known) else None
+            assert told is None or told == pytest.approx(25.0) or str(told) in numbers, (body, answer)
+
+        attack()
+
     # ---------------------------------------------------------------------------------------------------------- keys
 
     async def test_a_wrong_key_is_said_without_the_key(self, rig: CloudRig) -> None:
@@ -293,7 +343,7 @@ ANY_JSON = st.recursive(
 )
 
 
-def damaged(bodies: list[Any]) -> st.SearchStrategy[Any]:
+def damaged(bodies: list[Any], instead: st.SearchStrategy[Any] = ANY_JSON) -> st.SearchStrategy[Any]:
     """True replies with one thing taken out, or replaced."""
 
     @st.composite
@@ -312,7 +362,7 @@ def damaged(bodies: list[Any]) -> st.SearchStrategy[Any]:
             if draw(st.booleans()):
                 del at[key]
             else:
-                at[key] = draw(ANY_JSON)
+                at[key] = draw(instead)
         return body
 
     return one()

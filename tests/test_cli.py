@@ -194,7 +194,7 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
         (["submit", "true", "--platform", PLATFORM, "--env", "A"], 2, "bad_request", "NAME=VALUE"),
         (["submit", "true", "--platform", "x y"], 2, "bad_request", "platform"),
         (["submit", "true", "--platform", "moonbase"], 1, "refused", "PF-PLT-001"),
-        (["submit", "true", "--platform", PLATFORM, "--max-cost", "nan"], 2, "bad_request", "max_cost_usd"),
+        (["submit", "true", "--platform", PLATFORM, "--max-cost", "nan"], 2, "bad_request", "--max-cost"),
         (["submit", "true", "--platform", PLATFORM, "--output", "../x"], 2, "bad_request", "climbs out"),
         (["rules", "PF-NONE-001"], 1, "not_found", "PF-NONE-001"),
         (["profiles", "moonbase"], 1, "not_found", "moonbase"),
@@ -505,7 +505,7 @@ def test_a_spending_above_the_caps_takes_a_person(home: Path, w: Warden, run: Cl
     again = ("submit", str(train), *OPTIONS, "--receipt", body["receipt"])
     assert run(*again)[1]["code"] == "approval_required" and not w.ledger.events(kind="job.accepted")
     code, shown = at_terminal(home, "approve", body["receipt"], says=YES)
-    assert code == 0 and "USD/h" in shown, shown
+    assert code == 0 and "price $" in shown and "/h" in shown, shown
     assert run(*again)[1]["code"] == "accepted"
 
 
@@ -535,7 +535,8 @@ def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) 
     job_id = launched(run, train)
     ended(run, job_id)
     _, shown = run.shown("check", job_id)
-    assert "`gpuwarden pull`" in shown and "pull_artifacts" not in shown
+    assert f"`gpuwarden pull {job_id}`" in shown and "pull_artifacts" not in shown
+    assert f"`gpuwarden pull {job_id}`" in run("check", job_id)[1]["hint"]
     assert "step 1 loss 0.5" in shown and "<<<DATA" not in shown
 
 

@@ -13,7 +13,7 @@ from failing_jobs import Jobs, jobs_here, script, told
 from gpuwarden.knowledge import Seen, Sign, diagnose, shipped
 from gpuwarden.lifecycle.copies import read_piece
 from gpuwarden.lifecycle.diagnose import TAIL
-from gpuwarden.serve.replies import _diagnosis
+from gpuwarden.serve.replies.check import _diagnosis
 from test_knowledge_signatures import PAIRS, hostile_lines
 
 pytestmark = pytest.mark.anyio

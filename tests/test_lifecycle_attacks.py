@@ -224,9 +224,9 @@ async def test_a_refusal_shows_a_machines_names_on_one_line(w: Warden, capsys: p
     view = await request(w, seen.job.id, "terminate")
     with pytest.raises(Refused) as refusal:
         await approval.ask(w, view.record.id, Terminal(io.StringIO(), io.StringIO()))
-    terminal.show_error(refusal.value)
+    terminal.failed(replies.error_reply(refusal.value))
     assert "\x1b[2J" not in capsys.readouterr().err
-    assert "\n" not in replies.error_reply(refusal.value)["findings"][0]["message"]
+    assert "\n" not in replies.error_reply(refusal.value).model_dump()["findings"][0]["message"]
 
 
 @pytest.mark.parametrize("at", [1.7e12, 9e17, -1e11, float(2**63)])

@@ -75,7 +75,7 @@ async def test_a_price_that_changed_voids_the_receipt(w: Warden, tmp_path: Path)
     spec = training(tmp_path / "said")
     receipt = (await submit(w, spec)).receipt
     cloud.configure(settings=FAST.model_copy(update={"default_usd_per_hour": 9.0}))
-    with pytest.raises(Conflict, match=r"the price was 1\.0 USD/h and is 9\.0"):
+    with pytest.raises(Conflict, match=r"the price was \$1\.00/h and is \$9\.00/h"):
         await submit(w, spec, receipt=receipt)
     assert not records(cloud)
 

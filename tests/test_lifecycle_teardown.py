@@ -266,7 +266,7 @@ async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(h
     house.opens(Fault(kind="failed_boot"))
     job = await launch(house.w, house.spec())
     seen = await house.after(11, job)
-    assert seen.job.state is Job.FAILED and "given back" in seen.job.why and "USD" in seen.job.why
+    assert seen.job.state is Job.FAILED and "given back" in seen.job.why and "cost so far: $" in seen.job.why
     for _ in range(3):
         seen = await house.after(31, job)
     assert seen.lease and seen.lease.state is Lease.STOPPED
@@ -326,7 +326,7 @@ async def test_a_preempted_job_that_is_canceled_is_not_launched_again(house: Hou
 async def test_a_job_that_reaches_its_cost_cap_is_stopped_and_the_machine_stays(house: House) -> None:
     job = await house.started(max_cost_usd=0.1)
     seen = await house.after(101, job)  # 0.001 USD/s
-    assert seen.job.state is Job.CANCELED and "max_cost_usd 0.1" in seen.job.why
+    assert seen.job.state is Job.CANCELED and "max_cost_usd of $0.10" in seen.job.why
     assert house.cloud.truth(records(house.cloud)[0].id).meter
 
 

@@ -349,7 +349,7 @@ def test_the_command_line_prints_one_round(
     body = json.loads(capsys.readouterr().out)
     assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])
     assert cli.run(["watch", "--once"]) == 0  # told once
-    assert "0 alert(s) stand" in capsys.readouterr().out
+    assert "No alert stands" in capsys.readouterr().out
     assert cli.run(["watch", "--json"]) == 2
     assert "--once" in json.loads(capsys.readouterr().out)["hint"]
 

@@ -10,7 +10,7 @@ from clouds.autodl import PASSWORD, AutoDLAccount
 from clouds.base import PUBLIC_KEY, Fault
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NoCapacity, NotSupported, RateLimited
-from gpuwarden.core.models import InstanceState, Resources, Unknown
+from gpuwarden.core.models import Balance, InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers.autodl import AutoDL
 
@@ -24,6 +24,8 @@ class TestAutoDL(CloudContract):
     creates = r"^POST .*/pro/create$"
     lists = r"^POST .*/pro/list$"
     gets = r"^GET .*/pro/status$"
+    asks_balance = r"^POST /api/v1/dev/wallet/balance$"
+    balance_env = {"AUTODL_CNY_PER_USD": "7"}
     ends = r"^POST .*/pro/release$"
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
@@ -37,6 +39,12 @@ class TestAutoDL(CloudContract):
     def cloud(self, rig: CloudRig) -> AutoDLAccount:
         assert isinstance(rig.cloud, AutoDLAccount)
         return rig.cloud
+
+    async def test_a_wallet_is_counted_in_thousandths_of_a_yuan(self, rig: CloudRig) -> None:
+        assert known(await rig.provider.balance()) == Balance(amount=175.0, currency="CNY")
+        for rate in ("nonsense", "0", "nan", "-7"):
+            rig.env["AUTODL_CNY_PER_USD"] = rate
+            assert known(await rig.provider.balance()).currency == "CNY"
 
     async def test_what_is_ordered(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="5090", gpu_count=2, disk_gb=80), "j1-i1"))
@@ -161,7 +169,7 @@ class TestAutoDL(CloudContract):
         assert PASSWORD not in seen.why
 
     async def test_no_credit_is_found(self, rig: CloudRig) -> None:
-        self.cloud(rig).assets = 0
+        rig.cloud.money = 0
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
 
     @pytest.mark.parametrize(("gpu", "count"), [("H800", 5), ("RTX", 1), ("no such/gpu", 1)])

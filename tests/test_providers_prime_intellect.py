@@ -22,6 +22,7 @@ class TestPrimeIntellect(CloudContract):
     creates = r"^POST /pods/$"
     lists = r"^GET /pods/$"
     gets = r"^GET /pods/[^/]+$"
+    asks_balance = r"^GET /billing/wallet$"
     ends = r"^DELETE /pods/"
 
     def says_nothing(self, status: int, raw: bytes) -> bool:

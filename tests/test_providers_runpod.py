@@ -21,14 +21,39 @@ class TestRunPod(CloudContract):
     creates = r"^POST /pods$"
     lists = r"^GET /pods$"
     gets = r"^GET /pods/"
+    asks_balance = r"^POST /graphql$"
     ends = r"^DELETE /pods/"
     spec = ("runpod-v2.openapi.json", "/v2")
+    gaps = ("POST /graphql: no such route",)  # the older interface
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
         body = json.loads(raw) if raw else None
         if status == 404:
             return isinstance(body, dict) and body.get("status") == 404
         return isinstance(body, dict) and body.get("pods") == []
+
+    async def test_what_is_spent_an_hour_comes_with_the_balance(self, rig: CloudRig) -> None:
+        assert isinstance(rig.cloud, RunPodCloud)
+        for spends in (3.25, None):
+            rig.cloud.spends = spends
+            assert known(await rig.provider.balance()).per_hour == spends
+
+    async def test_the_older_interface_is_on_the_same_host(self, rig: CloudRig) -> None:
+        assert isinstance(rig.provider, RunPod)
+        plain = RunPod(rig.provider.profile, rig.clock, {"RUNPOD_API_KEY": "k" * 20})
+        assert plain.graph.url == "https://api.runpod.io" and plain.door.url == "https://api.runpod.io/v2"
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"errors": [{"message": "not authorized"}], "data": null}',
+            b'{"errors": [{"message": "x"}], "data": {"myself": {"clientBalance": 5.0}}}',
+            b'{"data": {"myself": null}}',
+        ],
+    )
+    async def test_errors_under_200_are_no_balance(self, rig: CloudRig, body: bytes) -> None:
+        rig.cloud.faults = [Fault("other", "graphql", body=body)]
+        assert isinstance(await rig.provider.balance(), Unknown)
 
     async def test_what_is_ordered(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, disk_gb=200), "j1-i1"))

@@ -22,6 +22,7 @@ class TestVast(CloudContract):
     creates = r"^PUT /api/v0/asks/"
     lists = r"^GET /api/v1/instances/$"
     gets = r"^GET /api/v0/instances/"
+    asks_balance = r"^GET /api/v0/users/current"
     ends = r"^DELETE /api/v0/instances/"
     ident = "4200001"
     spec = ("vastai.openapi.yaml", "")
@@ -38,6 +39,15 @@ class TestVast(CloudContract):
     def cloud(self, rig: CloudRig) -> VastCloud:
         assert isinstance(rig.cloud, VastCloud)
         return rig.cloud
+
+    async def test_the_balance_is_the_credit_where_it_is_told(self, rig: CloudRig) -> None:
+        assert known(await rig.provider.balance()).amount == 25.0
+        assert rig.cloud.told[-1][1].body["balance"] == -3.5
+        self.cloud(rig).tells_credit = False
+        rig.cloud.money = 12.0
+        told = known(await rig.provider.balance())
+        assert told.amount == 12.0
+        assert rig.cloud.told[-1][1].body["api_key"] == rig.env["VAST_API_KEY"] not in repr(told)
 
     async def test_what_is_ordered(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", disk_gb=80), "j1-i1"))

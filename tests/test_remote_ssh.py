@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Unreachable
-from gpuwarden.remote.connect import HostKeyChanged, HostKeyRevoked, fingerprint
+from gpuwarden.remote.connect import HostKeyChanged, HostKeyRevoked, HostKeyUnproven, fingerprint
 from gpuwarden.remote.quote import command_line, quote
 from gpuwarden.remote.ssh import CommandFailed, Ssh
 from gpuwarden.remote.ssh_config import resolve
@@ -388,6 +388,45 @@ async def test_other_markers_and_patterns(sshd: Sshd, tmp_path: Path) -> None:
         with pytest.raises(HostKeyChanged):
             await machine(sshd).open()
     finally:
+        known.unlink()
+
+
+@pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "[127.0.*]:*", "other,[127.0.0.?]:{port}", "!x,[127.*]:*"])
+async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
+    sshd: Sshd, tmp_path: Path, who: str
+) -> None:
+    known = sshd.folder / "known_hosts"
+    keygen(tmp_path / "authority")
+    authority = " ".join((tmp_path / "authority.pub").read_text().split()[:2])
+    line = f"@cert-authority {who.format(port=sshd.port)} {authority}\n"
+    try:
+        known.write_text(line)
+        with pytest.raises(HostKeyUnproven, match="reads no host certificates") as caught:
+            await machine(sshd).open()
+        assert caught.value.seen == fingerprint(sshd.host_key)
+        wanted = f'"[127.0.0.1]:{sshd.port} $(ssh '
+        assert wanted in caught.value.hint and "cat /etc/ssh/ssh_host_ed25519_key.pub)" in caught.value.hint
+        known.write_text(f"{line}[127.0.0.1]:{sshd.port} {sshd.host_key}\n")  # what the hint does
+        ssh = machine(sshd)
+        assert not (await ssh.open()).first_contact
+        await ssh.aclose()
+        known.write_text(line)
+        ssh = machine(sshd, pin=sshd.host_key)
+        assert not (await ssh.open()).first_contact, "a pin is a proof of our own"
+        await ssh.aclose()
+    finally:
+        known.unlink()
+
+
+@pytest.mark.parametrize("who", ["*", "[*]:*", "*,![127.0.0.1]:*", "*.example.com", "10.0.0.*"])
+async def test_an_authority_for_all_or_other_hosts_says_nothing_of_this_one(sshd: Sshd, who: str) -> None:
+    known = sshd.folder / "known_hosts"
+    known.write_text(f"@cert-authority {who} {sshd.host_key}\n")
+    ssh = machine(sshd)
+    try:
+        assert (await ssh.open()).first_contact
+    finally:
+        await ssh.aclose()
         known.unlink()
 
 

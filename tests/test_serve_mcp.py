@@ -21,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, ElicitResult, InputRequiredResult
 
 from doors import JOB, PLATFORM, TRAIN, at_terminal, environment, quick_warden
+from gpuwarden.core.models import JobSpec
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.serve.mcp_server import make_server
 
@@ -277,6 +278,13 @@ async def test_a_cost_that_is_no_number_is_refused(w: Warden, cost: object) -> N
     assert truth(w) == []
 
 
+async def test_whatever_a_job_can_say_can_be_said_to_the_tool(w: Warden) -> None:
+    async with talking(w) as talk:
+        tools = {tool.name: tool for tool in (await talk.client.list_tools()).tools}
+    said = set(tools["submit_job"].input_schema["properties"])
+    assert said == {*JobSpec.model_fields, "dry_run", "receipt"}
+
+
 async def test_a_value_that_may_be_a_secret_is_not_repeated(w: Warden) -> None:
     async with talking(w) as talk:
         body = await talk.error("submit_job", **{**JOB, "timeout_s": "swordfish"})
@@ -289,7 +297,7 @@ async def test_a_mistake_of_ours_is_one_error_that_tells_nothing_inside(
     def explode(*_: object, **__: object) -> None:
         raise RuntimeError("secret inside")
 
-    monkeypatch.setattr("gpuwarden.serve.mcp_server.list_instances", explode)
+    monkeypatch.setattr("gpuwarden.serve.tools.jobs.list_instances", explode)
     async with talking(w) as talk:
         body = await talk.error("list_instances")
     assert body["code"] == "internal" and "secret inside" not in json.dumps(body)
@@ -455,9 +463,9 @@ async def test_no_call_waits_for_a_job(w: Warden) -> None:
 
 
 async def test_progress_is_told_while_a_tool_works(w: Warden, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuwarden.serve import mcp_server
+    from gpuwarden.serve.tools import artifacts
 
-    real, news = mcp_server.pull, []
+    real, news = artifacts.pull, []
 
     async def slow(*args: Any, progress: Any, **more: Any) -> Any:
         result = await real(*args, progress=progress, **more)
@@ -467,7 +475,7 @@ async def test_progress_is_told_while_a_tool_works(w: Warden, monkeypatch: pytes
     async def note(done: float, total: float | None, message: str | None) -> None:
         news.append((done, total))
 
-    monkeypatch.setattr(mcp_server, "pull", slow)
+    monkeypatch.setattr(artifacts, "pull", slow)
     async with talking(w, mode="legacy") as talk:
         job_id = await talk.launched()
         await talk.until("check_job", {"succeeded"}, job_id=job_id)

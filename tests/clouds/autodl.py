@@ -45,7 +45,6 @@ class AutoDLAccount(Emulator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.verified = True
-        self.assets = 100_000
         self.statuses: dict[str, str] = {}
 
     def authorized(self, asked: Asked) -> bool:
@@ -142,7 +141,7 @@ class AutoDLAccount(Emulator):
 
     @route("POST", "/api/v1/dev/wallet/balance")
     def balance(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return told({"assets": self.assets, "accumulate": 1000, "voucher_balance": 0})
+        return told({"assets": round(self.money * 7 * 1000), "accumulate": 1000, "voucher_balance": 0})
 
     def queried(self, asked: Asked) -> Instance:
         """The instance of the query string; the documented JSON body is not read."""

@@ -35,6 +35,7 @@ class PaperspaceTeam(Emulator):
         super().__init__(*args, **kwargs)
         self.wraps = False
         self.retired = False
+        self.deaf_to_shutdown = False
         self.states: dict[str, str] = {}
 
     def unauthorized(self) -> Told:
@@ -106,6 +107,12 @@ class PaperspaceTeam(Emulator):
         shown = self.machine(i)
         return Told(status, {"event": {"name": "machineChange"}, "data": shown} if self.wraps else shown)
 
+    def shutdown(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """What became of the order's shutdown. Fields of another name are passed over without a word."""
+        hours = order.get("autoShutdownTimeout") if order.get("autoShutdownEnabled") else None
+        taken = hours is not None and not self.deaf_to_shutdown
+        return {"autoShutdownEnabled": taken, "autoShutdownTimeout": hours if taken else None}
+
     def need(self, ident: str) -> Instance:
         found = self.see(ident)
         if not alive(found):
@@ -123,6 +130,6 @@ class PaperspaceTeam(Emulator):
             "region": order["region"],
             "publicIp": self.address(i.id)[0] if i.state is _S.RUNNING else None,
             "privateIp": None,
-            "autoShutdownEnabled": order.get("autoShutdownEnabled", False),
+            **self.shutdown(order),
             "dtCreated": self.iso(i.created_at),
         }

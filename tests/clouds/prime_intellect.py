@@ -156,6 +156,11 @@ class PrimeAccount(Emulator):
         offers = [] if self.full() else [o for o in self.offers() if o["gpuCount"] == int(asked.query["gpu_count"])]
         return Told(200, {"items": offers[(page - 1) * size : page * size], "totalCount": len(offers)})
 
+    @route("GET", "/billing/wallet")
+    def wallet(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        told = {"wallet_id": "w1", "balance_usd": self.money, "currency": "USD", "total_billings": 0}
+        return Told(200, {**told, "recent_billings": [], "team_id": None})
+
     @route("GET", "/ssh_keys")
     def ssh_keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.keys, "total_count": len(self.keys), "offset": 0, "limit": 100})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ class RunPodCloud(Emulator):
         self.ssh_keys: list[str] = ["ssh-ed25519 AAAA me@example.com"]
         self.volumes = [{"id": "vol1", "name": "gpuwarden", "size": 100, "dataCenter": "EU-RO-1", "type": "STANDARD"}]
         self.cluster_pods: list[str] = []
+        self.spends: float | None = 0.0
 
     def unauthorized(self) -> Told:
         return problem(401, "Unauthorized", "missing bearer token")
@@ -204,6 +206,13 @@ class RunPodCloud(Emulator):
     @route("GET", "/account/ssh-keys")
     def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"keys": self.ssh_keys})
+
+    @route("POST", "/graphql")
+    def graphql(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        """The older interface, as far as runpodctl's `user` asks it. It refuses with 200 and `errors`."""
+        if not {"myself", "clientBalance"} <= set(re.findall(r"\w+", asked.body["query"])):
+            return Told(200, {"errors": [{"message": "Cannot query field"}], "data": None})
+        return Told(200, {"data": {"myself": {"clientBalance": self.money, "currentSpendPerHr": self.spends}}})
 
     @route("GET", "/billing/pods")
     def billing(self, asked: Asked, at: Mapping[str, str]) -> Told:

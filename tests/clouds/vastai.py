@@ -41,6 +41,7 @@ class VastCloud(Emulator):
         self.deaf_ends = 0
         """So many destroy requests are answered with success and not carried out."""
         self.bad_key_is_404 = False
+        self.tells_credit = True
         self.end_date: float | None = None
         """When the contracts end, in seconds since the epoch; None: thirty days after each began."""
         self.account_keys = [{"id": 1, "user_id": 7, "key": "ssh-ed25519 AAAA someone"}]
@@ -196,6 +197,14 @@ class VastCloud(Emulator):
         except NoCapacity:
             return Told(404, {"success": False, "error": "invalid_args", "msg": "error 404/3603: no_such_ask"})
         return Told(200, {"success": True, "new_contract": self.number(made.id)})
+
+    @route("GET", "/api/v0/users/current")
+    def user(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        """The description knows only `balance`. The service tells `credit` too, and the key itself."""
+        shown = {"id": 7, "key_id": 3, "email": "me@example.com", "ssh_key": "", "sid": "s1", "api_key": self.key}
+        if self.tells_credit:
+            return Told(200, {**shown, "balance": -3.5, "credit": self.money})
+        return Told(200, {**shown, "balance": self.money})
 
     @route("GET", "/api/v0/ssh")
     def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:

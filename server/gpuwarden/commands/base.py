@@ -37,13 +37,10 @@ def emit(body: dict[str, Any]) -> None:
 
 def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
     """Print an error and return its exit code."""
-    if as_json:
-        emit(error.as_dict())
-    else:
-        from gpuwarden.serve.terminal import show_error
+    from gpuwarden.serve.replies import error_reply
 
-        show_error(error)
-    return EXITS.get(error.code, 1) if code is None else code
+    shown = answer(error_reply(error), as_json, "failed")
+    return shown if code is None else code
 
 
 def open_house(actor: str = "cli") -> Warden:
@@ -66,7 +63,10 @@ def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[...
 
 
 def answer(reply: Reply, as_json: bool, show: str) -> int:
-    """Print a reply and return its exit code."""
+    """Print a reply, in the words of the command line, and return its exit code."""
+    from gpuwarden.serve.words import in_commands
+
+    reply = in_commands(reply)
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:

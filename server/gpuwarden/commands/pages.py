@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gpuwarden.commands.base import JSON, answer, cli, emit, open_house
+from gpuwarden.core.counts import counted
 
 
 @cli.command()
@@ -44,7 +45,10 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
 
 
 def _written(changed: int, as_json: bool) -> int:
-    emit({"ok": True, "code": "ok", "changed": changed}) if as_json else click.echo(f"{changed} file(s) changed")
+    if as_json:
+        emit({"ok": True, "code": "ok", "changed": changed})
+    else:
+        click.echo(f"{counted(changed, 'file')} changed")
     return 0
 
 

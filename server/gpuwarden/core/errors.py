@@ -152,6 +152,11 @@ class Internal(WardenError):
         )
 
 
+def by_a_person(ticket: str | None) -> str:
+    """How a person says yes: the beginning of a hint."""
+    return f"A person approves it with `gpuwarden approve {ticket}`"
+
+
 def in_our_words(error: BaseException) -> WardenError:
     """Any failure as one of ours; what was not foreseen is a mistake of ours."""
     if isinstance(error, WardenError):

@@ -158,16 +158,6 @@ def _tokens(run: Run) -> tuple[float, float] | None:
     return samples * length * 0.1 * pairs, samples * length * pairs
 
 
-def cost(time: Interval, usd_per_hour: float) -> Interval:
-    """US dollars at a price that was asked just now."""
-    return Interval(
-        low=time.low / 3600 * usd_per_hour,
-        high=time.high / 3600 * usd_per_hour,
-        unit="USD",
-        how=f"{time} at {usd_per_hour:g} USD/h",
-    )
-
-
 def _length(uses: Uses) -> int | None:
     """Tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
     configured = _whole(uses.setting("max_length", uses.setting("max_seq_length")))

@@ -261,6 +261,14 @@ class Quote(Frozen):
     note: str = ""
 
 
+class Balance(Frozen):
+    """What an account has left, in its own currency. `per_hour` is what the platform says that it spends now."""
+
+    amount: float
+    currency: str = "USD"
+    per_hour: float | None = None
+
+
 class Beat(Frozen):
     """One heartbeat of a machine; None where it can't be read."""
 

@@ -131,25 +131,26 @@ class DangerClock(Sourced):
     """Something that the platform does by itself after a while, and that costs data or money.
 
     `after` is for readers. Where it is a duration, `after_s` has it in seconds, counted from the event `counts_from`:
-    the machine's creation or its last stop. `without_timeout` clocks run only for jobs that have no timeout.
+    the machine's creation or its last stop. One that counts from the end of the account's balance has its date from
+    what is spent an hour. `without_timeout` clocks run only for jobs that have no timeout.
     """
 
     trigger: str
     after: Fact[str]
     after_s: Fact[Annotated[int, Field(gt=0)]] | None = None
-    counts_from: Literal["created", "stopped"] | None = None
+    counts_from: Literal["created", "stopped", "balance"] | None = None
     without_timeout: bool = False
     effect: str
 
     @model_validator(mode="after")
     def _counted(self) -> DangerClock:
-        if (self.after_s is None) != (self.counts_from is None):
+        if self.counts_from != "balance" and (self.after_s is None) != (self.counts_from is None):
             raise ValueError("after_s and counts_from belong together: a duration needs its beginning")
         return self
 
     def fires_at(self, created_at: float | None, stopped_at: float | None) -> float | None:
         """When it fires, in seconds since the epoch; None where it does not run, or nobody knows."""
-        began = created_at if self.counts_from == "created" else stopped_at
+        began = {"created": created_at, "stopped": stopped_at}.get(self.counts_from or "")
         return began + self.after_s if isinstance(self.after_s, int) and began is not None else None
 
 

@@ -12,15 +12,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page
 from gpuwarden.knowledge.diagnosis import MatchedLine, diagnose
-from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, terms, tokens
+from gpuwarden.knowledge.pasted import gist
+from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, everyday, terms, tokens
 
-MAX_QUERY = 8_000
+MAX_QUERY = 64_000
+HEAD = 16_000
 MAX_SLOTS = 80
 K1 = 2.0
 B = 0.35
@@ -40,6 +42,7 @@ RESPELLED = 0.8
 PAIR = 0.5
 STRANGER = 0.7
 MAX_RARITY = 3.5
+EVERYDAY_RARITY = 1.5
 ENOUGH = 22.0  # a long description need not be met whole
 SECTION = 1.15
 CANDIDATES = 40
@@ -47,6 +50,7 @@ CLOSENESS = 0.8  # what an entry gains whose title, alias or sentence says the s
 COVERED = 0.6  # how much of a score depends on how much of the query is met
 FITS = ((9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
+SPEAK_FOR = 5  # the words speak for an entry that is among so many best
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
 
@@ -109,7 +113,8 @@ class Index:
     def rarity(self, term: str) -> float:
         """Inverse document frequency; an unknown term is as rare as can be."""
         seen = len(self.postings.get(term, ()))
-        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), MAX_RARITY)
+        most = EVERYDAY_RARITY if term in everyday() else MAX_RARITY
+        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), most)
 
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""
@@ -203,27 +208,44 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     """Return the few best entries and sections for `query`, or nothing when nothing fits.
 
     Entries named by their id come first, then those with a signature that the query matches, then the best by words.
-    Only the first 8,000 characters are read.
+    A line that follows other failures too gives way to the best by words where the words don't speak for it as well.
+    Of a text above 64,000 characters the beginning and the end are read: the title stands first and the error last.
     """
-    query = query[:MAX_QUERY]
-    index = catalogue.index
-    by_id = {document.hit.id: document.hit for document in index.documents}
+    query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
+    by_id = {document.hit.id: document.hit for document in catalogue.index.documents}
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
-    hits = {key: by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named[:limit]}
+    causes, follow_ups = _by_signature(catalogue, query, by_id, limit)
+    worded = list(islice(_by_words(catalogue.index, query), max(2 * limit, SPEAK_FOR)))
+    spoken_for = {hit.id for hit in worded[:SPEAK_FOR]} & {hit.id for hit in follow_ups}
+    ahead = [] if causes or spoken_for else worded[:1]
+    ids = [by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named]
+    hits: dict[str, Hit] = {}
+    for hit in (*ids, *causes, *ahead, *follow_ups, *worded):
+        hits.setdefault(hit.id, hit)
+    return tuple(hits.values())[:limit]
+
+
+def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit: int) -> tuple[list[Hit], list[Hit]]:
+    """The entries whose signatures the query matches: causes, and lines that follow other failures."""
+    causes: list[Hit] = []
+    follow_ups: list[Hit] = []
     for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
         update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
-        hits.setdefault(match.id, by_id[match.id].model_copy(update=update))
+        found = follow_ups if catalogue.gotchas[match.id].secondary else causes
+        found.append(by_id[match.id].model_copy(update=update))
+    return causes, follow_ups
+
+
+def _by_words(index: Index, query: str) -> Iterator[Hit]:
+    """What fits by its words, best first; of a page its best section alone."""
     pages: set[str] = set()
-    for score, coverage, document in index.ranked(query):
+    for score, coverage, document in index.ranked(gist(query)):
         hit = document.hit
-        if len(hits) >= limit:
-            break
-        if not _fits(score, coverage) or hit.id in hits or (hit.kind == "page" and hit.page in pages):
+        if not _fits(score, coverage) or (hit.kind == "page" and hit.page in pages):
             continue
         if hit.kind == "page":
             pages.add(hit.page)
-        hits[hit.id] = hit.model_copy(update={"score": round(score, 2)})
-    return tuple(hits.values())[:limit]
+        yield hit.model_copy(update={"score": round(score, 2)})
 
 
 def _fits(score: float, coverage: float) -> bool:

@@ -21,6 +21,22 @@ which while who why will with would you your after before again also any anythin
 even only please help tell want need way thing seem seems look looks like
 """
 STOP = frozenset(STOP_WORDS.split())
+EVERYDAY_WORDS = """
+able about above across actually add ago allow almost already although always another ask away bad base basic because
+become best better big bit both bring build buy call car care cause change cheap check child choose city clear close
+come common complete content correct country course cut day deal decide deep difference different difficult do easy
+effect effort enough example expect explain eye face fact fall family far fast feel find fine flat food friend full
+game general give go good great grow hand happen hard hear heavy help hold home hope hot hour house however huge idea
+important instead issue keep kind know large last late law learn leave left less let letter life light list little
+live local long lot main make man many matter maybe mean mention middle minute moment money month more most mother
+move much must near never new next nice night normal note nothing notice now number often ok old once open order other
+own part past people perfect period person piece place plan play point possible pretty problem put question quick
+quite real reason recent require rest right road room round rule safe say school second see separate serious several
+short show side simple since sit small solution sort sound special stand state stay story strange street strict strong
+stupid subject sudden sure take talk tell think thought time today together tomorrow tool top topic toward town tree
+true try turn understand use user usual value various very visit war warm watch water week weird well whole wide
+winter without woman wonder wood word work world worth wrong year yes yesterday yet young
+"""
 _WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
 _CAMEL = re.compile(r"(?<=[a-z0-9]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
@@ -60,6 +76,12 @@ def _keeps(part: str) -> bool:
     if part.isdigit():
         return len(part) <= 5
     return len(part) > 1 and not (len(part) >= 8 and any(c.isdigit() for c in part) and re.fullmatch("[0-9a-f]+", part))
+
+
+@lru_cache(maxsize=1)
+def everyday() -> frozenset[str]:
+    """Stems of the words that any text may hold: to meet one of them says little, however seldom it is written here."""
+    return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 
 @lru_cache(maxsize=1)

@@ -8,9 +8,11 @@ from typing import Final
 
 from gpuwarden.core.fence import line
 from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
 from gpuwarden.lifecycle.diagnose import stall_of
+from gpuwarden.lifecycle.funds import known_funds
 from gpuwarden.lifecycle.instances import leases_of
 from gpuwarden.lifecycle.meter import believed, lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
@@ -21,7 +23,8 @@ DAY_S: Final = 86_400.0
 IDLE_PERCENT: Final = 5.0
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
-GIVE_BACK: Final = "pull_artifacts, verify_checkpoint, then teardown_request"
+BALANCE: Final = "watch/balance-"
+"""Before a platform's name: the subject of what is said of its account's money."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Condition:
 
 def conditions(w: Warden, raised: Container[tuple[str, str, str]]) -> list[Condition]:
     """Everything that is so now. `raised` are the alerts that stand: what is near its limit stays until it is well."""
-    found = list(_budgets(w))
+    found = [*_budgets(w), *_accounts(w, raised)]
     for job_id in job_ids(w.ledger):
         job = read_job(w.ledger, job_id)
         live = leases_of(w, job)
@@ -93,14 +96,15 @@ def _of_look(
     w: Warden, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
 ) -> Iterator[Condition]:
     watch, beat = w.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
+    look = f"See `gpuwarden check {job.id}`."
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
-        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck? See check_job."
+        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck? {look}"
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60)
     step = "no step" if seen.step is None else f"step {seen.step}"
-    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). See check_job."
+    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). {look}"
     hold_s = watch.stall_minutes * 60
     if said := stall_of(seen):  # it has waited already
-        text, hold_s = f"{job.id}: {line(said, 120)}. See check_job.", 0
+        text, hold_s = f"{job.id}: {line(said, 120)}. {look}", 0
     yield Condition(job.subject, "stalled", text, hold_s, same=f"{seen.step} {seen.log_bytes}")
     for kind, what, free, total in (
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
@@ -120,32 +124,37 @@ def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Conditi
     watch, cost = w.policy.watch, spent(w, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
-        text = f"{job.id} is {job.state} and its machine still bills{_price(lease)}. Next: {GIVE_BACK}."
+        text = f"{job.id} is {job.state} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
         yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
     if lease.state is Lease.UNVERIFIED:
         text = f"{machine} can't be seen; it counts as billing. Look at the platform's console."
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=lease.since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
-        text = f"{job.id} met its max_cost_usd {job.spec.max_cost_usd:.2f}: {process}, {machine} stays and bills. "
-        yield Condition(lease.subject, "cost_cap", f"{text}May it go? {GIVE_BACK}.")
+        text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
+        yield Condition(lease.subject, "cost_cap", f"{text}May it go? {_give_back(job)}.")
     back = w.ledger.last(lease.subject, "lease.came_back")
     if back is not None and _recent(w, back.at) and job.state in TERMINAL_JOBS:
-        text = f"{machine} was believed ended and runs again; it bills. Next: teardown_request."
+        text = f"{machine} was believed ended and runs again; it bills. Next: `gpuwarden teardown {job.id}`."
         yield Condition(lease.subject, "came_back", text, mark=str(back.seq))
     cap = w.policy.caps_for(lease.platform).per_instance_usd
     if cost is not None and 0 < cap <= cost:
         yield Condition(
             lease.subject,
             "instance_cap",
-            f"{machine} cost {cost:.2f} USD; per_instance_usd is {cap:.2f}. May it go on?",
+            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
         )
     yield from _clocks(w, job, lease)
 
 
+def _give_back(job: JobRecord) -> str:
+    """What ends the meter. Alerts go to people, so it is commands and no tools."""
+    return f"`gpuwarden pull {job.id}`, `gpuwarden verify {job.id}`, then `gpuwarden teardown {job.id}`"
+
+
 def _price(lease: LeaseRecord) -> str:
     price = lease.instance.price_usd_per_hour if lease.instance else None
-    return "" if price is None else f", {price:.2f} USD an hour"
+    return "" if price is None else f", {usd_per_hour(price)}"
 
 
 def _clocks(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
@@ -164,8 +173,18 @@ def _budgets(w: Warden) -> Iterator[Condition]:
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
         cap = w.policy.caps_for(platform).per_day_usd
         if cap > 0 and (billed := billed_today(w, pretend=bool(platform))) >= cap:
-            text = f"about {billed:.2f} USD in 24 hours; per_day_usd is {cap:.2f}. May the running jobs go on?"
+            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
             yield Condition(subject, "day_budget", text)
+
+
+def _accounts(w: Warden, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+    """The balances that end soon. One that stands clears later than it was raised: what is spent goes up and down."""
+    for funds in known_funds(w):
+        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
+        hours = w.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
+        if clock is not None and clock.at - w.clock.now() < hours * 3600:
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
+            yield Condition(subject, "danger_clock", line(text, 400))
 
 
 def billed_today(w: Warden, *, pretend: bool) -> float:

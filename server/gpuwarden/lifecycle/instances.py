@@ -6,12 +6,17 @@ import logging
 from collections.abc import Container
 from dataclasses import dataclass
 
+import anyio
+
 from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
+from gpuwarden.lifecycle import patience
 from gpuwarden.lifecycle.advance import advance_locked
 from gpuwarden.lifecycle.clocks import Clock, clocks_of, stopped_at
+from gpuwarden.lifecycle.funds import Funds, known_funds, look_at_funds
 from gpuwarden.lifecycle.meter import believed, lease_now
+from gpuwarden.lifecycle.patience import in_time
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.renting import record_extra, tend
 from gpuwarden.lifecycle.teardown import proceed
@@ -54,6 +59,7 @@ class Inventory:
     rows: tuple[Row, ...]
     jobs: tuple[JobRecord, ...]
     unknown: dict[str, str]
+    accounts: tuple[Funds, ...] = ()
 
 
 async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
@@ -62,9 +68,15 @@ async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
     Jobs in `skip` are left alone this time: their platform or machine did not answer lately.
     """
     trouble: dict[str, str] = {}
+    slow: set[str] = set()
     for job_id in unsettled(w):
+        platform = read_job(w.ledger, job_id).spec.platform
         if job_id in skip:
             continue
+        if platform in slow:
+            trouble[job_id] = f"not looked at this time: {platform} answers slowly"
+            continue
+        begun = anyio.current_time()
         try:
             async with w.lock(job_id, patience_s=1.0):
                 job = await advance_locked(w, job_id)
@@ -72,6 +84,8 @@ async def reconcile(w: Warden, skip: Container[str] = ()) -> dict[str, str]:
                     await tend(w, lease_id)
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
+        if anyio.current_time() - begun > patience.ASK_S and w.profile(platform).meter.metered:
+            slow.add(platform)  # its other jobs would each take as long, and everybody waits
     for subject in w.ledger.subjects("teardown", *OPEN_TEARDOWNS):
         record = read_teardown(w.ledger, subject.removeprefix("teardown/"))
         if record.state in {"approved", "executing", "needs_human"}:
@@ -112,7 +126,7 @@ async def list_instances(w: Warden) -> Inventory:
         rows += _rows(w, platform, [lease for lease in leases if lease.platform == platform], machines)
     running = [read_job(w.ledger, j) for j in job_ids(w.ledger)]
     unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
-    return Inventory(tuple(rows), unmetered, trouble | unread)
+    return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(w)))
 
 
 async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
@@ -121,17 +135,26 @@ async def sweep(w: Warden) -> tuple[dict[str, tuple[Instance, ...]], dict[str, s
     Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
     """
     leases = [read_lease(w.ledger, lease) for lease in lease_ids(w.ledger)]
-    found: dict[str, tuple[Instance, ...]] = {}
+    platforms = sorted({lease.platform for lease in leases} | set(w.configured()))
+    found: dict[str, tuple[Instance, ...]] = dict.fromkeys(platforms, ())
     trouble: dict[str, str] = {}
-    for platform in sorted({lease.platform for lease in leases} | set(w.configured())):
+
+    async def survey(platform: str) -> None:
         try:
-            answer = await w.provider(platform).list()
+            answer = await in_time(platform, w.provider(platform).list())
         except Exception as error:
             answer = Unknown(what_went_wrong(error))
-        found[platform] = () if isinstance(answer, Unknown) else answer.value
         if isinstance(answer, Unknown):
             trouble[platform] = answer.why
-        trouble |= await _reopen(w, [lease for lease in leases if lease.platform == platform], found[platform])
+            return
+        found[platform] = answer.value
+        mine = [lease for lease in leases if lease.platform == platform]
+        trouble.update(await _reopen(w, mine, answer.value))
+        await look_at_funds(w, platform, answer.value, mine)
+
+    async with anyio.create_task_group() as together:  # a slow platform holds up no other
+        for platform in platforms:
+            together.start_soon(survey, platform)
     return found, trouble
 
 

@@ -14,6 +14,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.core.states import LIVE_LEASES, Lease
 from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.patience import in_time
 from gpuwarden.lifecycle.records import LeaseRecord, read_lease
 from gpuwarden.lifecycle.warden import Warden
 
@@ -26,7 +27,7 @@ async def look(w: Warden, lease_id: str) -> Answer[Instance | None]:
     if lease.instance_id is None:
         return Unknown("the provider has not told the instance's id yet")
     try:
-        answer = await w.provider(lease.platform).get(lease.instance_id)
+        answer = await in_time(lease.platform, w.provider(lease.platform).get(lease.instance_id))
     except WardenError as error:
         answer = Unknown(error.message)
     if isinstance(answer, Unknown):

@@ -11,11 +11,13 @@ import anyio
 
 from gpuwarden.core.errors import RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.contact import NoContact, greet, greet_own
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import look, spent
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
+from gpuwarden.lifecycle.patience import in_time
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 
@@ -110,7 +112,7 @@ async def provisioning(w: Warden, job: JobRecord) -> bool:
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled before it was launched")
     if over_cap(w, job):
-        return move(w, job, Job.CANCELED, f"max_cost_usd {job.spec.max_cost_usd} was met before the launch")
+        return move(w, job, Job.CANCELED, f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch")
     lease = read_lease(w.ledger, job.lease)
     if lease.state is Lease.NONE:
         if job.generation >= MAX_GENERATIONS:
@@ -135,7 +137,7 @@ async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
     """Look for an instance that carries our token, after a crash or a lost reply."""
     provider = w.provider(lease.platform)
     try:
-        found = await provider.find(lease.id)
+        found = await in_time(lease.platform, provider.find(lease.id))
     except WardenError as error:
         found = Unknown(error.message)
     if isinstance(found, Unknown):
@@ -222,8 +224,7 @@ async def _abandon(w: Warden, job: JobRecord, lease: LeaseRecord, why: str) -> b
         w.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
     await _give_back(w, lease.id)
     paid = spent(w, lease.id)
-    cost = "unknown" if paid is None else f"{paid:.4f} USD"
-    return move(w, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {cost}")
+    return move(w, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {usd(paid)}")
 
 
 async def _give_back(w: Warden, lease_id: str) -> None:

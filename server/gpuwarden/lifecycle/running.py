@@ -10,6 +10,7 @@ import anyio.to_thread
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.fence import scrubbed, secret_values
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Unknown
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.contact import pinned
 from gpuwarden.lifecycle.meter import look
@@ -82,7 +83,7 @@ def _secret_values(w: Warden, job: JobRecord) -> dict[str, str]:
     missing = [name for name in job.spec.secrets if not w.env.get(name)]
     if missing:
         raise NotFound(
-            f"job {job.id} needs the secret(s) {', '.join(missing)}, which have no value in this process",
+            f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
             "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
         )
     return {name: w.env[name] for name in job.spec.secrets}
@@ -167,7 +168,7 @@ async def _end(w: Warden, job: JobRecord) -> bool:
         return False
     if result == "pending":
         return False
-    why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd {job.spec.max_cost_usd}"
+    why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}"
     return move(w, job, Job.CANCELED, why)
 
 
@@ -176,7 +177,7 @@ async def preempted(w: Warden, job: JobRecord) -> bool:
     if job.cancel_requested:
         return move(w, job, Job.CANCELED, "canceled on request")
     if over_cap(w, job):
-        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd {job.spec.max_cost_usd}")
+        return move(w, job, Job.CANCELED, f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}")
     if job.attempt > job.spec.max_restarts:
         return move(w, job, Job.FAILED, f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}")
     place = job.place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.core.models import InputFile, JobSpec
+from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.meter import lease_now, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
@@ -26,7 +27,7 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
         ("per_day_usd", today + worst, caps.per_day_usd),
     ):
         if total > cap:
-            return f"it may come to {total:.2f} USD, above the cap {name} = {cap:.2f}"
+            return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
     if (twin := _same_work(w, facts)) is not None:
         return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
     return ""

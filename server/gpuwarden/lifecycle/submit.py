@@ -9,9 +9,10 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused, by_a_person
 from gpuwarden.core.fence import line, scrubbed, secret_values
 from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.ledger.store import Event
@@ -150,18 +151,16 @@ class NeedsApproval(Refused):
     code = "approval_required"
 
     def __init__(self, message: str, ticket: str) -> None:
-        super().__init__(
-            message, f"Ask the user to run: gpuwarden approve {ticket}. Then submit again with this receipt."
-        )
+        super().__init__(message, f"{by_a_person(ticket)}; then submit the same arguments again with this receipt.")
         self.ticket = ticket
 
 
 def _change(issued: Event, checked: _Checked) -> str:
     before, now = issued.body["price"], checked.facts.price
     if before != now:
-        return f"the price was {before} USD/h and is {now} USD/h"
+        return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
     if files := _changed_inputs(issued, checked):
-        return f"the input(s) {line(', '.join(files))} are not the files that were checked"
+        return f"inputs are not the files that were checked: {line(', '.join(files))}"
     then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
     moved = [
         f"{name} was {then.get(name)} and is {seen.get(name)}"

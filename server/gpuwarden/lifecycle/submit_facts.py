@@ -13,6 +13,7 @@ from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported
 from gpuwarden.core.fence import SECRET_NAME, TOKEN
 from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.script import ScriptFacts, read_command, read_script
@@ -164,7 +165,7 @@ async def _quote(w: Warden, spec: JobSpec) -> tuple[Answer[Quote], str]:
         return Unknown(error.message), ""
     price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
     if price is not None and price <= 0:
-        return Unknown(f"{spec.platform} quotes {price:g} USD an hour, and nobody rents a machine for nothing"), ""
+        return Unknown(f"{spec.platform} quotes {usd_per_hour(price)}, and nobody rents a machine for nothing"), ""
     return answer, ""
 
 

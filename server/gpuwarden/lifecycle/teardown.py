@@ -10,7 +10,7 @@ import secrets as random
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, by_a_person
 from gpuwarden.core.models import Unknown, Verb
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
@@ -250,7 +250,7 @@ def _check_channel(w: Warden, view: TeardownView, channel: Channel, loss: str | 
     if channel == "elicitation" and not view.complete:
         raise Refused(
             "a click in a client is not enough here: something is not proven",
-            f"Ask the user to run: gpuwarden approve {record.id}",
+            f"{by_a_person(record.id)}.",
             view.findings,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 from filelock import FileLock, Timeout
@@ -22,6 +23,9 @@ from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 from gpuwarden.rehearsal.clock import ShiftedClock
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.funds import Funds
 
 REHEARSAL = "rehearsal/"
 SSH = "ssh/"
@@ -50,6 +54,8 @@ class Warden:
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
     """By job: what its backend said at this process's last look, or why it said nothing."""
+    funds: dict[str, Funds | None] = field(default_factory=dict)
+    """By platform: the account's money at this process's last look; None where nothing could bill."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.store import Event
-from gpuwarden.lifecycle.conditions import OBSERVED, Condition, conditions
+from gpuwarden.lifecycle.conditions import BALANCE, OBSERVED, Condition, conditions
+from gpuwarden.lifecycle.funds import dated
 from gpuwarden.lifecycle.instances import leases_of, reconcile, sweep, unsettled, what_went_wrong
 from gpuwarden.lifecycle.notify import Alert, deliver
 from gpuwarden.lifecycle.records import read_job, read_lease
@@ -123,7 +124,9 @@ class Watcher:
         return held
 
     def _unseen(self, subject: str, kind: str) -> bool:
-        """Whether nothing can be said now because the machine was not looked at, or did not answer."""
+        """Whether nothing can be said now because the machine or account was not looked at, or did not answer."""
+        if subject.startswith(BALANCE):
+            return not dated(self.w, subject.removeprefix(BALANCE))
         job_id = subject.removeprefix("job/")
         state = self.w.ledger.state(subject)
         return kind in OBSERVED and job_id not in self.w.observed and state in {Job.RUNNING, Job.UNKNOWN}

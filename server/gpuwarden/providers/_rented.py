@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotFound, NotSupported, WardenError
-from gpuwarden.core.models import Answer, Instance, Known, Place, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, Known, Place, Resources, Unknown
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.providers._account import public_key
@@ -41,6 +41,10 @@ class Rented:
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance of the account, all pages."""
         raise NotImplementedError
+
+    async def balance(self) -> Answer[Balance]:
+        """Most platforms tell it; a subclass whose platform does not leaves this as it is, and says so."""
+        raise NotSupported(f"{self.api.platform} tells no balance through its interface", "Look at its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Every instance whose name carries `token`. The platform's own filters are not relied on."""

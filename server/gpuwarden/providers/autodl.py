@@ -28,7 +28,7 @@ from gpuwarden.core.errors import (
     RateLimited,
     WardenError,
 )
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import let_in
@@ -147,7 +147,7 @@ class AutoDL(Rented):
     async def check_account(self) -> Findings:
         """Whether there is credit, and a key to get in with."""
         findings: Findings = []
-        answer = await self.door.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
+        answer = await self._wallet()
         if isinstance(answer, Known) and answer.value.data.assets <= 0:
             findings.append(self.finding(Severity.ERROR, "the AutoDL account has no credit", "Add some."))
         if self.ssh_key() is None:
@@ -230,6 +230,16 @@ class AutoDL(Rented):
             return Unknown(f"AutoDL gives {strange} a status that is not known here")
         return Known(tuple(self._view(row) for row in found.values()))
 
+    async def balance(self) -> Answer[Balance]:
+        """The cash of the wallet, told in thousandths of a yuan. Vouchers are not counted: not every one fits."""
+        answer = await self._wallet()
+        if isinstance(answer, Unknown):
+            return answer
+        yuan, rate = answer.value.data.assets / 1000, self._yuan_per_dollar()
+        if rate is None:
+            return Known(Balance(amount=yuan, currency="CNY"))
+        return Known(Balance(amount=yuan / rate))
+
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Power on, with a GPU if there is one left."""
         return await self._act(id, "power_on", payload="gpu")
@@ -256,6 +266,9 @@ class AutoDL(Rented):
             return Known(None)
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    async def _wallet(self) -> Answer[_Told[_Wallet]]:
+        return await self.door.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
         """A GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
@@ -294,11 +307,15 @@ class AutoDL(Rented):
 
     def _usd(self, price: int | None) -> float | None:
         """Dollars for thousandths of a yuan, where the user says what a dollar costs."""
+        rate = self._yuan_per_dollar()
+        return None if price is None or rate is None else usd(price / 1000 / rate)
+
+    def _yuan_per_dollar(self) -> float | None:
         try:
             rate = float(self.env.get("AUTODL_CNY_PER_USD", ""))
         except ValueError:
             return None
-        return usd(price / 1000 / rate) if price is not None and 1 < rate < 100 else None
+        return rate if 1 < rate < 100 else None
 
     def _spec(self, resources: Resources) -> str:
         asked = self.refuse_unsold(resources)

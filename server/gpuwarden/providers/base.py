@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gpuwarden import providers
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.models import Answer, Instance, Quote, Resources
+from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.registry import load, names
 from gpuwarden.core.rules import Finding
@@ -50,6 +50,10 @@ class Provider(Protocol):
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance of the account, all pages."""
+        ...
+
+    async def balance(self) -> Answer[Balance]:
+        """What the account has left. Raises NotSupported where the platform's interface tells none."""
         ...
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import NotSupported, WardenError
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.hub import jobs
@@ -101,6 +101,10 @@ class HfJobsProvider:
                 return answer
             instances += [answer.value] if answer.value else []
         return Known(tuple(instances))
+
+    async def balance(self) -> Answer[Balance]:
+        """There is none."""
+        raise NotSupported("the Hub's interface tells no balance", "See huggingface.co/settings/billing.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """There is nothing to start again."""

@@ -6,7 +6,8 @@
 | `LAMBDA_SSH_KEY_NAME` | which of the account's SSH keys goes into new instances; default the one that is yours |
 | `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
 
-There is no stop, no price cap and no bill to ask for; a cap is held against the price of the instance type before.
+There is no stop, no price cap, no bill and no balance to ask for; a cap is held against the price of the instance type
+before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final, Literal
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
@@ -264,7 +266,7 @@ class LambdaCloud(Rented):
             and (cap is None or (_price(k.instance_type) or cap + 1) <= cap)
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             where = f" in {home.value}, where the filesystem is" if home.value else ""
             raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try later.")
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))

@@ -7,9 +7,9 @@
 | `PAPERSPACE_REGION` | where new machines stand; needed |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
 
-New Linux machines let in the SSH keys of the account. The interface tells no prices, so no price cap can be held and
-every price is unknown. A machine has to be off before it can be deleted. A deadline becomes its auto-shutdown, which
-cuts hard; without one the auto-shutdown is turned off.
+New Linux machines let in the SSH keys of the account. The interface tells no prices and no balance, so no price cap
+can be held, every price is unknown, and nobody sees the money end. A machine has to be off before it can
+be deleted. A deadline becomes its auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, WardenError
@@ -54,6 +54,8 @@ class _Machine(Shape):
     ]
     publicIp: str | None = None  # noqa: N815
     dtCreated: datetime | None = None  # noqa: N815
+    autoShutdownEnabled: Any = None  # noqa: N815
+    autoShutdownTimeout: Any = None  # noqa: N815
 
 
 class _Wrapped(Shape):
@@ -124,9 +126,7 @@ class Paperspace(Rented):
         if isinstance(answer, Unknown):
             return answer
         made = _machine(answer.value)
-        hours = order.get("autoShutdownTimeout")
-        ends_at = self.clock.now() + hours * 3600 if isinstance(hours, int) else None
-        seen = self._view(made).model_copy(update={"token": token, "ends_at": ends_at})
+        seen = self._view(made).model_copy(update={"token": token, **self._end(order, made)})
         if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply is as old as the request
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
         return Known(seen)
@@ -194,6 +194,16 @@ class Paperspace(Rented):
 
     # ------------------------------------------------------------------------------------------------------ inside
 
+    def _end(self, order: dict[str, object], made: _Machine) -> dict[str, object]:
+        """When the machine will be shut down, unless the reply says otherwise: unknown fields may be passed over."""
+        hours = order.get("autoShutdownTimeout")
+        if not isinstance(hours, int):
+            return {}
+        off, other = made.autoShutdownEnabled is False, made.autoShutdownTimeout not in (None, hours, str(hours))
+        if off or other:
+            return {"why": f"state {made.state}; Paperspace did not take the shutdown after {hours} h"}
+        return {"ends_at": self.clock.now() + hours * 3600}
+
     async def _patch(self, id: str, verb: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("Paperspace", id)
@@ -259,7 +269,10 @@ def _disk(wanted: int) -> int:
 
 
 def _deadline(seconds: int | None) -> dict[str, object]:
-    """Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or beyond its longest."""
+    """Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or beyond its longest.
+
+    The fields are those of DigitalOcean's own documentation; descriptions by others name them differently.
+    """
     hours = math.ceil(seconds / 3600) if seconds is not None else None
     if hours is None or hours > MOST_HOURS:
         return {"autoShutdownEnabled": False}

@@ -18,7 +18,8 @@ from typing import Final, Literal
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
@@ -94,6 +95,10 @@ class _Offer(Shape):
 class _Offers(Shape):
     items: tuple[_Offer, ...]
     totalCount: int  # noqa: N815
+
+
+class _Wallet(Shape):
+    balance_usd: float
 
 
 class _Key(Shape):
@@ -214,6 +219,11 @@ class PrimeIntellect(Rented):
                 return Unknown(f"Prime Intellect listed {len(found)} of {page.total_count} Pods")
         return Unknown("Prime Intellect's list of Pods does not end")
 
+    async def balance(self) -> Answer[Balance]:
+        """What is in the user's wallet."""
+        answer = await self.door.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
+        return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
+
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """There is none."""
         raise NotSupported("Prime Intellect can't start a Pod again", "Rent another one.")
@@ -252,7 +262,7 @@ class PrimeIntellect(Rented):
             and (cap is None or (_price(o) or cap + 1) <= cap)
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{limit}", "Try later.")
         return Known(min(fitting, key=lambda o: (_price(o) is None, _price(o) or 0.0, o.cloudId, o.provider or "")))
 

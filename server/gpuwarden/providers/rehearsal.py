@@ -8,7 +8,8 @@ from typing import Final
 from anyio import to_thread
 
 from gpuwarden.core.clock import Clock, SystemClock
-from gpuwarden.core.models import Answer, Instance, Quote, Resources
+from gpuwarden.core.errors import NotSupported
+from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.rehearsal.cloud import Cloud
@@ -49,6 +50,10 @@ class RehearsalProvider:
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance that is not gone."""
         return await to_thread.run_sync(self.cloud.list)
+
+    async def balance(self) -> Answer[Balance]:
+        """There is none."""
+        raise NotSupported("pretend money has no balance")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped instance again."""

@@ -6,6 +6,9 @@
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
 
+The balance is asked of the older GraphQL interface, which the key needs a scope of its own for. A reply of it does not
+say whether the account is invoiced instead.
+
 The interface has no price cap, no interruptible Pods and no end date; a cap is held against the list price before.
 """
 
@@ -17,16 +20,18 @@ from typing import Final, Literal
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, WardenError
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, Door, Ident, Reply, Shape, is_safe_id
 from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, epoch, gpu_matches, no_such, usd
 
 _S = InstanceState
 DEFAULT_IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 CONTAINER_DISK_GB: Final = 50
 VOLUME_DISK_GB: Final = 50
+BALANCE: Final = "query { myself { clientBalance currentSpendPerHr } }"
 STATES: Final = {
     "PROVISIONING": _S.BOOTING,
     "STARTING": _S.BOOTING,
@@ -119,6 +124,22 @@ class _Bill(Shape):
     metadata: _BillMeta
 
 
+class _Myself(Shape):
+    clientBalance: float  # noqa: N815
+    currentSpendPerHr: float | None = None  # noqa: N815
+
+
+class _Account(Shape):
+    myself: _Myself
+
+
+class _Graph(Shape):
+    """A reply of GraphQL: an error in it makes the rest no answer, whatever the status says."""
+
+    data: _Account
+    errors: None = None
+
+
 class _Keys(Shape):
     keys: tuple[str, ...]
 
@@ -152,6 +173,8 @@ class RunPod(Rented):
 
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
+        self.graph = Door(self.api, clock, self.env)
+        self.graph.url = self.door.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
         """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
 
@@ -202,7 +225,7 @@ class RunPod(Rented):
             return answer
         made, cap = self._view(answer.value), resources.max_price_usd_per_hour
         if cap is not None and answer.value.cost > cap:
-            made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {cap:g} USD per hour"})
+            made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {usd_per_hour(cap)}"})
         return Known(made)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -230,6 +253,14 @@ class RunPod(Rented):
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(self._view(p) for p in answer.value.pods if p.status != "TERMINATED"))
+
+    async def balance(self) -> Answer[Balance]:
+        """The account's credit, and what everything in the account spends an hour."""
+        answer = await self.graph.ask("POST", "/graphql", _Graph, body={"query": BALANCE}, safe=True)
+        if isinstance(answer, Unknown):
+            return answer
+        told = answer.value.data.myself
+        return Known(Balance(amount=told.clientBalance, per_hour=told.currentSpendPerHr))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped Pod. It may come up without its GPU, which somebody else may have rented."""
@@ -285,7 +316,7 @@ class RunPod(Rented):
             and (cap is None or (_price(k, resources) or cap + 1) <= cap)
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"RunPod has no {resources.gpu_count} x {asked}{limit} in stock", "Try later.")
         return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
 

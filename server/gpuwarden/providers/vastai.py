@@ -21,7 +21,8 @@ from pydantic import Field
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, NoCapacity, NotFound, RateLimited, WardenError
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import let_in
@@ -99,6 +100,13 @@ class _Done(Shape):
 
 class _Key(Shape):
     id: int
+
+
+class _User(Shape):
+    """The account. What was paid ahead is its `credit`, which the description lacks; `balance` may be another sum."""
+
+    balance: float
+    credit: float | None = None
 
 
 class _Charge(Shape):
@@ -222,6 +230,14 @@ class Vast(Rented):
             params["after_token"] = page.next_token
         return Unknown("Vast.ai's list of instances does not end")
 
+    async def balance(self) -> Answer[Balance]:
+        """The credit of the account. Its reply may hold the key itself, which is not read."""
+        answer = await self.door.ask("GET", "/api/v0/users/current/", _User)
+        if isinstance(answer, Unknown):
+            return answer
+        told = answer.value
+        return Known(Balance(amount=told.balance if told.credit is None else told.credit))
+
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped instance. It waits for its own GPU, which may be rented to somebody else."""
         return await self._put(id, "running")
@@ -278,7 +294,7 @@ class Vast(Rented):
             and (not resources.durable_storage or (o.avail_vol_ask_id is not None and (o.avail_vol_size or 0) >= disk))
         ]
         if not fitting:
-            limit = "" if cap is None else f" at {cap:g} USD per hour or less"
+            limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
         fitting.sort(key=lambda o: (_price(o, resources) is None, _price(o, resources) or 0.0, o.id))
         return Known(tuple(fitting))

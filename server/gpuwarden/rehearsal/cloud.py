@@ -22,6 +22,7 @@ from typing import TypeVar
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NoCapacity, NotFound, NotSupported, Unreachable
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
+from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.rehearsal import disk, meter, procs, runs
 from gpuwarden.rehearsal.disk import Disk
@@ -310,12 +311,14 @@ class Cloud:
         s.stale_s = max((f.seconds for f in faults if f.kind == "stale"), default=0.0)
         return {f.kind for f in faults}
 
-    def _refuse(self, s: Session, resources: Resources, usd: float) -> None:
+    def _refuse(self, s: Session, resources: Resources, price: float) -> None:
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(f"{self._platform} sells no interruptible instances", "Ask for an uninterrupted one.")
         limit = resources.max_price_usd_per_hour
-        if limit is not None and usd > limit:
-            raise NoCapacity(f"{self._platform} has nothing at {limit} pretend dollars per hour; it asks {usd}")
+        if limit is not None and price > limit:
+            raise NoCapacity(
+                f"{self._platform} has nothing at {usd_per_hour(limit)} or less; it asks {usd_per_hour(price)}"
+            )
         if sum(r.state != _S.GONE for r in s.state.records.values()) >= s.config.settings.capacity:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 

@@ -56,7 +56,7 @@ class Console:
         except WardenError as error:
             return error.as_dict()
         except ValidationError as error:
-            return BadRequest(f"{error.error_count()} field(s) can't be used: {error.errors()[0]['msg']}").as_dict()
+            return BadRequest(f"arguments can't be used, the first: {error.errors()[0]['msg']}").as_dict()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             return BadRequest(f"no order that is known: {error!r}"[:300]).as_dict()
 

@@ -2,8 +2,8 @@
 
 Host keys: a key pinned for the instance is the only one accepted. Without a pin the user's known_hosts decide;
 a host they don't list is trusted once, and the key is handed back so that the caller records it as the pin. A
-changed key is refused, always, and so is one that known_hosts mark as revoked. Certificates of hosts are not
-understood: a `@cert-authority` line counts for nothing.
+changed key is refused, always, and so is one that known_hosts mark as revoked. Certificates of hosts are not read:
+where only a `@cert-authority` line that names the host speaks for it, the host is refused rather than trusted unseen.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MAX_HOPS = 4
 REKEY_BYTES = 16 << 30
 # paramiko says in words alone that the line went while a key was being looked at; the key was not refused.
 _LOST = ("transport shut down", "saw EOF", "timeout")
+CERTIFIED = "@cert-authority"
 # As `ssh-keygen -H` writes a name: a salt and a digest of 20 bytes each.
 _HASHED = re.compile(r"\|1(\|[A-Za-z0-9+/]{27}=){2}")
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
@@ -61,6 +62,22 @@ class HostKeyRevoked(HostKeyChanged):
             self,
             f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to it",
             "Somebody may have that key. Give the machine a new one, and verify it in the provider's console.",
+        )
+        self.pinned, self.seen = "", seen
+
+
+class HostKeyUnproven(HostKeyChanged):
+    """The user has an authority vouch for the host by certificate, which is not read here, and knows no key of it."""
+
+    def __init__(self, endpoint: Endpoint, line: str) -> None:
+        where, seen = endpoint.known_as, fingerprint(line)
+        kind = next((k for k in ("ed25519", "ecdsa") if k in line.split()[0]), "rsa")
+        Refused.__init__(
+            self,
+            f"known_hosts leave {where} to a @cert-authority, and gpuwarden reads no host certificates: whether {seen} "
+            "is its key can't be told. Nothing was sent to it",
+            "ssh does read them. Let it fetch the key itself, then try again: "
+            f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts',
         )
         self.pinned, self.seen = "", seen
 
@@ -197,7 +214,7 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
 
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well; once is enough
     client = paramiko.SSHClient()
-    policy = _TrustOnce(endpoint, _load_known(client.get_host_keys(), endpoint, pin))
+    policy = _TrustOnce(endpoint, *_load_known(client.get_host_keys(), endpoint, pin))
     client.set_missing_host_key_policy(policy)
     try:
         _authenticate(client, endpoint, sock)
@@ -214,18 +231,20 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
 class _TrustOnce:
     """paramiko's policy for a host nobody knows: remember that it was new, unless its key is known to be bad."""
 
-    def __init__(self, endpoint: Endpoint, revoked: set[str]) -> None:
-        self.endpoint, self.revoked = endpoint, revoked
+    def __init__(self, endpoint: Endpoint, revoked: set[str], certified: bool) -> None:
+        self.endpoint, self.revoked, self.certified = endpoint, revoked, certified
         self.trusted = False
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         if _line(key) in self.revoked:
             raise HostKeyRevoked(self.endpoint.known_as, fingerprint(_line(key)))
+        if self.certified:
+            raise HostKeyUnproven(self.endpoint, _line(key))
         self.trusted = True
 
 
-def _load_known(keys: Any, endpoint: Endpoint, pin: str | None) -> set[str]:
-    """Fill `keys` with what this host may show, and return what it may not, as public key lines."""
+def _load_known(keys: Any, endpoint: Endpoint, pin: str | None) -> tuple[set[str], bool]:
+    """Fill `keys` with what this host may show. Returns the keys it may not, and whether it has an authority."""
     import paramiko
 
     name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
@@ -239,7 +258,7 @@ def _load_known(keys: Any, endpoint: Endpoint, pin: str | None) -> set[str]:
     for key in known:
         if _line(key) not in revoked:
             keys.add(name, key.get_name(), key)
-    return revoked
+    return revoked, any(marker == CERTIFIED for marker, _ in listed)
 
 
 def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
@@ -258,7 +277,9 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
             entry = paramiko.hostkeys.HostKeyEntry.from_line(rest.lstrip())
         except Exception:  # noqa: S112
             continue
-        if entry is not None and _is_about(entry.hostnames, host):
+        # An authority for every host there is has not been asked about this one.
+        patterns = [p for p in entry.hostnames if marker != CERTIFIED or p.strip("*?[]:")] if entry else []
+        if entry is not None and _is_about(patterns, host):
             yield marker, entry.key
 
 
@@ -318,7 +339,7 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
 
     text = str(problem) or type(problem).__name__
     match problem:
-        case HostKeyRevoked():
+        case HostKeyRevoked() | HostKeyUnproven():
             return problem
         case paramiko.BadHostKeyException():
             was, now = (fingerprint(_line(k)) for k in (problem.expected_key, problem.key))

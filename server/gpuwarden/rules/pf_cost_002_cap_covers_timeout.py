@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -15,6 +16,5 @@ def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
         return
     full = facts.price * spec.timeout_s / 3600
     if spec.max_cost_usd < full:
-        yield Found(
-            f"max_cost_usd is {spec.max_cost_usd:.2f}; {spec.timeout_s} s at {facts.price:.2f} USD/h cost {full:.2f}"
-        )
+        whole = f"{spec.timeout_s} s at {usd_per_hour(facts.price)} cost {usd(full)}"
+        yield Found(f"max_cost_usd is {usd(spec.max_cost_usd)}; {whole}")

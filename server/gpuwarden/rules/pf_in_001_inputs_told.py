@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -14,6 +15,6 @@ def inputs_told(facts: SubmitFacts) -> Iterator[Found]:
         return
     size = sum(file.size for file in facts.inputs)
     left = ", ".join(facts.inputs_left_out[:5]) + (", ..." if len(facts.inputs_left_out) > 5 else "")
-    yield Found(
-        f"{len(facts.inputs):,} file(s), {size:,} bytes, go with the job" + (f"; left out: {left}" if left else "")
-    )
+    verb = "goes" if len(facts.inputs) == 1 else "go"
+    what = f"{counted(len(facts.inputs), 'file')}, {size:,} bytes, {verb} with the job"
+    yield Found(what + (f"; left out: {left}" if left else ""))

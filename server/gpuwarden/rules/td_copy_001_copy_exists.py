@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
@@ -16,10 +17,7 @@ def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
         return
     bare = [f for f in facts.dying if not f.copied]
     if bare:
-        names = ", ".join(f.path for f in bare[:SHOWN]) + (
-            f" and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
-        )
-        size = sum(f.size for f in bare)
-        yield Found(
-            f"{len(bare)} declared file(s), {size:,} bytes, exist only where {facts.verb} deletes them: {names}"
-        )
+        more = f" and {len(bare) - SHOWN} more" if len(bare) > SHOWN else ""
+        names = ", ".join(f.path for f in bare[:SHOWN]) + more
+        what = f"{counted(len(bare), 'declared file')}, {sum(f.size for f in bare):,} bytes"
+        yield Found(f"{facts.verb} deletes what has no copy, {what}: {names}")

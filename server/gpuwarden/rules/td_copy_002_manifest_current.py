@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
@@ -14,4 +15,4 @@ def manifest_current(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.changed and not facts.gone:
         names = ", ".join(facts.changed[:5])
-        yield Found(f"{len(facts.changed)} file(s) on the machine changed after the last pull: {names}")
+        yield Found(f"{counted(len(facts.changed), 'file')} on the machine changed after the last pull: {names}")

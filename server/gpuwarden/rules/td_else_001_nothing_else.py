@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
@@ -20,7 +21,8 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     if not found.complete:
         yield Found("not everything that lives on the machine could be looked at")
     if found.processes:
-        yield Found(f"{len(found.processes)} process(es) that are no job of ours: {'; '.join(found.processes[:5])}")
+        strangers = counted(len(found.processes), "process", "processes")
+        yield Found(f"{strangers} of no job of ours: {'; '.join(found.processes[:5])}")
     if found.files:
         names = ", ".join(f.path for f in found.files[:5])
-        yield Found(f"{len(found.files)} recent file(s) that no job declared: {names}")
+        yield Found(f"{counted(len(found.files), 'recent file')} that no job declared: {names}")

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.models import Verdict
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.core.states import Job
@@ -19,9 +20,9 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     if facts.copy_verdict is None:
         yield Found("the copy was not verified since it last changed")
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
-        names = ", ".join(facts.copy_unread[:3])
+        what, names = counted(len(facts.copy_unread), "file"), ", ".join(facts.copy_unread[:3])
         yield Found(
-            f"{len(facts.copy_unread)} file(s) that nothing here can read: {names}. Each copy equals the machine's",
+            f"{what} that nothing here can read: {names}. Each copy equals the machine's",
             fix="Look at the copies, or declare narrower outputs.",
             severity=Severity.WARNING,
         )

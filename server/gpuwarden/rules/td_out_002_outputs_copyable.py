@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
@@ -12,4 +13,4 @@ def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.skipped and not facts.gone:
         names = ", ".join(facts.skipped[:5])
-        yield Found(f"{len(facts.skipped)} thing(s) below the declared outputs can't be copied: {names}")
+        yield Found(f"{counted(len(facts.skipped), 'thing')} below the declared outputs can't be copied: {names}")

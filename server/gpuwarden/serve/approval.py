@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TextIO
 
 from gpuwarden.config import load_config
+from gpuwarden.core.counts import counted
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.fence import line, plain
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.store import Event
@@ -106,9 +108,8 @@ async def ask(w: Warden, ticket: str, terminal: Terminal, *, without_proof: bool
 def _show(view: TeardownView, terminal: Terminal) -> None:
     lease = view.lease
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
-    cost = "unknown" if lease.cost is None else f"{lease.cost:.4f} USD"
-    terminal.say(f"  the job is {view.job.state}; cost so far: {cost}")
-    terminal.say(f"  deletes {len(view.dying)} declared file(s), {sum(f.size for f in view.dying):,} bytes:")
+    terminal.say(f"  the job is {view.job.state}; cost so far: {usd(lease.cost)}")
+    terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
     worst_first = sorted(view.dying, key=lambda f: f.copied)
     for file in worst_first[:SHOWN]:
         terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")
@@ -142,9 +143,12 @@ async def _watch(w: Warden, view: TeardownView, terminal: Terminal, patience_s: 
 async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
     issued = w.ledger.last(f"receipt/{receipt}", "receipt.issued")
     if issued is None:
-        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "submit prints it.")
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
     if not issued.body["ask"]:
-        return Reply(message="This spending is inside the caps; it needs no approval.", hint="Submit with the receipt.")
+        return Reply(
+            message="This spending is inside the caps; it needs no approval.",
+            hint=f"Run the submit again with --receipt {receipt}.",
+        )
     if w.clock.now() > issued.body["expires_at"]:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
     _show_spending(issued, terminal)
@@ -152,12 +156,12 @@ async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
         raise Refused("not approved; nothing was launched")
     await _check_pin(w, terminal)
     grant_spending(w, issued, "terminal", _user())
-    return Reply(code="approved", message="Approved.", hint="Submit the same arguments again with the receipt.")
+    return Reply(code="approved", message="Approved.", hint=f"Run the same submit again with --receipt {receipt}.")
 
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:
     body = issued.body
-    price = "unknown" if body["price"] is None else f"{body['price']:.2f} USD/h"
+    price = usd_per_hour(body["price"])
     terminal.say(f"job {body['name']} on {body['platform']}: price {price}, timeout {body['timeout_s']} s")
     terminal.say(f"  {body['ask']}")
 

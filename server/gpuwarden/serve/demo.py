@@ -25,6 +25,7 @@ from rich.table import Table
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import JobSpec, Level, Report
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.policy import Approval, Channel, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
@@ -40,7 +41,7 @@ from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from gpuwarden.serve.approval import ask, open_terminal
-from gpuwarden.serve.terminal import colored, usd, when
+from gpuwarden.serve.terminal import colored, when
 
 PLATFORM = "rehearsal/vastai"
 STEPS, SAVE_EVERY, INTERRUPTED_AT = 240, 30, 100
@@ -171,7 +172,7 @@ async def _good_job(w: Warden, stage: Stage) -> JobRecord:
     for f in checked.findings:
         stage.say(f"{colored(f.severity)} [bold]{f.rule}[/] {escape(f.message)}")
     price = checked.quote.price_usd_per_hour if checked.quote else None
-    stage.say(f"quote {usd(price)}/h, at most {usd(checked.worst_cost_usd)}; receipt {checked.receipt}")
+    stage.say(f"quote {usd_per_hour(price)}, at most {usd(checked.worst_cost_usd)}; receipt {checked.receipt}")
     launched = await submit(w, spec, receipt=checked.receipt)
     again = await submit(w, spec, receipt=checked.receipt)
     assert launched.job is not None and again.job is not None

@@ -109,4 +109,4 @@ def write_manifests(root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    print(f"{write_manifests()} file(s) changed")
+    print("changed:", write_manifests())

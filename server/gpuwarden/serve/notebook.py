@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.errors import BadRequest, NotFound, WardenError
 from gpuwarden.core.profile import Profile
 from gpuwarden.lifecycle.warden import SSH, Warden
@@ -77,7 +78,7 @@ def summary(w: Warden) -> tuple[bool, str]:
     except WardenError as error:
         return False, f"{error.message} {error.hint}"
     wrong = complaints(w, notes)
-    return not wrong, " ".join(wrong) or f"{file}, {len(notes.platforms)} platform(s)"
+    return not wrong, " ".join(wrong) or f"{file}, {counted(len(notes.platforms), 'platform')}"
 
 
 def _file(w: Warden) -> Path:

@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.fence import line
 from gpuwarden.knowledge import Hit, search, shipped
-from gpuwarden.knowledge.finder import MAX_QUERY
 from gpuwarden.serve.replies import Reply
 from gpuwarden.serve.resources import ENTRY_TEMPLATE, page_uri
 
@@ -32,12 +31,12 @@ class SearchReply(Reply):
 
 
 def look_up(query: str, limit: int = 5) -> SearchReply:
-    """Search the shipped references. Of a long piece of log the end is read. Raises BadRequest for an empty query."""
+    """Search the shipped references. Of a very long text both ends are read. Raises BadRequest for an empty query."""
     if not query.strip():
         raise BadRequest("the query is empty", "Give a symptom in any words, an entry's id, or lines of a log.")
     if not 1 <= limit <= MAX_HITS:
         raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
-    hits = search(shipped(), query[-MAX_QUERY:], limit)
+    hits = search(shipped(), query, limit)
     if not hits:
         return SearchReply(
             code="nothing_fits",

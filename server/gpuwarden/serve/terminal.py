@@ -15,17 +15,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import plain
-from gpuwarden.serve import replies
+from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.serve.replies import (
+    AccountReply,
     CheckReply,
     DiagnosisReply,
+    ErrorReply,
     FindingReply,
     InstanceReply,
     InstancesReply,
     MeterReply,
     PullReply,
+    RefusalReply,
     Reply,
     SubmitReply,
     TeardownReply,
@@ -59,17 +62,9 @@ COLORS = {
 }  # fmt: skip
 
 
-COMMANDS = {
-    "submit_job": "submit", "check_job": "check", "cancel_job": "cancel", "pull_artifacts": "pull",
-    "verify_checkpoint": "verify", "teardown_request": "teardown", "list_instances": "instances",
-    "search_references": "search",
-}  # fmt: skip
-
-
-def spoken(text: str) -> str:
-    """A sentence that names tools, for a person, who has commands; safe to print."""
-    words = re.compile(rf"\b({'|'.join(COMMANDS)})\b")
-    return escape(words.sub(lambda m: f"`gpuwarden {COMMANDS[m[1]]}`", plain(text)))
+def shown(text: str) -> str:
+    """Text that is safe to print: it moves no cursor and holds no markup."""
+    return escape(plain(text))
 
 
 def colored(word: str) -> str:
@@ -86,18 +81,13 @@ def when(at: float | None) -> str:
         return "-"
 
 
-def usd(amount: float | None) -> str:
-    """An amount, or that it is unknown."""
-    return "unknown" if amount is None else f"${amount:.4f}" if amount < 1 else f"${amount:,.2f}"
-
-
-def show_error(error: WardenError) -> None:
+def failed(reply: ErrorReply) -> None:
     """What happened, what is known, what to do next."""
-    err.print(f"[red bold]{escape(error.code)}[/] {escape(plain(error.message))}")
-    if isinstance(error, Refused) and error.findings:
-        _findings(replies.findings(error.findings), err)
-    if error.hint:
-        err.print(f"[dim]next:[/] {spoken(error.hint)}")
+    err.print(f"[red bold]{escape(reply.code)}[/] {shown(reply.message)}")
+    if isinstance(reply, RefusalReply):
+        _findings(reply.findings, err)
+    if reply.hint:
+        err.print(f"[dim]next:[/] {shown(reply.hint)}")
 
 
 def _findings(findings: list[FindingReply], console: Console = out) -> None:
@@ -108,7 +98,7 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
     table.add_column(no_wrap=True)
     table.add_column()
     for f in findings:
-        fix = f"\n[dim]{spoken(f.fix)}[/]" if f.fix else ""
+        fix = f"\n[dim]{shown(f.fix)}[/]" if f.fix else ""
         table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", escape(f.message) + fix)
     console.print(table)
 
@@ -116,9 +106,9 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
 def message(reply: Reply) -> None:
     """A reply's sentence and what to do next."""
     if reply.message:
-        out.print(escape(reply.message))
+        out.print(shown(reply.message))
     if reply.hint:
-        out.print(f"[dim]next:[/] {spoken(reply.hint)}")
+        out.print(f"[dim]next:[/] {shown(reply.hint)}")
 
 
 def submitted(reply: SubmitReply) -> None:
@@ -126,7 +116,7 @@ def submitted(reply: SubmitReply) -> None:
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = escape(reply.price_source or "")
-        out.print(f"price {usd(reply.price_usd_per_hour)}/h ({source}), at most {usd(reply.worst_cost_usd)}")
+        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), at most {usd(reply.worst_cost_usd)}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
     message(reply)
@@ -166,14 +156,14 @@ def _meter(meter: MeterReply) -> str:
     mark = {True: "[yellow]billing[/]", False: "[green]not billing[/]", None: "[magenta]may be billing[/]"}[
         meter.billing
     ]
-    price = f" at {usd(meter.price_usd_per_hour)}/h" if meter.billing is not False else ""
+    price = f" at {usd_per_hour(meter.price_usd_per_hour)}" if meter.billing is not False else ""
     return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd)} [dim]({meter.state})[/]"
 
 
 def pulled(reply: PullReply) -> None:
     """After a pull."""
     sent = f"{reply.bytes_sent:,} travelled"
-    out.print(f"{reply.files} file(s), {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
+    out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
     for name in reply.missing:
         out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
     for problem in reply.problems:
@@ -203,6 +193,8 @@ def listed(reply: InstancesReply) -> None:
         for row in reply.instances:
             table.add_row(*_machine(row))
         out.print(table)
+    for account in reply.accounts:
+        out.print(_funds(account))
     for job in reply.jobs:
         out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
     for what, why in reply.unknown.items():
@@ -221,7 +213,7 @@ def watched(reply: WatchReply) -> None:
     """What is new in a round of the watch."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
-        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {spoken(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {shown(alert.text)}")
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
 
@@ -231,8 +223,19 @@ def standing(reply: WatchReply) -> None:
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
-        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {spoken(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {shown(alert.text)}")
     message(reply)
+
+
+def _funds(account: AccountReply) -> str:
+    """What an account has, and when it ends."""
+    if account.balance is None:
+        return f"[magenta]unknown[/] {escape(account.platform)}: {escape(account.note)}"
+    if account.clock is not None:
+        at = f"[yellow]{when(account.clock.at)[:16]}[/]"
+        return f"{at} {escape(account.platform)}: {escape(account.clock.trigger)}; {escape(account.clock.effect)}"
+    note = f" [dim]({escape(account.note)})[/]" if account.note else ""
+    return f"{escape(account.platform)}: balance {account.balance:.2f} {escape(account.currency or '')}{note}"
 
 
 def _machine(row: InstanceReply) -> tuple[str, ...]:
@@ -240,12 +243,12 @@ def _machine(row: InstanceReply) -> tuple[str, ...]:
     job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
     clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
     off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
-    rest = f"\n[dim]{usd(row.stopped_usd_per_hour)}/h off[/]" if row.stopped_usd_per_hour else ""
+    rest = f"\n[dim]{usd_per_hour(row.stopped_usd_per_hour)} off[/]" if row.stopped_usd_per_hour else ""
     return (
         f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
         f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
         billing,
-        f"{usd(row.cost_usd)}\n[dim]{usd(row.price_usd_per_hour)}/h[/]{rest}",
+        f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
         f"{job}[dim]{escape(row.note)}[/]{clocks}",
     )
 

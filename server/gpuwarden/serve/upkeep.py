@@ -7,6 +7,7 @@ from datetime import date
 
 from pydantic import BaseModel, Field
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.fence import fence
 from gpuwarden.data import data_dir
@@ -71,7 +72,7 @@ def look_over(today: date, months: int) -> IssuesReply:
     return IssuesReply(
         ok=False,
         code="needs_attention",
-        message=f"{len(rows)} thing(s) to look at, {sum(r.urgent for r in rows)} of them urgent.",
+        message=f"{counted(len(rows), 'thing')} to look at, {sum(r.urgent for r in rows)} of them urgent.",
         hint="Ask the source again, correct the line, and set its month anew.",
         issues=rows,
     )

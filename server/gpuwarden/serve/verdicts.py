@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from gpuwarden.core.counts import counted
 from gpuwarden.core.fence import plain
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
 from gpuwarden.serve.terminal import colored, out
+from gpuwarden.serve.words import said
 
 SHOWN = 40
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -20,7 +22,7 @@ def show(report: Report) -> None:
     newest = (
         f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
-    count = f"{len(report.files):,} file(s), {report.bytes:,} bytes"
+    count = f"{counted(len(report.files), 'file')}, {report.bytes:,} bytes"
     out.print(f"{colored(report.verdict)} at level {report.level}: {safe(report.path)}, {count}{newest}")
     _said(report.problems, "red", "")
     _said(report.doubts, "magenta", "unknown: ")
@@ -33,7 +35,7 @@ def show(report: Report) -> None:
         bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
         out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
     _said(report.proved, "green", "")
-    _said(report.not_checked, "dim", "not checked: ")
+    _said([said(text) for text in report.not_checked], "dim", "not checked: ")
 
 
 def _table(rows: Sequence[CheckpointEvidence | FileEvidence]) -> Table:

@@ -1,0 +1,24 @@
+"""How money is written, everywhere that a person or a model reads it: US dollars, `$12.50`, `$0.0031`, `$2.49/h`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SMALLEST: Final = 0.0001
+"""A meter's first minutes cost fractions of a cent; less than this is written as less than this."""
+
+
+def usd(amount: float | None) -> str:
+    """An amount, to the cent and below a dollar as fine as it is; `unknown` is never a zero."""
+    if amount is None:
+        return "unknown"
+    sign, size = ("-" if amount < 0 else ""), abs(amount)
+    if 0 < size < SMALLEST:
+        return f"{sign}<${SMALLEST}"
+    fine = f"{size:.4f}"
+    return f"{sign}${size:,.2f}" if size >= 1 or fine[0] == "1" else f"{sign}${fine[:4]}{fine[4:].rstrip('0')}"
+
+
+def usd_per_hour(price: float | None) -> str:
+    """A price by the hour."""
+    return "unknown" if price is None else f"{usd(price)}/h"

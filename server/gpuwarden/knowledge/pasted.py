@@ -1,0 +1,61 @@
+"""What counts of a pasted report: its title, what the person says and the lines of the error.
+
+People paste whole issues: a form with boxes, versions, a script, a command with forty options and a traceback of eighty
+lines. The words of all that speak for entries that have nothing to do with the trouble, so they are left out where a
+query is read as words. Signatures still see every line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpuwarden.knowledge.evidence import failing_lines
+
+LEAST_LINES = 4
+LEAST_WORDS = 4
+MOST = 1_500  # characters; of a longer report the beginning and the lines that failed
+BEGINNING = 700
+LOOKED_AT = 300
+_RANK = r"(?:\[?\w*rank\s?\d+\]?:\s?)?"
+_FRAME = re.compile(rf"{_RANK}\s?File \"[^\"]{{1,300}}\", line \d+")
+_DRAWN = re.compile(r"(?:[│╭╰─❱┃╔╚═|^~+=-]\s?){2,}|│|\d{1,3}%\|")
+_PHRASES = re.compile(
+    rf"{_RANK}(?:Traceback \(most recent|During handling of the above|The above exception was|"
+    r"CUDA kernel errors might be|For debugging consider passing|Compile with `?TORCH_USE_CUDA_DSA)"
+)
+_FORM = re.compile(r"(?:[-*] \[[ xX]?\]|#{1,6} |<!--|</?details|</?summary|```)")
+_SETUP = re.compile(
+    r"(?i)[-*•]?\s?[`*]{0,2}(?:[\w .`-]{1,30} version|platform|system|os|python|py?torch|torch\w*|cuda|cudnn"
+    r"|driver|nvidia|gpus?|transformers|accelerate|datasets|peft|trl|deepspeed|bitsandbytes|tokenizers|numpy|huggingface[_-]hub)"
+    r"[`*]{0,2}\s?(?:[:=]=?|\s)\s?\S{0,40}\d\S{0,60}$"
+)
+_CODE = re.compile(
+    r"(?:>>> |\$ |--?[A-Za-z][\w-]*(?:[ =]\S{0,200})?\s?\\?$|(?:from [\w.]+ )?import \w|def |class |@"
+    r"|[\w.\[\]]{1,80} = \S|\w{1,60}=\S{1,80},$|[)\]}]+,?$|#!)"
+)
+
+
+def gist(text: str) -> str:
+    """`text` without the lines that say nothing of the trouble; a text of few lines, or all such lines, as it is."""
+    lines = text.splitlines()
+    if len(lines) < LEAST_LINES:
+        return text
+    kept = "\n".join(_telling(lines))
+    if len(kept.split()) < LEAST_WORDS:
+        return text
+    return kept if len(kept) <= MOST else "\n".join((kept[:BEGINNING], *failing_lines(text)))[:MOST]
+
+
+def _telling(lines: list[str]) -> Iterator[str]:
+    inside = False  # below a frame: its line of code, and the marks under that
+    for number, line in enumerate(lines):
+        start = line.strip()[:LOOKED_AT]
+        if _FRAME.match(start):
+            inside = True
+            continue
+        if inside and line[:1].isspace():
+            continue
+        inside = False
+        if number == 0 or not any(form.match(start) for form in (_DRAWN, _PHRASES, _FORM, _SETUP, _CODE)):
+            yield line

@@ -1,0 +1,96 @@
+"""Of a pasted report the title, the person's words and the error count; the form, versions, code and frames don't."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.knowledge import search, shipped
+from gpuwarden.knowledge.finder import MAX_QUERY
+from gpuwarden.knowledge.pasted import MOST, gist
+
+REPORT = """\
+Loss turns into nan after two hours
+- [x] I have read the guide
+### System info
+- `transformers` version: 5.1.0
+- Platform: Linux-5.15.0-1040-x86_64
+CUDA: 12.4
+### What happens
+I train a small model and after some time the loss is nan and never comes back.
+from trl import SFTTrainer
+args = SFTConfig(per_device_train_batch_size=4)
+--num_generations 8 \\
+Traceback (most recent call last):
+  File "/home/someone/train.py", line 12, in <module>
+    trainer.train(resume_from_checkpoint=checkpoint)
+    ^^^^^^^^^^^^^
+[rank0]: File "/opt/lib/trainer.py", line 99, in train
+│ ❱ 1024 │   │   raise RuntimeError('DataLoader worker exited') │
+ 66%|######6   | 2/3 [00:01<00:00]
+ValueError: loss is not finite
+"""
+
+
+def test_what_the_person_says_and_the_error_are_kept() -> None:
+    assert gist(REPORT).splitlines() == [
+        "Loss turns into nan after two hours",
+        "I train a small model and after some time the loss is nan and never comes back.",
+        "ValueError: loss is not finite",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one line only",
+        "import torch\nimport trl\nimport datasets\nimport peft\n",
+        "a\n\nb\n\n\n",
+        "--flag one \\\n--other two \\\n--third\n--fourth\n",
+    ],
+)
+def test_a_text_of_few_words_or_of_code_alone_stays(text: str) -> None:
+    assert gist(text) == text
+
+
+def test_of_a_long_report_the_beginning_and_the_error_are_read() -> None:
+    talk = "".join(f"Something else that I tried was number {n} of many.\n" for n in range(400))
+    text = f"The run stops\n{talk}ValueError: Attempting to unscale FP16 gradients.\n"
+    short = gist(text)
+    assert len(short) <= MOST
+    assert short.startswith("The run stops\n")
+    assert short.endswith("ValueError: Attempting to unscale FP16 gradients.")
+
+
+@pytest.mark.parametrize("at", ["begin", "end"])
+def test_an_error_at_either_end_of_a_text_beyond_all_bounds_is_found(at: str) -> None:
+    error = "ValueError: Attempting to unscale FP16 gradients."
+    noise = "step done, all well\n" * (2 * MAX_QUERY // 20)
+    text = f"{error}\n{noise}" if at == "begin" else f"{noise}{error}"
+    assert search(shipped(), text)[0].id == "PREC-005"
+
+
+def test_a_follow_up_line_gives_way_to_what_the_words_say() -> None:
+    summary = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    assert search(shipped(), summary)[0].id == "DIST-027"
+    told = f"Loss is nan, stopping training\nAfter some steps the loss becomes NaN and the run stops.\n{summary}\n"
+    assert [hit.id for hit in search(shipped(), told)][:2] == ["PREC-011", "DIST-027"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=2_000))
+def test_any_text_has_a_gist_no_longer_than_the_bound_or_itself(text: str) -> None:
+    assert len(gist(text)) <= max(len(text), MOST)
+
+
+@pytest.mark.parametrize(
+    "piece", ["-", "│ ", "a=1,", "9", " ", 'File "', "- [", "version 1", "torch 1.1 ", "=x", "rank0:"]
+)
+def test_no_line_takes_long(piece: str) -> None:
+    text = "\n".join(["title", *[piece * (60_000 // len(piece))] * 4, "end"])
+    start = time.process_time()
+    gist(text)
+    assert time.process_time() - start < 1

@@ -1,0 +1,133 @@
+"""A platform that answers slowly is unknown after a while, and nobody waits for it any longer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from clouds.base import KEY, Web
+from clouds.runpod import RunPodCloud
+from clouds.vastai import VastCloud
+from clouds_kit import web  # noqa: F401
+from fakes import FakeClock
+from gpuwarden.core.models import Instance, InstanceState, Known, Resources
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.lifecycle import patience
+from gpuwarden.lifecycle.instances import list_instances, reconcile
+from gpuwarden.lifecycle.records import read_lease
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.providers.runpod import RunPod
+from gpuwarden.providers.vastai import Vast
+from lifecycle_kit import open_house, training
+
+pytestmark = pytest.mark.anyio
+PAGE_S = 0.02
+Send = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "ASK_S", PAGE_S * 8)
+    monkeypatch.setattr("clouds.vastai.PAGE", 1)
+
+
+def house(home: Path, server: Web) -> tuple[Warden, Vast, VastCloud]:
+    """Two platforms with machines; Vast.ai lists each on a page of its own."""
+    clock = FakeClock()
+    w = open_house(home, clock)
+    w.env = {"VAST_API_KEY": KEY, "RUNPOD_API_KEY": KEY}
+    vast, runpod = VastCloud(home / "v", clock), RunPodCloud(home / "r", clock)
+    vast.window = None
+    for account, provider in ((vast, Vast), (runpod, RunPod)):
+        env = w.env | {provider.api.url_variable: server.add(account)}
+        w._providers[account.profile.id] = provider(account.profile, clock, env)
+    runpod.rent(
+        "x", Resources(gpu="NVIDIA L4"), order={"gpu": {"id": "NVIDIA L4"}, "image": "i"}, started=0, locked=False
+    )
+    for _ in range(30):
+        vast.rent("y", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
+    clock.advance(60)
+    provider = w.provider("vastai")
+    assert isinstance(provider, Vast)
+    return w, provider, vast
+
+
+def slowly(provider: Vast, monkeypatch: pytest.MonkeyPatch) -> None:
+    send: Send = provider.door._send
+
+    async def slow(*args: Any) -> Any:
+        await anyio.sleep(PAGE_S)
+        return await send(*args)
+
+    monkeypatch.setattr(provider.door, "_send", slow)
+
+
+async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
+    tmp_path: Path,
+    web: Web,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w, provider, account = house(tmp_path, web)
+    slowly(provider, monkeypatch)
+    with anyio.fail_after(5):
+        inventory = await list_instances(w)
+    assert [r.platform for r in inventory.rows] == ["runpod"]
+    assert inventory.unknown == {"vastai": f"vastai did not finish its answer in {patience.ASK_S:g} s"}
+    assert 1 <= len(account.asked) < 12, "several pages were read, and each was in time"
+
+
+async def test_platforms_are_asked_at_the_same_time(
+    tmp_path: Path,
+    web: Web,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RunPod answers only once Vast.ai was asked, and the other way round."""
+    w, _, _ = house(tmp_path, web)
+    asked = {"runpod": anyio.Event(), "vastai": anyio.Event()}
+    monkeypatch.setattr(patience, "ASK_S", 5)
+
+    def after_the_other(name: str) -> Callable[[], Awaitable[Known[tuple[Instance, ...]]]]:
+        async def answer() -> Known[tuple[Instance, ...]]:
+            asked[name].set()
+            for event in asked.values():
+                await event.wait()
+            return Known(())
+
+        return answer
+
+    for name in asked:
+        monkeypatch.setattr(w.provider(name), "list", after_the_other(name))
+    assert (await list_instances(w)).unknown == {}
+
+
+async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_its_neighbours_wait(
+    tmp_path: Path,
+    web: Web,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w, provider, _ = house(tmp_path, web)
+    asked = []
+
+    async def never(ident: str) -> Any:
+        asked.append(ident)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(provider, "get", never)
+    for n in (1, 2, 3):
+        body = {"spec": training(tmp_path / "said", platform="vastai").model_dump(mode="json")}
+        w.ledger.add(f"job/j{n}", "job.accepted", body, state=Job.ACCEPTED)
+        w.ledger.add(f"lease/j{n}-i1", "create.intent", {"job": f"j{n}", "platform": "vastai"}, state=Lease.UNVERIFIED)
+        w.ledger.add(f"job/j{n}", "job.provisioning", {"lease": f"j{n}-i1", "generation": 1}, state=Job.PROVISIONING)
+        seen = Instance(id=f"{4_200_000 + n}", state=InstanceState.BOOTING)
+        w.ledger.add(
+            f"lease/j{n}-i1", "lease.created", {"instance": seen.model_dump(mode="json")}, state=Lease.METERING
+        )
+    with anyio.fail_after(5):
+        trouble = await reconcile(w)
+    assert read_lease(w.ledger, "j1-i1").state is Lease.UNVERIFIED
+    assert set(asked) == {"4200001"}
+    assert trouble == {f"j{n}": "not looked at this time: vastai answers slowly" for n in (2, 3)}
