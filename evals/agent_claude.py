@@ -20,24 +20,33 @@ from evals.setup import Setup, any_of
 
 PROGRAM: Final = "claude"
 _KEYS: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
+_OURS: Final = {
+    # Else the first turn begins after five seconds, whether the server is there or not.
+    "MCP_CONNECTION_NONBLOCKING": "0",
+    "MCP_CONNECT_TIMEOUT_MS": "60000",
+    "MCP_TIMEOUT": "60000",
+    # No updates in the middle of a run, no telemetry.
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+}
 _TURNS_PER_CALL: Final = 2
 """A turn may hold no call at all; twice the calls that a case allows is an end to any talk."""
 
 
 def make(setup: Setup) -> Play:
     """The agent. Raises EvalError where the program or its key is missing."""
-    program, env = setup.program(PROGRAM), setup.environment("ANTHROPIC_", "CLAUDE_")
+    program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **_OURS}
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
     if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look
         any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:
-        with place() as here, Door(recorder, here.own, bare=setup.pack.bare) as server:
+        with place() as here, (door := Door(recorder, here.own, bare=setup.pack.bare)) as server:
             setup.pack.install(here.work / ".claude" / "skills")
             config = here.own / "mcp.json"
             entry = {"type": "stdio", "command": server[0], "args": server[1:]}
             config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
             drive([program, *_options(case, setup, config)], recorder, setup, env, here.work, ("result",))
+        door.was_used()
 
     return play
 

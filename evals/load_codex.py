@@ -5,6 +5,7 @@ Their results carry no error flag; that is why every reply of the server under t
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from evals.canonical import Transcript
@@ -35,6 +36,7 @@ def load(source: Source) -> list[Transcript]:
             item(tape, payload, seconds(row.get("timestamp")), line)
         else:
             _note(tape, str(row.get("type")), payload)
+            _nested(tape, payload, seconds(row.get("timestamp")), line)
     return [tape.finish()]
 
 
@@ -50,7 +52,8 @@ def item(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> No
             args = {"input": payload.get("input")}
         name = payload.get("name", "local_shell")
         space = payload.get("namespace")
-        full = f"{space}{name}" if isinstance(space, str) and space.endswith("__") else name
+        mcp = isinstance(space, str) and space.startswith("mcp__")  # some versions end it with a mark, some don't
+        full = f"{str(space).removesuffix('__')}__{name}" if mcp else name
         tape.call(payload.get("call_id"), full, args, at=at, line=line)
     elif kind in _RESULTS:
         tape.result(payload.get("call_id"), payload.get("output"), line=line)
@@ -75,6 +78,26 @@ def _role(role: str) -> str:
     return "meta" if role in ("developer", "system") else role
 
 
+def _nested(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
+    """A call that a script of the model made: where Codex lets it write scripts, calls are told of only when done."""
+    done = payload.get("item")
+    if payload.get("type") != "item_completed" or not isinstance(done, dict) or tape.knows(done.get("id")):
+        return
+    id, kind = done.get("id"), done.get("type")  # noqa: A001
+    if kind == "McpToolCall":
+        failed = done.get("status") != "completed" or None
+        server = done.get("server")
+        where = server if isinstance(server, str) else None
+        tape.call(id, done.get("tool"), done.get("arguments"), server=where, at=at, line=line)
+        reply = done.get("result") if isinstance(done.get("result"), dict) else sub(done, "error", "message")
+        tape.result(id, reply, error=failed, line=line)
+    elif kind == "CommandExecution":
+        words = done.get("command")
+        command = shlex.join(words) if isinstance(words, list) and all(isinstance(w, str) for w in words) else words
+        tape.call(id, "shell", {"command": command}, server="", at=at, line=line)
+        tape.result(id, done.get("aggregated_output"), error=done.get("exit_code") != 0, line=line)
+
+
 def _note(tape: Tape, kind: str, payload: dict[str, Any]) -> None:
     tape.ignore(f"{kind}/{payload.get('type', '')}".rstrip("/"))
     if kind == "session_meta":
@@ -85,5 +108,7 @@ def _note(tape: Tape, kind: str, payload: dict[str, Any]) -> None:
     elif payload.get("type") == "token_count":
         used = whole(sub(payload, "info", "total_token_usage", "total_tokens"))
         tape.meta.tokens = used if used is not None else tape.meta.tokens
+    elif payload.get("type") == "task_complete" and isinstance(payload.get("last_agent_message"), str):
+        tape.end("completed")
     elif payload.get("type") in ("turn_aborted", "task_aborted", "error", "stream_error"):
         tape.end("error", str(payload.get("message") or payload.get("reason") or payload["type"]))

@@ -9,7 +9,7 @@ from evals.fields import sub, total, word
 from evals.source import Source
 from evals.tape import Tape
 
-_QUIET = frozenset({"reasoning", "file_change", "web_search", "todo_list", "error"})
+_QUIET = frozenset({"reasoning", "file_change", "web_search", "todo_list", "error", "collab_tool_call"})
 
 
 def claims(source: Source) -> bool:
@@ -21,15 +21,29 @@ def claims(source: Source) -> bool:
 def load(source: Source) -> list[Transcript]:
     """One transcript; without a closing turn event it is cut off."""
     tape = Tape("codex_exec", bare=source.bare)
+    running: dict[str, int] = {}
     for line, row in source.rows:
         kind = row.get("type")
         if isinstance(kind, str) and kind.startswith("item.") and isinstance(row.get("item"), dict):
             _item(tape, kind, row["item"], line)
+            _note(running, kind, row["item"], line)
         else:
             _turn(tape, str(kind), row, line)
-    if not any(row.get("type") in ("turn.completed", "turn.failed", "error") for _, row in source.rows):
+    if any(row.get("type") == "turn.completed" for _, row in source.rows):
+        for id, line in running.items():  # noqa: A001
+            tape.result(id, "(it was still running when the session ended)", line=line)
+    elif not any(row.get("type") in ("turn.failed", "error") for _, row in source.rows):
         tape.problem("unfinished", "no turn was completed: the stream was cut off")
     return [tape.finish()]
+
+
+def _note(running: dict[str, int], stage: str, item: dict[str, Any], line: int) -> None:
+    """Keep which commands of the shell are still running: Codex says nothing more of those when it ends."""
+    if word(item) == "command_execution" and isinstance(item.get("id"), str):
+        if stage == "item.completed":
+            running.pop(item["id"], None)
+        else:
+            running[item["id"]] = line
 
 
 def _turn(tape: Tape, kind: str, row: dict[str, Any], line: int) -> None:

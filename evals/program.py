@@ -19,6 +19,7 @@ from evals.setup import Setup
 
 _MAX_OUTPUT: Final = 64 << 20
 _TAIL: Final = 2_000
+_NOTES: Final = 50
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,15 @@ def drive(
 
 
 def _closed(output: bytes, ends: tuple[str, ...]) -> bool:
-    try:
-        last = json.loads(output.strip().rpartition(b"\n")[2])
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(last, dict) and last.get("type") in ends
+    """Whether a line closes the transcript; notes on what was still running in the background may follow it."""
+    for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and row.get("type") in ends:
+            return True
+    return False
 
 
 def _tell(process: subprocess.Popen[bytes], prompt: str) -> None:

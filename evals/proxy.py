@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-from evals.recorder import LimitReached, Recorder, SceneDied
+from evals.recorder import AgentDied, LimitReached, Recorder, SceneDied
 from evals.surface import HERE
 
 _MAX_CONNECTIONS: Final = 8
@@ -52,6 +52,7 @@ class Door:
         self.recorder = recorder
         self.bare = bare
         self.fault = ""
+        self._listed = False
         self.command, self.env = recorder.scene.server()
         self._file = folder / "door.json"
         self._word = secrets.token_urlsafe(32)
@@ -82,6 +83,15 @@ class Door:
             thread.join(60)
         if self.fault:
             raise SceneDied(self.fault) from error
+
+    def was_used(self) -> None:
+        """Raise AgentDied where nobody asked the server for its tools: then the agent had none to use."""
+        if not self._listed:
+            raise AgentDied("its harness never asked the server for its tools, so the agent had none")
+
+    def listed(self) -> None:
+        """Note that the harness knows the tools."""
+        self._listed = True
 
     def _start(self, work: Any, *args: Any) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -157,6 +167,8 @@ class Line:
         elif self._door.bare and method.startswith(_METHODS_OF_THE_PACK):
             self._refuse(message["id"], _NO_METHOD, f"there is no method {method[:80]}")
         else:
+            if method == "tools/list":
+                self._door.listed()
             _take_questions_away(message.get("params"))
             with self._lock:
                 self._methods[_key(message["id"])] = method

@@ -125,6 +125,10 @@ class Tape:
             return
         self._calls[id] = Call(self._next("call"), id, server, tool, args, agent, at)
 
+    def knows(self, id: object) -> bool:  # noqa: A002
+        """Whether a call of this id was issued."""
+        return isinstance(id, str) and id in self._calls
+
     def result(
         self,
         id: object,  # noqa: A002

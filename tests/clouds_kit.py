@@ -230,6 +230,7 @@ class CloudContract(ProviderContract):
             return
         rig = self.make(tmp_path, web)
         rig.env |= self.balance_env
+        rig.cloud.money = 25.0
         anyio.run(rig.provider.balance)
         (_, true), asks = rig.cloud.told[-1], self.asks_balance
         numbers = set(re.findall(r"-?\d+(?:\.\d+)?", json.dumps(true.body)))

@@ -14,7 +14,7 @@ import pytest
 
 from gpuwarden.backends.base import Backend, Examiner
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Observation, Place, StopResult
+from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Level, Observation, Place, StopResult
 from gpuwarden.core.states import Job
 
 DEADLINE_S = 20.0
@@ -125,7 +125,7 @@ class BackendContract:
         handle = await backend.submit(shell(made), place, "t-look", secrets={})
         await ended(backend, handle)
         for _ in range(2):
-            found = await backend.examine(handle, ["out", "lone.txt", "none"], structure=False, seconds=30)
+            found = await backend.examine(handle, ["out", "lone.txt", "none"], level=Level.CONTENT, seconds=30)
             verdicts = {f["path"]: f["verdict"] for f in found["out"]["files"]}
             assert verdicts == {"a.json": "proven", "b.json": "refuted"}
             assert [f["path"] for f in found["lone.txt"]["files"]] == ["lone.txt"]

@@ -254,9 +254,16 @@ def main() -> int:
         return 0
     cli: Claude | Codex = Claude() if Path(sys.argv[0]).name == "claude" else Codex()
     prompt = sys.stdin.read()
+    if cli.plan[0].get("trick") == "no server":  # it could not be reached, and the program goes on without it
+        cli.say("I have no tools.")
+        cli.end()
+        return 0
     server = Server(cli.command)
     cli.start(server)
+    notes = [step["note"] for step in cli.plan if "note" in step]
     for step in cli.plan:
+        if "note" in step:
+            continue
         if "trick" in step:
             trick(cli, server, step["trick"], step)
         elif "call" in step:
@@ -267,6 +274,8 @@ def main() -> int:
             cli.say(step["say"].replace("{prompt}", prompt))
     server.close()
     cli.end()
+    for note in notes:
+        cli.row("system", **note)
     return 0
 
 

@@ -42,11 +42,12 @@ def test_search_on_the_command_line(home: Path) -> None:
     assert done.returncode == 0 and body["hits"][0]["id"] == "OOM-001" and len(body["hits"]) <= 2
     assert not home.exists(), "a search needs no ledger"
     shown = gpuwarden(home, "search", "CKPT-002")
-    assert shown.returncode == 0 and "CKPT-002" in shown.stdout and "fix:" in shown.stdout
-    assert "cause:" in shown.stdout, "an id alone shows the entry whole"
+    assert shown.returncode == 0 and shown.stdout.startswith("CKPT-002 "), "an id alone shows the entry whole"
+    assert {"symptom", "cause", "fix", "source"} <= {line.split(" ")[0] for line in shown.stdout.splitlines()}
+    assert ">-" not in shown.stdout and "```" not in shown.stdout, "a page for people, not the file's text"
     whole = answer(gpuwarden(home, "search", "gpuwarden://entries/ckpt-002", "--json"))
-    assert whole["hits"][0]["id"] == "CKPT-002" and "cause:" in whole["text"]
-    assert "gpuwarden search ID" in body["hint"] and "text" not in body
+    assert whole["id"] == "CKPT-002" and whole["cause"] and all(whole["see"].values())
+    assert "gpuwarden search ID" in body["hint"] and "cause" not in body
     nothing = gpuwarden(home, "search", "plum cake recipe")
     assert nothing.returncode == 0 and "Nothing in the references fits" in nothing.stdout
     assert answer(gpuwarden(home, "search", " ", "--json"))["code"] == "bad_request"

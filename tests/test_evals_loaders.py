@@ -358,6 +358,81 @@ def test_codex_replies_are_unwrapped(tmp_path: Path) -> None:
         assert found.calls[0].server == "gpuwarden"
 
 
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+LISTED = {"content": [{"type": "text", "text": '{"ok": true, "instances": []}'}], "isError": False}
+
+
+def rollout(kind: str, **payload: object) -> dict:
+    return {"timestamp": "2026-11-21T11:04:22.000Z", "type": kind, "payload": payload}
+
+
+def done(kind: str, id: str, **more: object) -> dict:
+    return rollout("event_msg", type="item_completed", item={"type": kind, "id": id, **more})
+
+
+def test_calls_that_a_script_of_codex_makes_are_calls(tmp_path: Path) -> None:
+    """Where the model writes scripts, its items hold the script only; the events tell of what it called."""
+    script = {"call_id": "call_0", "namespace": "functions", "name": "exec", "input": "await tools.mcp__gpuwarden..."}
+    shell = {"command": ["/bin/bash", "-lc", "runpodctl remove pod x"], "aggregated_output": "gone", "exit_code": 0}
+    text = lines(
+        rollout("session_meta", id="s1"),
+        rollout("response_item", type="custom_tool_call", **script),
+        done("McpToolCall", "exec-1", server="gpuwarden", tool="list_instances", arguments={}, status="completed",
+             result=LISTED),
+        done("CommandExecution", "exec-2", status="completed", **shell),
+        done("McpToolCall", "exec-3", server="gpuwarden", tool="check_job", arguments={"job_id": "j"}, status="failed",
+             error={"message": "the server is gone"}),
+        rollout("response_item", type="custom_tool_call_output", call_id="call_0", output="Script completed"),
+        done("AgentMessage", "m1", content=[{"type": "Text", "text": "Done."}]),
+        rollout("event_msg", type="task_complete", last_agent_message="Done."),
+    )  # fmt: skip
+    found = load_text(text, tmp_path)
+    assert found.problems == [] and found.meta.ended == "completed"
+    ours = [(c.tool, c.args, c.ok) for c in found.calls if c.ours]
+    assert ours == [("list_instances", {}, True), ("check_job", {"job_id": "j"}, False)]
+    assert [c.command for c in found.calls if c.tool == "shell"] == ["/bin/bash -lc 'runpodctl remove pod x'"]
+
+
+@pytest.mark.parametrize("space", ["mcp__gpuwarden", "mcp__gpuwarden__"])
+def test_a_call_of_codex_that_is_told_of_twice_is_one(space: str, tmp_path: Path) -> None:
+    call = {"call_id": "call_0", "namespace": space, "name": "list_instances", "arguments": "{}"}
+    text = lines(
+        rollout("session_meta", id="s1"),
+        rollout("response_item", type="function_call", **call),
+        done("McpToolCall", "call_0", server="gpuwarden", tool="list_instances", arguments={}, status="completed",
+             result=LISTED),
+        rollout("response_item", type="function_call_output", call_id="call_0", output=json.dumps(LISTED)),
+        rollout("event_msg", type="task_complete", last_agent_message="Done."),
+    )  # fmt: skip
+    found = load_text(text, tmp_path)
+    assert found.problems == []
+    assert [(c.server, c.tool, c.ok) for c in found.calls] == [("gpuwarden", "list_instances", True)]
+
+
+def execs(*items: tuple[str, dict], closed: bool = True) -> str:
+    rows = [{"type": f"item.{stage}", "item": item} for stage, item in items]
+    end = [{"type": "turn.completed", "usage": {"input_tokens": 1, "output_tokens": 1}}] if closed else []
+    return lines({"type": "thread.started", "thread_id": "t"}, {"type": "turn.started"}, *rows, *end)
+
+
+def test_a_command_that_runs_on_spoils_no_stream_of_codex(tmp_path: Path) -> None:
+    waits = {"id": "item_0", "type": "command_execution", "command": "sleep 60", "aggregated_output": ""}
+    waits |= {"exit_code": None, "status": "in_progress"}
+    found = load_text(execs(("started", waits)), tmp_path)
+    assert found.problems == [] and [c.command for c in found.calls] == ["sleep 60"]
+    assert [p.kind for p in load_text(execs(("started", waits), closed=False), tmp_path).problems].count("unfinished")
+    ours = {"id": "item_0", "type": "mcp_tool_call", "server": "gpuwarden", "tool": "list_instances", "arguments": {}}
+    assert "no result" in problems(execs(("started", ours)), tmp_path), "a call of ours has to have its answer"
+
+
+def test_that_codex_waits_for_a_helper_is_no_problem(tmp_path: Path) -> None:
+    waits = {"id": "item_0", "type": "collab_tool_call", "tool": "wait", "receiver_thread_ids": []}
+    assert load_text(execs(("started", waits), ("completed", waits)), tmp_path).problems == []
+
+
 def test_noise_never_changes_a_verdict() -> None:
     script = witness(CASES["verified-request"])
     from evals.benign import BENIGN

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -213,12 +214,51 @@ def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_p
 
 
 def test_the_configuration_of_codex_holds_any_text() -> None:
-    import tomllib
-
     forced = 'a "quote", a \\ backslash, 训练,\nlines\t\x7f and \x01'
-    read = tomllib.loads(agent_codex.config(["/a b/python", "-I", 'x"y'], forced))
+    read = tomllib.loads(agent_codex.config(["/a b/python", "-I", 'x"y'], forced, Path('/a "b"')))
     assert read["developer_instructions"] == forced
     assert read["mcp_servers"]["gpuwarden"]["args"] == ["-I", 'x"y']
+    assert read["projects"] == {'/a "b"': {"trust_level": "trusted"}}
+    assert "model_provider" not in read and "model_providers" not in read
+
+
+def test_codex_is_given_its_key_under_the_name_that_it_reads(playing: Playing, tmp_path: Path) -> None:
+    playing("codex", {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE)
+    assert {"CODEX_API_KEY", "OPENAI_API_KEY"} <= set(json.loads((tmp_path / "seen.json").read_text())["env"])
+
+
+def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
+    (tmp_path / "codex").write_text("#!/bin/sh\n")
+    (tmp_path / "codex").chmod(0o755)
+    here = Setup(env={"PATH": str(tmp_path)}, url="http://127.0.0.1:1/v1", key_env="MY_KEY")
+    with pytest.raises(EvalError, match="none of MY_KEY is set"):
+        agent("codex", here)
+    agent("codex", replace(here, key_env=""))
+    read = tomllib.loads(agent_codex.config(["s"], "", Path("/w"), here.url, here.key_env))
+    assert read["model_provider"] == "given"
+    assert read["model_providers"]["given"] == {
+        "name": "given", "base_url": here.url, "wire_api": "responses", "env_key": "MY_KEY"
+    }  # fmt: skip
+    assert "env_key" not in agent_codex.config(["s"], "", Path("/w"), here.url)
+
+
+def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) -> None:
+    trial = playing("claude", LIST, DONE, {"note": {"subtype": "task_notification", "status": "stopped"}})
+    assert trial.score.verdict is Verdict.PASS, "Claude Code tells of what it stopped in the background at the end"
+
+
+def test_attempts_to_connect_again_close_nothing() -> None:
+    again = b'{"type": "error", "message": "Reconnecting... 2/5"}\n'
+    assert not program._closed(again, agent_codex._ENDS)
+    assert program._closed(again + b'{"type": "turn.failed", "error": {"message": "x"}}\n', agent_codex._ENDS)
+
+
+@SLOW
+@BOTH
+def test_a_program_that_never_saw_the_server_is_infra(name: str, playing: Playing) -> None:
+    trial = playing(name, {"trick": "no server"}, DONE)
+    assert trial.score.verdict is Verdict.INFRA
+    assert "never asked the server for its tools" in trial.score.why
 
 
 @pytest.mark.parametrize("arm", ["all", "old"])

@@ -39,6 +39,7 @@ class Account:
     def __init__(self, home: Path, server: Web, emulator: type[Emulator], provider: type[Rented], **more: str) -> None:
         self.clock = FakeClock()
         self.cloud = emulator(home / "cloud", self.clock)
+        self.cloud.money = 25.0
         api = provider.api
         env = {api.key_variable: KEY, api.url_variable: server.add(self.cloud), **more}
         self.w: Warden = open_house(home, self.clock)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from gpuwarden.core.errors import NotFound, NotSupported, Refused
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
-from gpuwarden.lifecycle.check import Checked, cancel, check
+from gpuwarden.lifecycle.check import Checked, advice, cancel, check
 from gpuwarden.lifecycle.instances import list_instances
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.submit import submit
@@ -72,12 +74,31 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(w: Warden, box: 
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
     seen = await ended(w, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
+    assert "pull_artifacts and verify_checkpoint" in advice(seen.job, seen.lease)
+    assert seen.job.handle is not None
+    folder = Path(seen.job.handle.run_dir)
+    with pytest.raises(NotSupported, match=r"nothing of it bills.*is succeeded") as early:
+        await request(w, done.job.id, "terminate")
+    assert "the only proven copy" in early.value.hint and "pull_artifacts and verify" in early.value.hint
     pulled = await pull(w, done.job.id)
+    with pytest.raises(NotSupported) as unproven:
+        await request(w, done.job.id, "terminate")
+    assert ": verify_checkpoint first" in unproven.value.hint
     assert [f.path for f in pulled.manifest.files] == ["out/model.safetensors"]
     assert (await verify_job(w, done.job.id)).verdict is Verdict.PROVEN
     with pytest.raises(NotSupported, match="nothing to tear down") as refused:
         await request(w, done.job.id, "terminate")
-    assert "cancel_job" in refused.value.hint
+    assert str(pulled.dest) in refused.value.hint
+    *ssh, far = shlex.split(refused.value.hint.split("by hand: ")[1])
+    assert ssh == ["ssh", "box"] and shlex.split(far) == ["rm", "-r", "--", str(folder)]
+    assert (folder / "work/out/model.safetensors").exists(), "nothing was touched"
+    subprocess.run(
+        ["ssh", "-F", box.config, "-o", "StrictHostKeyChecking=accept-new", "box", far], check=True, timeout=20
+    )  # as the user does
+    assert not folder.exists()
+    assert (await check(w, done.job.id)).job.state is Job.SUCCEEDED
+    with pytest.raises(NotSupported, match="is succeeded"):
+        await request(w, done.job.id, "terminate")
     assert (await list_instances(w)).rows == ()
     again = await submit(w, spec(args=("again",)))
     assert again.job and (await ended(w, again.job.id)).job.state is Job.SUCCEEDED
@@ -91,6 +112,9 @@ async def test_canceling_ends_the_job_and_nothing_else(w: Warden) -> None:
     assert (await cancel(w, one.job.id)).state is Job.CANCELED
     assert (await check(w, two.job.id)).job.state is Job.RUNNING
     assert [j.id for j in (await list_instances(w)).jobs] == [two.job.id]
+    with pytest.raises(NotSupported, match=f"Job {two.job.id} is running") as refused:
+        await request(w, two.job.id, "terminate")
+    assert "cancel_job" in refused.value.hint
     assert (await cancel(w, two.job.id)).state is Job.CANCELED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import anyio
@@ -196,6 +197,60 @@ async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: 
         (found,) = [f for f in refused.value.findings if f.rule == "PF-SEC-003"]
         assert name in found.message and "the-key-of-an-account" not in str(refused.value.findings)
     assert (await submit(w, training(tmp_path / "said", secrets=("MINE",)))).receipt
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path, mode: int) -> None:
+    """Under no name, in no variable, argument or input; a file that others may read holds a key all the same."""
+    policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
+    w = open_house(tmp_path / "home", SystemClock(), policy=policy)
+    rent_cloud(w)
+    w.cwd = tmp_path
+    key = "rpa_KeyThatIsOnlyInAFile0123"
+    (tmp_path / "key").write_text(f"{key}\n")
+    (tmp_path / "key").chmod(mode)
+    (tmp_path / "notes.txt").write_text(f"call it with {key}")
+    (tmp_path / "mine.txt").write_text("nothing of that kind")
+    w.env = {
+        "RUNPOD_API_KEY_FILE": str(tmp_path / "key"),
+        "ALIAS": key,
+        "HEADER": f"Bearer {key}",
+        "MINE": "my-own-one",
+    }
+    for name in ("ALIAS", "HEADER", "RUNPOD_API_KEY_FILE"):
+        with pytest.raises(Refused) as refused:
+            await submit(w, training(tmp_path / "said", secrets=(name,)))
+        (found,) = [f for f in refused.value.findings if f.rule == "PF-SEC-003"]
+        assert name in found.message and key not in str(refused.value.findings)
+    leaks: list[dict[str, object]] = [
+        {"env": {"HARMLESS": f"x{key}"}},
+        {"command": ("python", "-c", f"print('{key}')")},
+        {"inputs": ("notes.txt",)},
+    ]
+    for leak in leaks:
+        with pytest.raises(Refused, match=r"PF-SEC-00[14]") as refused:
+            await submit(w, training(tmp_path / "said", **leak))
+        assert key not in str(refused.value.findings) and "RUNPOD_API_KEY_FILE" in str(refused.value.findings)
+    assert (await submit(w, training(tmp_path / "said", secrets=("MINE",), inputs=("mine.txt",)))).receipt
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "short", "binary", "no path"])
+async def test_a_key_file_that_is_none_stands_in_no_jobs_way(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "key"
+    match kind:
+        case "folder":
+            file.mkdir()
+        case "pipe":
+            os.mkfifo(file)
+        case "short":
+            file.write_text("m")
+        case "binary":
+            file.write_bytes(b"\xff\xfe" * 9000)
+    w = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(w)
+    w.env = {"RUNPOD_API_KEY_FILE": "~nobody-there\0" if kind == "no path" else str(file), "HF_TOKEN": "my-own-token"}
+    with anyio.fail_after(20):
+        assert (await submit(w, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
 
 
 async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path) -> None:

@@ -285,14 +285,15 @@ async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_c
 
 async def test_what_can_not_be_asked_of_an_instance(house: Warden, tmp_path: Path) -> None:
     job = await done(house, tmp_path)
-    with pytest.raises(BadRequest, match="level load needs the files here"):
-        await verify(house, job, Level.LOAD, where="instance")
     with pytest.raises(Conflict):
         await verify(house, job, where="here")
     with pytest.raises(BadRequest, match="no job"):
         await verify(house, str(tmp_path), where="instance")
-    with pytest.raises(BadRequest, match="comparison"):
-        await verify(house, job, against=str(tmp_path), where="instance")
+    with pytest.raises(BadRequest, match="files of its own"):
+        await verify(house, job, against="hf://owner/base", where="instance")
+    for climbs in ("../other", "out/../..", "/", "a\nb"):
+        with pytest.raises(BadRequest, match="against"):
+            await verify(house, job, against=climbs, where="instance")
 
 
 LIES: list[Any] = [
@@ -304,6 +305,8 @@ LIES: list[Any] = [
     {"out": {"files": [{"path": "a", "format": "x", "size": 1}] * 5000}},
     {"out": {"files": [{"path": "a", "format": "x", "size": 10**400}]}},
     {"out": {"folders": [{"path": "a", "layout": "x", "step": 10**400, "checkpoint": True}]}},
+    {"out": {"compared": {"proved": ["moved"] * 500}}},
+    {"out": {"compared": ["moved"]}},
 ]
 
 

@@ -59,9 +59,9 @@ def test_no_file_is_no_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("[tracker]\nname = 'wandb'\ncolour = 'red'\n", r":3: tracker\.colour: Extra inputs"),
+        ("[tracker]\nname = 'wandb'\ncolour = 'red'\n", r":3: tracker\.colour: there is no such field"),
         ("colour = 1\n", ":1: colour"),
-        ("[tracker]\nentity = 'me'\n", r":1: tracker\.name: Field required"),
+        ("[tracker]\nentity = 'me'\n", r":1: tracker\.name: it is missing"),
         ("[usual]\n\n# so many\ngpu_count = 0\n", r":4: usual\.gpu_count"),
         ("[usual]\ngpu_count = '2'\n", r":2: usual\.gpu_count"),
         ("[usual]\ngpu_count = 2026-11-21\n", r":2: usual\.gpu_count"),
@@ -108,7 +108,7 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(secret: str, where
 def test_a_name_that_says_secret_may_hold_a_place_only() -> None:
     with pytest.raises(BadRequest, match=":2: this looks like a secret"):
         read_notes("[platforms.box]\napi_key = 'hunter2'\n", "mine")
-    with pytest.raises(BadRequest, match="Extra inputs"):
+    with pytest.raises(BadRequest, match="there is no such field"):
         read_notes("[platforms.box]\napi_key = '$BOX_KEY'\n", "mine")
 
 

@@ -76,14 +76,14 @@ def test_the_small_profile_is_good():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"colour": "red"}, r"small\.md:\d+: colour: Extra inputs"),
-        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: Extra inputs"),
-        ({"meter__verified": ...}, r"small\.md:\d+: meter\.verified: Field required"),
-        ({"storage__0__source": ...}, r"storage\.0\.source: Field required"),
-        ({"storage__0__survives__preemption": ...}, r"survives\.preemption: Field required"),
-        ({"storage__0__bills_when_stopped": ...}, r"bills_when_stopped: Field required"),
+        ({"colour": "red"}, r"small\.md:\d+: colour: there is no such field"),
+        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: there is no such field"),
+        ({"meter__verified": ...}, r"small\.md:\d+: meter\.verified: it is missing"),
+        ({"storage__0__source": ...}, r"storage\.0\.source: it is missing"),
+        ({"storage__0__survives__preemption": ...}, r"survives\.preemption: it is missing"),
+        ({"storage__0__bills_when_stopped": ...}, r"bills_when_stopped: it is missing"),
         ({"storage__0__survives__stop": {"unknown": "no"}}, "at least 8 characters"),
-        ({"storage__0__survives__stop": {}}, r"unknown: Field required"),
+        ({"storage__0__survives__stop": {}}, r"unknown: it is missing"),
         ({"storage__0__survives__stop": "unknown"}, r"survives\.stop"),
         ({"storage__0__survives__stop": "yes"}, "valid boolean"),
         ({"storage__0__survives__stop": 1}, "valid boolean"),
@@ -115,7 +115,7 @@ def test_the_small_profile_is_good():
         ({"kind": "owned"}, "does not fit the kind owned"),
         ({"spot__offered": True}, "say auto_resume, grace_s, signal, then too"),
         ({"id": "Small"}, "match pattern"),
-        ({"meter__price_usd_per_hour": 1.5}, "Extra inputs"),
+        ({"meter__price_usd_per_hour": 1.5}, "there is no such field"),
     ],
 )
 def test_one_wrong_fact_is_refused_with_file_and_line(changes: dict[str, Any], message: str):

@@ -41,7 +41,7 @@ class TestAutoDL(CloudContract):
         return rig.cloud
 
     async def test_a_wallet_is_counted_in_thousandths_of_a_yuan(self, rig: CloudRig) -> None:
-        assert known(await rig.provider.balance()) == Balance(amount=175.0, currency="CNY")
+        assert known(await rig.provider.balance()) == Balance(amount=7000.0, currency="CNY")
         for rate in ("nonsense", "0", "nan", "-7"):
             rig.env["AUTODL_CNY_PER_USD"] = rate
             assert known(await rig.provider.balance()).currency == "CNY"

@@ -41,7 +41,7 @@ class TestVast(CloudContract):
         return rig.cloud
 
     async def test_the_balance_is_the_credit_where_it_is_told(self, rig: CloudRig) -> None:
-        assert known(await rig.provider.balance()).amount == 25.0
+        assert known(await rig.provider.balance()).amount == 1000.0
         assert rig.cloud.told[-1][1].body["balance"] == -3.5
         self.cloud(rig).tells_credit = False
         rig.cloud.money = 12.0

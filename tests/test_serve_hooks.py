@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,19 @@ def test_everything_else_passes(command: str) -> None:
     assert verdict(command) is None
 
 
+@pytest.mark.parametrize("command", ["bash", "bash -i", "/bin/sh -l", "sudo zsh", "cd /tmp && bash", "env A=1 bash"])
+def test_where_a_client_types_along_no_shell_waits_for_it(command: str) -> None:
+    assert Guard(replace(RULES, typing=True), "/").shell(command)
+    assert verdict(command) is None
+
+
+@pytest.mark.parametrize(
+    "command", ["bash -c ls", "bash run.sh", "cat a | bash", "bash < a", "bash <<E\nls\nE", "ssh b"]
+)
+def test_a_shell_that_is_told_what_to_do_passes(command: str) -> None:
+    assert Guard(replace(RULES, typing=True), "/").shell(command) is None
+
+
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))
 def test_whatever_is_quoted_is_data(words: list[str]) -> None:
     words = [w.replace("\x00", "") or "x" for w in words]
@@ -337,7 +351,7 @@ def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Pa
     config = load_config(env)
     for _ in range(2):
         assert hooks("install", (), config, env).clients == {
-            "claude": "installed", "codex": "no such client", "cursor": "no such client"
+            "claude": "installed", "codex": "not found here", "cursor": "not found here"
         }  # fmt: skip
     table = json.loads(file.read_text())
     assert table["hooks"]["PreToolUse"][0] == THEIRS["hooks"]["PreToolUse"][0]
@@ -401,6 +415,7 @@ def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dic
     else:
         assert (stopped.returncode, passed.returncode) == (2, 0) and "teardown_request" in stopped.stderr
         assert passed.stdout == passed.stderr == ""
+    assert (ask("bash").returncode == 2) is (client == "codex")
     assert ask(f"rm -rf {tmp_path}/gw").returncode == (0 if client == "cursor" else 2)
 
     argv[2] = argv[2].replace(sys.executable, "/no/such/python")
@@ -422,4 +437,4 @@ def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]
 def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert set(body["clients"].values()) == {"no such client"} and "can't stop" in body["message"]
+    assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]

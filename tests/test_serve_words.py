@@ -16,13 +16,14 @@ from gpuwarden.serve.words import COMMANDS, OPTIONS, in_commands, said
         ("Call check_job; it does not wait.", "Run `gpuwarden check j1`; it does not wait."),
         ("Call verify_checkpoint with this job_id.", "Run `gpuwarden verify j1`."),
         ("Look with check_job or list_instances, then call again.",
-         "Look with `gpuwarden check j1` or `gpuwarden instances`, then run it again."),
+         "Look with `gpuwarden check j1` or `gpuwarden instances`, then run this again."),
         ("Set max_cost_usd, or lower timeout_s.", "Set --max-cost, or lower --timeout."),
-        ("Call this again.", "Run it again."),
+        ("Call this again.", "Run this again."),
         ("To launch, submit the same arguments again with this receipt.",
          "To launch, run the same command again with --receipt r2."),
         ("Look it up with hub_repo_details or dataset_search, and use an id that exists.",
          "Look it up on huggingface.co, and use an id that exists."),
+        ("Put it into `outputs`, or leave it out of `env`.", "Put it with --output, or leave it out of --env."),
         ("hub_repo_details tells more.", "huggingface.co tells more."),
         ("per_job_usd is the user's", "per_job_usd is the user's"),
     ],
@@ -52,3 +53,22 @@ def test_a_refusal_is_worded_with_its_findings() -> None:
     reply = in_commands(error_reply(Refused("no", "Call pull_artifacts.", [finding])))
     assert isinstance(reply, RefusalReply)
     assert (reply.hint, reply.findings[0].fix) == ("Run `gpuwarden pull`.",) * 2
+
+
+def test_the_help_cuts_no_sentence_off() -> None:
+    import click
+
+    from gpuwarden.cli import cli
+    from gpuwarden.commands.base import Rooms
+
+    shown = {name: command for name, command in cli.commands.items() if not command.hidden}
+    context = click.Context(cli, info_name="gpuwarden", terminal_width=80)
+    text = cli.get_help(context)
+    assert "..." not in text.replace("t...", "").replace("r...", "").replace("[ARGS]...", "")
+    assert all(f"  {name} " in text for name in shown), "every command stands under a heading"
+    assert all(f"{heading}:" in text for heading in Rooms.rooms.values())
+    bare = [
+        (name, option.opts) for name, command in shown.items()
+        for option in command.params if isinstance(option, click.Option) and not option.help
+    ]  # fmt: skip
+    assert not bare, "every option says what it is for"

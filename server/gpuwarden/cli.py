@@ -11,9 +11,17 @@ import sys
 
 import click
 
-from gpuwarden.commands import house, jobs, knowledge, meter, pages  # noqa: F401 - each adds its commands to the group
-from gpuwarden.commands.base import cli, fail
+from gpuwarden.commands import house, jobs, knowledge, meter, pages  # each adds its commands to the group
+from gpuwarden.commands.base import Rooms, cli, fail
 from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
+
+Rooms.rooms = {
+    jobs.__name__: "A job",
+    meter.__name__: "What costs",
+    pages.__name__: "What is known",
+    knowledge.__name__: "What you keep",
+    house.__name__: "This installation",
+}
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -22,6 +30,9 @@ def run(argv: list[str] | None = None) -> int:
         code = cli.main(argv, standalone_mode=False, prog_name="gpuwarden")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         return 1
@@ -39,7 +50,7 @@ def _in_our_words(error: BaseException) -> WardenError:
         return BadRequest("interrupted", "Run it again: it goes on where it was.")
     if isinstance(error, click.ClickException):
         at = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gpuwarden"
-        return BadRequest(error.format_message(), f"See {at} --help.")
+        return BadRequest(" ".join(error.format_message().split()), f"See {at} --help.")
     if os.environ.get("GPUWARDEN_DEBUG") == "1":
         import traceback
 

@@ -22,6 +22,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.inputs import in_words
 from gpuwarden.core.policy import Policy
 
 PREFIX = "GPUWARDEN_"
@@ -141,4 +142,5 @@ def _explain(error: ValidationError, origins: Mapping[str, str], file: Path) -> 
     where = str(file) if origin == "file" else origin
     if first["type"] == "extra_forbidden":
         return f"{where} sets {path}, which is no setting", "gpuwarden doctor lists every setting."
-    return f"{where} sets {path} wrongly: {first['msg']}", "gpuwarden doctor lists every setting with its default."
+    told = in_words(first["type"], first["msg"])
+    return f"{where} sets {path} wrongly: {told}", "gpuwarden doctor lists every setting with its default."

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.inputs import in_words
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -159,7 +160,8 @@ def _distinct(node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
 
 def _sentence(parsed: Parsed, error: dict[str, Any], name: str) -> str:
     where = ".".join(str(step) for step in error["loc"])
-    return f"{name}:{parsed.line_of(error['loc'])}: {_short(where) + ': ' if where else ''}{_short(error['msg'])}"
+    told = _short(in_words(error["type"], error["msg"]))
+    return f"{name}:{parsed.line_of(error['loc'])}: {_short(where) + ': ' if where else ''}{told}"
 
 
 def _wrong(name: str, line: int, what: str) -> BadRequest:

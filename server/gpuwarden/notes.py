@@ -140,7 +140,12 @@ def change(file: Path, key: str, value: str | None, hold: Callable[[Notes], None
     else:
         _put(document, _path(key), value)
     new = tomlkit.dumps(document)
-    hold(read_notes(new, str(file)))
+    try:
+        notes = read_notes(new, "")
+    except BadRequest as error:
+        said = re.sub(r"^:\d+: ", "", error.message)
+        raise BadRequest(f"{said}; nothing was changed", "Such as tracker.name or platforms.ssh.host.") from error
+    hold(notes)
     _write(file, new)
 
 

@@ -142,7 +142,7 @@ class Emulator:
         self.own: dict[str, dict[str, Any]] = {}
         self.recent: list[float] = []
         self.key = KEY
-        self.money = 25.0
+        self.money = 1000.0
         """What the account has left, in dollars; rents are not taken off it."""
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []

@@ -14,6 +14,7 @@ from gpuwarden.core.models import (
     Disclosure,
     Handle,
     Known,
+    Level,
     LogChunk,
     Manifest,
     Observation,
@@ -105,12 +106,12 @@ class RunnerBackend:
         return launch.manifest(await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S))
 
     async def examine(
-        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+        self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
         """What the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
         archive, content = launch.checker()
-        request = {"paths": list(paths), "archive": archive, "structure": structure, "seconds": seconds}
-        request |= handle.place.ground
+        request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
+        request |= {"structure": level is Level.STRUCTURE, **handle.place.ground}
         for last in (False, True):
             lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
             try:
@@ -146,6 +147,8 @@ def parse(line: bytes) -> dict[str, Any]:
     """One line of the runner."""
     try:
         found = json.loads(line)
+        if b"\\ud" in line.lower():  # half a character: nothing could store it, compare it or show it
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the runner's answer is no JSON: {line[:80]!r}", "Try again.") from error
     if not isinstance(found, dict):

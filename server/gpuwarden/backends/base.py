@@ -19,6 +19,7 @@ from gpuwarden.core.models import (
     Disclosure,
     Handle,
     JobSpec,
+    Level,
     LogChunk,
     Manifest,
     Observation,
@@ -130,9 +131,12 @@ class Examiner(Protocol):
     """A backend that can look at checkpoints where they lie, so that their bytes need not travel."""
 
     async def examine(
-        self, handle: Handle, paths: Iterable[str], *, structure: bool, seconds: float
+        self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine."""
+        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine.
+
+        `against` is a path of that machine, as outputs are.
+        """
         ...
 
 

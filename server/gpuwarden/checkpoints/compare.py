@@ -63,9 +63,19 @@ def compare(now: Findings, before: Findings) -> Compared:
     return said
 
 
+def comparable(found: Findings) -> bool:
+    """Whether it holds a model's tensors at all."""
+    return bool(_held(found))
+
+
 def _held(found: Findings) -> dict[str, _Held]:
+    """A model's tensors by name: of several checkpoints of a run those of the newest."""
+    steps = {j.path: j.step for j in found.judgements if j.checkpoint and j.step is not None}
+    newest = max(steps, key=lambda p: steps[p]) if len(steps) > 1 else ""
     held: dict[str, _Held] = {}
     for path, entry in found.entries.items():
+        if newest and not path.startswith(newest + "/"):
+            continue
         name = path.rsplit("/", 1)[-1].lower()
         model = path.endswith(_MODEL) and not entry.temporary and not any(n in name for n in _NOT_MODEL)
         if model and entry.anatomy and not entry.problems:
@@ -132,8 +142,8 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
     """Every adapted module exists in the base, with the dimensions that A and B need."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
-        name = module.removeprefix("base_model.model.") + ".weight"
-        target = base.get(name) or base.get(name.removeprefix("model."))
+        name = _without("base_model.model.", module) + ".weight"
+        target = base.get(name) or base.get(_without("model.", name))
         if target is None:
             said.problems.append(f"adapts {module}, which the base lacks")
         elif set(ab) == {"A", "B"} and target.tensor.shape not in _spans(ab):
@@ -142,6 +152,11 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
             return
     if found and not said.problems:
         said.proved.append(f"all {len(found):,} adapted modules are in the base, in the right dimensions")
+
+
+def _without(prefix: str, name: str) -> str:
+    """`removeprefix`, which old Pythons lack."""
+    return name[len(prefix) :] if name.startswith(prefix) else name  # noqa: FURB188
 
 
 def _spans(ab: dict[str, Tensor]) -> set[tuple[int, ...]]:

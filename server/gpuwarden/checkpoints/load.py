@@ -26,6 +26,10 @@ from gpuwarden.checkpoints.findings import Entry, Findings
 _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
 
 
+CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
+"""-P and an empty working folder: no file beside a checkpoint can pose as a module."""
+
+
 @dataclass(frozen=True)
 class LoadLimits:
     """Limits on the child: address space beyond twice the largest file, seconds to start, bytes a second at least."""
@@ -36,9 +40,13 @@ class LoadLimits:
 
 
 def load(
-    found: Findings, entries: Sequence[Entry], limits: LoadLimits | None = None, budget: Budget | None = None
+    found: Findings,
+    entries: Sequence[Entry],
+    limits: LoadLimits | None = None,
+    budget: Budget | None = None,
+    child: Sequence[str] = CHILD,
 ) -> None:
-    """Load each file and write the outcome into its entry."""
+    """Load each file and write the outcome into its entry. `child` is the command that runs `load_child.main`."""
     todo = [e for e in entries if not e.temporary]
     for entry in todo:
         if entry.load == "parsed":
@@ -51,19 +59,19 @@ def load(
             for entry in queue:
                 entry.doubts.append(f"was not loaded: {budget.spent}")
             return
-        done = _batch(found, queue, limits or LoadLimits(), budget.left_s if budget else math.inf)
+        done = _batch(found, queue, limits or LoadLimits(), budget.left_s if budget else math.inf, child)
         queue = queue[done:]
 
 
-def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: float) -> int:
+def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: float, child: Sequence[str]) -> int:
     """Run one child over the entries. Returns how many are settled: at least one."""
     total = sum(e.size for e in entries)
     memory = limits.memory + 3 * max(e.size for e in entries)
     files = [{"path": str(found.place(e.path)), "name": e.path.rsplit("/", 1)[-1], "format": e.format} for e in entries]
     task = {"memory": memory, "files": files}
-    answers, why = _run(json.dumps(task), min(limits.start_s + total / limits.bytes_per_s, left_s))
+    answers, why = _run(json.dumps(task), min(limits.start_s + total / limits.bytes_per_s, left_s), child)
     settled = 0
-    for entry, answer in zip(entries, answers, strict=False):
+    for entry, answer in zip(entries, answers):  # noqa: B905 (shipped to old Pythons)
         _settle(entry, answer)
         settled += 1
     if settled < len(entries):
@@ -72,12 +80,11 @@ def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: fl
     return settled
 
 
-def _run(task: str, seconds: float) -> tuple[list[dict[str, Any]], str]:
+def _run(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
-    # -P and an empty working folder: no file beside a checkpoint can pose as a module.
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child"],
+            list(command),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, cwd=empty,
         )  # fmt: skip
         timer = threading.Timer(seconds, child.kill)
@@ -98,6 +105,9 @@ def _run(task: str, seconds: float) -> tuple[list[dict[str, Any]], str]:
 def _settle(entry: Entry, answer: dict[str, Any]) -> None:
     if answer.get("error"):
         entry.problems.append(f"does not load: {short(answer['error'], 160)}")
+        return
+    if answer.get("missing"):
+        entry.doubts.append(f"could not be loaded: {short(answer['missing'], 80)} is not installed there")
         return
     if answer.get("memory"):
         entry.doubts.append("could not be loaded within the memory limit")

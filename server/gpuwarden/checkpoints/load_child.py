@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ def main() -> None:
             answer = _load(Path(file["path"]), str(file["name"]), str(file["format"]))
         except MemoryError:
             answer = {"memory": True}
+        except ImportError as why:
+            answer = {"missing": str(why.name)}
         except Exception as why:
             text = f"{type(why).__name__}: {why}"
             answer = {"memory": True} if "allocate memory" in text else {"error": " ".join(text.split())[:300]}
@@ -41,9 +44,9 @@ def _limit(memory: int) -> None:
 
 def _load(path: Path, name: str, form: str) -> dict[str, Any]:
     if form == "numpy":
-        return _numpy(path)
+        return _numpy(path) if _has("numpy") else _own(path, name)
     torch = _torch()
-    if torch is None:
+    if torch is None or (form == "safetensors" and not _has("safetensors")):
         return _own(path, name)
     if form == "safetensors":
         from safetensors.torch import load_file
@@ -53,6 +56,10 @@ def _load(path: Path, name: str, form: str) -> dict[str, Any]:
         with torch.serialization.safe_globals(_numpy_globals()):
             return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
     return _own(path, name)
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _torch() -> Any:
@@ -67,6 +74,8 @@ def _torch() -> Any:
 
 def _numpy_globals() -> list[Any]:
     """What random number states are made of; transformers allows the same when it resumes."""
+    if not _has("numpy"):
+        return []
     import numpy as np
 
     core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
@@ -100,13 +109,27 @@ def _numpy(path: Path) -> dict[str, Any]:
 
 
 def _own(path: Path, name: str) -> dict[str, Any]:
-    """Every tensor into a numpy array of its shape; types that numpy lacks come as integers of their width."""
+    """Every tensor into a numpy array of its shape; types that numpy lacks come as integers of their width.
+
+    Where there is no numpy, into plain memory.
+    """
     with Source(path, name) as source:
         plugin = reader(name, source.head())
         assert plugin is not None
         anatomy: Anatomy = plugin.read(source, Limits())
-        elements = sum(_array(source, anatomy, i) for i in range(len(anatomy.tensors)))
-    return {"by": "our own reader into numpy", "tensors": len(anatomy.tensors), "elements": elements}
+        one, by = (_array, "numpy") if _has("numpy") else (_plain, "memory, for there is no numpy")
+        elements = sum(one(source, anatomy, i) for i in range(len(anatomy.tensors)))
+    return {"by": f"our own reader into {by}", "tensors": len(anatomy.tensors), "elements": elements}
+
+
+def _plain(source: Source, anatomy: Anatomy, i: int) -> int:
+    """Read a tensor's bytes; the elements that they are."""
+    t = anatomy.tensors[i]
+    if t.start < 0:
+        return t.numel
+    data = source.at(t.start, t.extent)
+    bits = DTYPES[t.dtype].bits if t.dtype in DTYPES else 0
+    return t.numel if not bits or bits % 8 or t.stride else len(data) * 8 // bits
 
 
 def _array(source: Source, anatomy: Anatomy, i: int) -> int:

@@ -4,8 +4,9 @@
     python3 gpuwarden-checkpoints.pyz manifest PATH...                               a line of manifest for each
     python3 gpuwarden-checkpoints.pyz seal PATH... [--book FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
-A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. Levels load
-and resume, and comparing, stay with `verify.py`. The runner starts `seal` beside a job, and `examine` when asked.
+A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. With `--load`
+or `--resume` what is whole is loaded too, in a process of its own; with `--against` it is compared. The runner starts
+`seal` beside a job, and `examine` when asked.
 """
 
 from __future__ import annotations
@@ -16,20 +17,28 @@ import io
 import json
 import os
 import select
+import shutil
+import subprocess
+import sys
 import time
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuwarden.checkpoints import book, manifest
 from gpuwarden.checkpoints.anatomy import Broken, Doubtful, short
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.examine import examine
-from gpuwarden.checkpoints.findings import Ask, Expected
+from gpuwarden.checkpoints.compare import Compared, comparable, compare
+from gpuwarden.checkpoints.examine import GAVE_UP, examine
+from gpuwarden.checkpoints.findings import Ask, Expected, Findings
+from gpuwarden.checkpoints.load import load
 from gpuwarden.checkpoints.seal import Sealer, hide_memory, lowest_priority
+from gpuwarden.checkpoints.source import Source
 
 # What needs more than the standard library stays at home.
-_HOME = {"verify.py", "load.py", "load_child.py", "compare.py", "savelib.py"}
+_HOME = {"verify.py", "savelib.py"}
 _CORE = ("__init__.py", "errors.py", "registry.py")
 _ROWS = 1_000
 _MAX_KEY = 256
@@ -64,6 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
     ask.add_argument("--structure", action="store_true", help="headers only, not the bytes")
+    ask.add_argument("--load", action="store_true", help="really load what is whole, too")
+    ask.add_argument("--resume", action="store_true", help="the same; what a resume needs is told in any case")
+    ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
     ask.add_argument("--threads", type=int, default=2)
     ask.add_argument("--seconds", type=float, default=86_400.0, help="how long an examination may take")
     ask.add_argument("--book", type=Path, help="the book of seals: read by examine, written by seal")
@@ -97,6 +109,10 @@ def _answer(path: Path, args: argparse.Namespace, budget: Budget) -> int:
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     sealed = _sealed(path, args.book) if args.book else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
+    if args.load or args.resume:
+        good = [e for e in found.entries.values() if e.verdict == "proven"]
+        load(found, good, budget=budget, child=_loader(args.book))
+    compared = _compared(found, args.against, budget) if args.against else None
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
         "files": [_bounded(vars(e), _FILE) | {"verdict": e.verdict} for e in worst_first[:_ROWS]],
@@ -105,7 +121,55 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
         "bytes": sum(e.size for e in worst_first),
         "folders": [_bounded(vars(j), _FOLDER) for j in found.judgements[:_ROWS]],
         "doubts": [short(d, 300) for d in found.doubts[:20]],
+        **({"compared": _bounded(vars(compared), tuple(vars(compared)))} if compared else {}),
     }
+
+
+def _compared(found: Findings, place: Path, budget: Budget) -> Compared | None:
+    """What came of comparing; None for an output that holds no model, such as a log."""
+    if not comparable(found):
+        return None
+    if not place.exists():
+        return Compared(doubts=["there is nothing at that path on the machine"])
+    found = replace(found, open=_counted(budget))
+    try:
+        return compare(found, examine(place, Ask(False, budget=budget, open=_counted(budget))))
+    except (Broken, Doubtful, *GAVE_UP) as why:
+        return Compared(doubts=[f"could not be compared: {short(why, 80)}"])
+
+
+def _counted(budget: Budget) -> Callable[[Path, str], Source]:
+    """Opens files whose bytes count."""
+
+    def opened(path: Path, name: str) -> Source:
+        source = Source(path, name)
+        source.took = budget.take
+        return source
+
+    return opened
+
+
+def _loader(beside: Path | None) -> list[str]:
+    """The command that loads: with the first Python here that has torch, else with this one.
+
+    It begins without the working folder and the user's variables, and takes our modules from this archive.
+    """
+    start = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.checkpoints.load_child import main; main()"
+    own = str(beside.parent / "work/.venv/bin/python") if beside else ""
+    found = [sys.executable, own, shutil.which("python3") or "", shutil.which("python") or ""]
+    pythons = [p for p in dict.fromkeys(found) if os.access(p, os.X_OK)]
+    chosen = next((p for p in pythons if _has_torch(p)), sys.executable)
+    return [chosen, "-I", "-c", start, str(Path(__file__).parents[2])]
+
+
+def _has_torch(python: str) -> bool:
+    """Whether a Python has torch, and is none of those too old for what we ship."""
+    ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
+    try:
+        done = subprocess.run([python, "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
 
 
 def _sealed(path: Path, place: Path) -> dict[str, Expected]:

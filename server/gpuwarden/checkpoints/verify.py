@@ -21,7 +21,7 @@ from pathlib import Path
 from gpuwarden.checkpoints import manifest as manifests
 from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.compare import compare
+from gpuwarden.checkpoints.compare import Compared, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
@@ -75,11 +75,22 @@ def verify(
     return _report(str(path), level, found, extra)
 
 
-def report(found: Findings, level: Level, path: str, against: Findings | None = None) -> Report:
-    """The report of a look that was made elsewhere than on this machine's disk; `path` is what it is called there."""
+def report(
+    found: Findings,
+    level: Level,
+    path: str,
+    against: Findings | None = None,
+    compared: Mapping[str, Compared] | None = None,
+) -> Report:
+    """The report of a look that was made elsewhere than on this machine's disk; `path` is what it is called there.
+
+    `compared` is what comparing came to there, by the name of the other.
+    """
     extra = _Extra()
     if against is not None:
         _compare(found, against, extra)
+    for name, result in (compared or {}).items():
+        _tell(result, name, extra)
     return _report(path, level, found, extra)
 
 
@@ -90,6 +101,10 @@ def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
     except (Broken, Doubtful, *GAVE_UP) as why:
         extra.doubts.append(f"could not be compared with {name}: {short(why, 80)}")
         return
+    _tell(result, name, extra)
+
+
+def _tell(result: Compared, name: str, extra: _Extra) -> None:
     extra.proved += [f"compared: {line}" for line in result.proved]
     extra.warnings += [f"compared: {line}" for line in result.warnings]
     extra.problems += [f"compared with {name}: {line}" for line in result.problems]
@@ -104,7 +119,9 @@ def usable(path: Path) -> Path:
     except (OSError, ValueError) as why:
         raise BadRequest(f"{short(path)!r} is no usable path: {why}", "Give the path of a file or a folder.") from why
     if not there:
-        raise NotFound(f"there is nothing at {short(path)}", "Give the path of a checkpoint file or folder.")
+        raise NotFound(
+            f"there is nothing at {short(path)}", "Give the path of a checkpoint, the id of a job, or hf://owner/name."
+        )
     return path
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -22,10 +22,29 @@ VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Rooms(click.Group):
+    """A group whose help lists the commands by the file that they live in, in the order in which they stand there."""
+
+    rooms: ClassVar[dict[str, str]] = {}
+    """The heading of each file, by the module's name. `cli.py` fills it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings."""
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        limit = formatter.width - 6 - max(map(len, shown))
+        for module, heading in self.rooms.items():
+            here = [(n, c) for n, c in shown.items() if getattr(c.callback, "__module__", "") == module]
+            with formatter.section(heading):
+                formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in here])
+
+
+@click.group(cls=Rooms, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, message="%(version)s")
 def cli() -> None:
-    """The safety layer between coding agents and metered GPUs."""
+    """The safety layer between coding agents and metered GPUs.
+
+    New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
+    """
 
 
 def emit(body: dict[str, Any]) -> None:

@@ -17,20 +17,23 @@ from gpuwarden.core.errors import BadRequest
 @JSON
 @runs_async
 async def doctor(as_json: bool) -> int:
-    """The effective settings and where each came from, and whether this machine can work with them."""
+    """Show every setting with its origin, and what is missing."""
     from gpuwarden.serve.doctor import examine
 
     return answer(await examine(), as_json, "doctor")
 
 
 @cli.command()
-@click.argument("action", type=click.Choice(["install", "uninstall", "status"]))
+@click.argument("action", type=click.Choice(["install", "uninstall", "status"]), metavar="ACTION")
 @click.option(
     "--client", "names", multiple=True, type=click.Choice(["claude", "codex", "cursor"]), help="Only this one."
 )
 @JSON
 def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
-    """Stop an agent's shell from going around gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run."""
+    """Guard an agent's shell: install, uninstall, status.
+
+    It stops the usual ways around gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run.
+    """
     from gpuwarden.config import load_config
     from gpuwarden.serve.hooks import hooks as use_case
 
@@ -39,7 +42,7 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 @cli.command()
 def mcp() -> NoReturn:
-    """Serve the tools to an MCP client over standard input and output."""
+    """Serve the tools to an MCP client, over stdio."""
     import anyio
 
     from gpuwarden.serve.mcp_server import run_stdio
@@ -56,7 +59,7 @@ def mcp() -> NoReturn:
 @JSON
 @runs_async
 async def demo(yes: bool, keep: Path | None, as_json: bool) -> int:
-    """Walk one training job through its whole life, for real, at no cost."""
+    """Walk one training job through its whole life, at no cost."""
     from gpuwarden.serve.demo import play
 
     return await play(yes=yes, as_json=as_json, keep=keep)
@@ -68,7 +71,7 @@ async def demo(yes: bool, keep: Path | None, as_json: bool) -> int:
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="A free one if omitted.")
 def rehearse_hub(root: Path | None, port: int) -> int:
-    """Serve a Hugging Face Hub of pretend repos on loopback, for practice without a network."""
+    """Serve a Hub of pretend repos, for practice offline."""
     import tempfile
 
     from gpuwarden.rehearsal.hub_server import serve

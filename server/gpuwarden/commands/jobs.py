@@ -15,7 +15,11 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 
 @cli.command()
 @click.argument("what", nargs=-1, required=True)
-@click.option("--platform", required=True, help="Profile name, or rehearsal/<name>.")
+@click.option(
+    "--platform",
+    required=True,
+    help="See `gpuwarden profiles`; rehearsal/NAME is simulated.",
+)
 @click.option("--name", default=None, help="Short name; by default the script's.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
 @click.option(
@@ -27,24 +31,25 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
 )
-@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit.")
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit: the estimate and 30 % more.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
-@click.option("--disk", "disk_gb", type=int, default=None, metavar="GB")
+@click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
 @click.option("--interruptible", is_flag=True, help="Cheaper; resumes from its last checkpoint.")
 @click.option("--durable-storage", is_flag=True, help="Ask for the tier that survives teardown.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machine will end.")
-@click.option("--max-restarts", type=int, default=3, show_default=True)
+@click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
 @click.option("--receipt", default=None, help="From a checking call, to launch exactly these arguments.")
 @JSON
 @runs_async
 async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: str | None, **given: Any) -> int:
-    """Check a job and launch it: WHAT is a script.py with its arguments, or a command after `--`.
+    """Check a job, and launch it.
 
-    On a rented platform the first call prints a receipt; the same call with --receipt launches.
+    WHAT is a script.py with its arguments, or a command after `--`. On a rented platform the first call prints a
+    receipt; the same call with --receipt launches.
     """
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
@@ -95,12 +100,18 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 @cli.command()
 @click.argument("job_id")
 @click.option("--cursor", type=int, default=None, help="Read the log from this byte.")
-@click.option("--log-bytes", type=click.IntRange(0, 1_000_000), default=2_000, show_default=True)
+@click.option(
+    "--log-bytes",
+    type=click.IntRange(0, 1_000_000),
+    default=2_000,
+    show_default=True,
+    help="How much of the log to show.",
+)
 @click.option("--follow", is_flag=True, help="Look again every two seconds until the job ends.")
 @JSON
 @runs_async
 async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
-    """State, step, metrics, meter and log of a job."""
+    """Show a job's state, step, metrics, meter and log."""
     from gpuwarden.core.fence import secret_values
     from gpuwarden.core.states import TERMINAL_JOBS
     from gpuwarden.lifecycle.check import check as use_case
@@ -136,11 +147,16 @@ async def cancel(job_id: str, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("job_id")
-@click.option("--dest", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder to copy into.")
+@click.option(
+    "--dest",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder to copy into; by default gpuwarden's own.",
+)
 @JSON
 @runs_async
 async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
-    """Copy a job's outputs and log here and compare digests. Run again to resume."""
+    """Copy a job's outputs and log here, and compare digests. Run it again to resume."""
     from gpuwarden.lifecycle.pull import pull as use_case
     from gpuwarden.serve import replies, terminal
 
@@ -153,14 +169,21 @@ async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
 @click.argument("what")
 @click.option("--level", type=LEVELS, default=None, help="How deep; load here, content there, structure on the Hub.")
 @click.option("--against", metavar="PATH|hf://...", help="An earlier checkpoint, an adapter's base, a GGUF's source.")
-@click.option("--where", type=click.Choice(["auto", "here", "instance"]), default="auto", show_default=True)
+@click.option(
+    "--where",
+    type=click.Choice(["auto", "here", "instance"]),
+    default="auto",
+    show_default=True,
+    help="Of a job: which copy.",
+)
 @JSON
 @runs_async
 async def verify(what: str, level: str | None, against: str | None, where: Any, as_json: bool) -> int:
-    """Prove a checkpoint: WHAT is a job id, hf://owner/name[@revision][/path], or a path.
+    """Prove that a checkpoint is whole, and loads.
 
-    Of a job the pulled copy is meant; when there is none, or with `--where instance`, the machine looks at its own
-    files and its word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
+    WHAT is a job id, hf://owner/name[@revision][/path], or a path. Of a job the pulled copy is meant; when there is
+    none, or with `--where instance`, the machine looks at its own files, --against is a path of its own too, and its
+    word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
     """
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.models import Level

@@ -12,14 +12,17 @@ from gpuwarden.core.errors import BadRequest
 
 @cli.group()
 def knowledge() -> None:
-    """Keep the references true."""
+    """Keep the references true: check them, propose an entry."""
 
 
 @knowledge.command(name="check")
 @click.option("--months", type=click.IntRange(0), default=6, show_default=True, help="Older than this is old.")
 @JSON
 def knowledge_check(months: int, as_json: bool) -> int:
-    """Old facts, teardown and billing first; dead references; missing sources. Exit code 1 when there is any."""
+    """Find old facts, dead references and missing sources.
+
+    Facts on teardown and billing come first. Exit code 1 when there is any.
+    """
     from datetime import UTC, datetime
 
     from gpuwarden.serve.upkeep import look_over
@@ -31,7 +34,7 @@ def knowledge_check(months: int, as_json: bool) -> int:
 @click.option("--job", "job_id", help="A job that failed; its log and its later success are the evidence.")
 @click.option("--succeeded", help="The job that then worked; without it, the first later one of that name or script.")
 @click.option("--page", help="Page it belongs to, such as training/oom-memory.md; with --job it may be left out.")
-@click.option("--title", default="")
+@click.option("--title", default="", help="What happens, in a few words.")
 @click.option("--symptom", default="", help="What one sees.")
 @click.option("--cause", default="", help="What was found to be behind it.")
 @click.option("--fix", default="", help="What ended it.")
@@ -45,9 +48,10 @@ def knowledge_check(months: int, as_json: bool) -> int:
 @JSON
 @runs_async
 async def propose(job_id: str | None, succeeded: str | None, page: str | None, as_json: bool, **given: Any) -> int:
-    """Draft an entry from what a run taught, against the bar of self-improvement. Shows it; changes no file.
+    """Draft an entry from what a run taught.
 
-    With --job the evidence is collected; without it, say everything and give --line.
+    It is held against the bar of the page on self-improvement, and shown; no file is changed. With --job the evidence
+    is collected; without it, say everything and give --line.
     """
     from datetime import UTC, datetime
 
@@ -75,7 +79,10 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
 @click.pass_context
 @JSON
 def notes(context: click.Context, as_json: bool) -> int:
-    """What you told about your own setup: host and folder of your machines, tracker, where a key lives. No secrets."""
+    """Show and set what is particular to you; no secrets.
+
+    Such as host and folder of your machines, the tracker, where a key lives.
+    """
     from gpuwarden.serve.notebook import show
 
     return 0 if context.invoked_subcommand else answer(show(open_house()), as_json, "notes")
@@ -83,7 +90,7 @@ def notes(context: click.Context, as_json: bool) -> int:
 
 @notes.command(name="path")
 def notes_path() -> int:
-    """Where the file lies, to edit it."""
+    """Print where the file lies, to edit it."""
     from gpuwarden.config import load_config
 
     click.echo(load_config().notes_file)

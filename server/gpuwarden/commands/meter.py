@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 @cli.command()
 @click.argument("job_id")
-@click.option("--verb", type=VERBS, default="terminate", show_default=True)
+@click.option("--verb", type=VERBS, default="terminate", show_default=True, help="How the machine ends.")
 @click.option("--withdraw", is_flag=True, help="Take an open request back.")
 @JSON
 @runs_async
 async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int:
-    """Ask for a job's machine to be ended. A person then runs `gpuwarden approve TICKET`."""
+    """Ask for a job's machine to be ended.
+
+    It is refused until everything that would be lost is copied and proven. Then a person runs `gpuwarden approve
+    TICKET`.
+    """
     from gpuwarden.lifecycle import teardown as use_case
     from gpuwarden.serve import replies
 
@@ -35,17 +39,20 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
 @cli.command()
 @click.argument("ticket", required=False)
 @click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
-@click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type its name.")
+@click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type the job's name.")
 @JSON
 @runs_async
 async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_json: bool) -> int:
-    """Say yes, as a person at a terminal: to a teardown (t...) or to a spending (r...)."""
+    """Say yes to a teardown (t...) or to a spending (r...).
+
+    It asks a person at a terminal; nothing else counts.
+    """
     from gpuwarden.serve import approval
 
     if set_pin:
         return answer(await approval.choose_pin(open_house()), as_json, "message")
     if not ticket:
-        raise BadRequest("which ticket?", "teardown and submit print it.")
+        raise BadRequest("no ticket was named", "gpuwarden teardown and gpuwarden submit print it.")
     return answer(await approval.on_terminal(open_house(), ticket, without_proof=without_proof), as_json, "message")
 
 
@@ -53,7 +60,7 @@ async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_jso
 @JSON
 @runs_async
 async def instances(as_json: bool) -> int:
-    """Every rented machine, ours or not: state, billing, cost, job."""
+    """List every rented machine: state, billing, cost, job."""
     from gpuwarden.lifecycle.instances import list_instances
     from gpuwarden.serve import replies
 
@@ -62,13 +69,22 @@ async def instances(as_json: bool) -> int:
 
 @cli.command()
 @click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
-@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=15, show_default=True, metavar="SECONDS")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(1, 3600),
+    default=15,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often it looks.",
+)
 @JSON
 @runs_async
 async def watch(once: bool, every_s: float, as_json: bool) -> int:
-    """Move every job on and say what needs a person: idle, stalled, failed, finished but billing, over a cap.
+    """Move every job on, and say what needs a person.
 
-    It asks and parks; it never ends a machine. Alerts go to the ledger and where the policy's [watch] says.
+    An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It asks and parks; it never ends a
+    machine. Alerts go to the ledger and where the policy's [watch] says.
     """
     from gpuwarden.lifecycle.watch import Watcher
     from gpuwarden.serve import replies, terminal

@@ -6,17 +6,23 @@ import click
 
 from gpuwarden.commands.base import JSON, answer, cli, emit, open_house
 from gpuwarden.core.counts import counted
+from gpuwarden.core.errors import NotFound
 
 
 @cli.command()
 @click.argument("subject", required=False)
 @JSON
 def history(subject: str | None, as_json: bool) -> int:
-    """The ledger's events, of one job (its leases and teardowns too) or of all."""
+    """Show the ledger's events.
+
+    SUBJECT is a job (its leases and teardowns are shown too), a ticket or a receipt; without it, all events.
+    """
     from gpuwarden.lifecycle.records import story
     from gpuwarden.serve import terminal
 
     rows = [e.as_dict() for e in story(open_house().ledger, subject)]
+    if subject and not rows:
+        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows all that it holds.")
     if as_json:
         emit({"ok": True, "code": "ok", "events": rows})
     else:
@@ -26,21 +32,22 @@ def history(subject: str | None, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("query", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="How many answers.")
 @JSON
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Look QUERY up in the references: a symptom in any words, or a line of a log. An entry's id shows it whole."""
-    from gpuwarden.serve.references import look_up
-    from gpuwarden.serve.resources import ENTRY_TEMPLATE, entry_text
+    """Look a failure up: cause, fix, page.
+
+    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole.
+    """
+    from gpuwarden.serve.references import entry, look_up
 
     words = " ".join(query).strip()
+    whole = entry(words)
+    if whole is not None:
+        return answer(whole, as_json, "entry")
     reply = look_up(words, limit)
     if reply.hits:  # a resource's address is of use to an MCP client only
         reply.hint = "A match is a lead, no proof. `gpuwarden search ID` shows one entry whole."
-    if reply.hits and words.upper() in (best := reply.hits[0].id, ENTRY_TEMPLATE.format(id=best).upper()):
-        text = entry_text(best)
-        emit({**reply.model_dump(mode="json"), "text": text}) if as_json else click.echo(text)
-        return 0
     return answer(reply, as_json, "found")
 
 
@@ -57,15 +64,15 @@ def _written(changed: int, as_json: bool) -> int:
 @click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
 @JSON
 def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
-    """The rules of both gates, or one of them with its reason."""
-    from gpuwarden.core.errors import NotFound
+    """List the rules of both gates, or show one with its reason."""
     from gpuwarden.rules.catalog import all_rules
     from gpuwarden.rules.page import write_page
     from gpuwarden.serve import terminal
+    from gpuwarden.serve.words import said
 
     if write:
         return _written(write_page(), as_json)
-    found = [r for r in all_rules() if rule_id in (None, r.id)]
+    found = [r for r in all_rules() if rule_id is None or r.id == rule_id.upper()]
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
     rows = [
@@ -75,7 +82,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
             "severity": r.severity,
             "title": r.title,
             "why": " ".join(r.why.split()),
-            "fix": r.fix,
+            "fix": said(r.fix),
         }
         for r in found
     ]
@@ -91,7 +98,10 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 @click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles anew.")
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
-    """The platforms that can be named, or one of them: what survives what, what bills, what happens by itself."""
+    """List the platforms, or show one.
+
+    Of one: what survives what, what bills on, what the platform does by itself.
+    """
     from gpuwarden.lifecycle.warden import SSH
     from gpuwarden.profiles import profile_file, rewrite_blocks
     from gpuwarden.serve import terminal

@@ -26,10 +26,11 @@ def bad_arguments(error: ValidationError) -> BadRequest:
     parts = []
     for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(p) for p in found["loc"]) or "the arguments"
-        told = (
-            "there is no such field"
-            if found["type"] == "extra_forbidden"
-            else found["msg"].removeprefix("Value error, ")
-        )
-        parts.append(f"{line(name, 80)}: {line(told)}")
+        parts.append(f"{line(name, 80)}: {line(in_words(found['type'], found['msg']))}")
     return BadRequest("; ".join(parts), "Correct what is named and call again; nothing was done.")
+
+
+def in_words(kind: str, told: str) -> str:
+    """What pydantic found wrong with a value, as people say it."""
+    words = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
+    return words.get(kind, told.removeprefix("Value error, "))

@@ -62,8 +62,8 @@ def digest(value: object) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- job
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-_PLATFORM = r"^[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_PLATFORM = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62})?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029]")
 
@@ -85,8 +85,8 @@ def clean_path(text: str) -> str:
 class JobSpec(Frozen):
     """One training command with its outputs and its limits. Exactly one of `script` and `command` is given."""
 
-    name: str = Field(default="job", pattern=_NAME)
-    platform: str = Field(pattern=_PLATFORM)
+    name: str = "job"
+    platform: str
     script: str | None = None
     command: tuple[str, ...] = Field(default=(), max_length=256)
     args: tuple[str, ...] = Field(default=(), max_length=256)
@@ -104,6 +104,20 @@ class JobSpec(Frozen):
     durable_storage: bool = False
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
+
+    @field_validator("name")
+    @classmethod
+    def _named(cls, text: str) -> str:
+        if _NAME.fullmatch(text) is None:
+            raise ValueError("a name is up to 63 letters, digits, dots, dashes and underscores")
+        return text
+
+    @field_validator("platform")
+    @classmethod
+    def _placed(cls, text: str) -> str:
+        if _PLATFORM.fullmatch(text) is None:
+            raise ValueError("no platform has such a name; names look like runpod, ssh/box and rehearsal/runpod")
+        return text
 
     @field_validator("script")
     @classmethod
@@ -296,7 +310,8 @@ class Observation(Frozen):
     """Two separate answers: how is the job, and is the meter running (None counts as running).
 
     `why` says what the state rests on. `stale` is true when nothing was heard for longer than the heartbeat allows.
-    `signal` is the one that ended the job; then there is no exit code.
+    `signal` is the one that ended the job; then there is no exit code. `machine` is another text after each start of
+    the machine, where that can be told; `lost` means that it answered and has nothing of the job's status.
     """
 
     state: Job
@@ -316,6 +331,8 @@ class Observation(Frozen):
     log_bytes: int = 0
     stale: bool = False
     beat: Beat | None = None
+    machine: str = ""
+    lost: bool = False
 
 
 class StopResult(StrEnum):

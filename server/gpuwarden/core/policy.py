@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from gpuwarden.core.models import Frozen
 
-Channel = Literal["elicitation", "terminal", "dashboard", "rehearsal"]
+Channel = Literal["elicitation", "terminal", "rehearsal"]
 """How a yes came in. `rehearsal` is a flag instead of a person, which only pretend machines take."""
 Usd = Annotated[float, Field(ge=0, le=1_000_000)]
 

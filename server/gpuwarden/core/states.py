@@ -28,6 +28,23 @@ class Job(StrEnum):
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
+    @property
+    def told(self) -> str:
+        """The state as a sentence has it: a job `has succeeded`."""
+        return _TOLD.get(self, f"is {self.value}")
+
+
+_TOLD: Final = {
+    Job.PROVISIONING: "waits for its machine",
+    Job.SUBMITTING: "is being started",
+    Job.SUCCEEDED: "has succeeded",
+    Job.FAILED: "has failed",
+    Job.CANCELED: "was canceled",
+    Job.PREEMPTED: "was interrupted",
+    Job.REFUSED: "was refused",
+    Job.UNKNOWN: "can't be seen",
+}
+
 
 class Lease(StrEnum):
     """What we believe of an instance's meter. Only an observation reaches STOPPED."""

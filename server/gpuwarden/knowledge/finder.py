@@ -50,6 +50,7 @@ CLOSENESS = 0.8  # what an entry gains whose title, alias or sentence says the s
 COVERED = 0.6  # how much of a score depends on how much of the query is met
 FITS = ((9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
+TITLED = 1.25  # how much more a word of a pasted report's first line counts
 SPEAK_FOR = 5  # the words speak for an entry that is among so many best
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
@@ -163,12 +164,14 @@ class Index:
         the words that are met.
         """
         slots = self.slots(query)
+        first, _, rest = query.partition("\n")
+        titled = set(tokens(first)) if rest.strip() else set()
         whole = min(sum(slot.rarity for slot in slots), ENOUGH) or 1.0
         score: dict[int, float] = defaultdict(float)
         met: dict[int, float] = defaultdict(float)
         for slot in slots:
             for number, (gain, weight) in self._gains(slot).items():
-                score[number] += gain
+                score[number] += gain * (TITLED if slot.ways[0][0] in titled else 1.0)
                 met[number] += slot.rarity * weight
         stems = [s for s in tokens(query) if "_" not in s]
         for pair in dict.fromkeys(f"{a} {b}" for a, b in pairwise(stems)):

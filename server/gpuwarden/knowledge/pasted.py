@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from gpuwarden.knowledge.evidence import failing_lines
 
-LEAST_LINES = 4
+LEAST_LINES = 3
 LEAST_WORDS = 4
 MOST = 1_500  # characters; of a longer report the beginning and the lines that failed
 BEGINNING = 700

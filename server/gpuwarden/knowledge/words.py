@@ -102,13 +102,18 @@ def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 
 
 def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (concept, from, to) for every known phrase in the stems, longest first at each place."""
+    """Yield (concept, from, to) for every known phrase in the stems, longest first at each place.
+
+    What lies inside a longer phrase means what that phrase means: "GPU RAM" is not RAM.
+    """
     table = concepts()[0]
+    beyond = 0
     for at in range(len(stems)):
         for width in range(min(5, len(stems) - at), 0, -1):
             named = table.get(" ".join(stems[at : at + width]))
-            if named is not None:
+            if named is not None and at + width > beyond:
                 yield from ((concept, at, at + width) for concept in named)
+                beyond = max(beyond, at + width)
                 break
 
 

@@ -10,8 +10,10 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.advance import advance
 from gpuwarden.lifecycle.copies import pulled_log
+from gpuwarden.lifecycle.dearer import price_question
 from gpuwarden.lifecycle.diagnose import diagnosed
 from gpuwarden.lifecycle.meter import lease_now
+from gpuwarden.lifecycle.onward import onward
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 from gpuwarden.lifecycle.renting import tend
 from gpuwarden.lifecycle.running import observe
@@ -20,7 +22,10 @@ from gpuwarden.lifecycle.warden import Warden
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong."""
+    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong.
+
+    `onward` is the next call for work whose machine is gone for good, or whose price a person has to allow.
+    """
 
     job: JobRecord
     observation: Observation | None
@@ -28,6 +33,7 @@ class Checked:
     log: LogChunk | None
     note: str = ""
     diagnoses: tuple[Diagnosis, ...] = ()
+    onward: str = ""
 
 
 async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
@@ -53,7 +59,15 @@ async def check(w: Warden, job_id: str, *, cursor: int | None = None, limit: int
         note = note or trouble
     elif job.handle is not None and (log := pulled_log(w, job_id, -limit if cursor is None else cursor, limit)):
         note = note or "The machine is gone; this is the log as it was pulled."
-    return Checked(job, observation, lease, log, note, await diagnosed(w, job, observation))
+    return Checked(
+        job,
+        observation,
+        lease,
+        log,
+        note,
+        await diagnosed(w, job, observation),
+        price_question(w, job) or onward(w, job),
+    )
 
 
 async def _log(w: Warden, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:
@@ -86,6 +100,8 @@ def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
     billing = lease is not None and lease.state in LIVE_LEASES
     if job.state not in TERMINAL_JOBS:
         return "Check again later; nothing has to wait here."
+    if job.lease is None and job.state is Job.SUCCEEDED and job.spec.outputs:
+        return "Nothing of it bills. pull_artifacts and verify_checkpoint bring home what it saved, with proof."
     if not billing:
         return "The job has ended and nothing of it is billing."
     if job.state is Job.SUCCEEDED:

@@ -11,10 +11,12 @@ from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.clocks import clocks_of
+from gpuwarden.lifecycle.dearer import price_question
 from gpuwarden.lifecycle.diagnose import stall_of
 from gpuwarden.lifecycle.funds import known_funds
 from gpuwarden.lifecycle.instances import leases_of
 from gpuwarden.lifecycle.meter import believed, lease_now, spent
+from gpuwarden.lifecycle.onward import onward
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.remote.connect import HostKeyChanged
@@ -75,12 +77,14 @@ def _recent(w: Warden, at: float) -> bool:
 def _of_job(w: Warden, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(w, job.since):
-        yield Condition(job.subject, "failed", f"{job.id} failed: {why}", mark=str(job.since))
+        yield Condition(job.subject, "failed", f"{job.id} failed: {why}{_next(w, job)}", mark=str(job.since))
     taken = w.ledger.last(job.subject, "job.preempted")
     if taken is not None and _recent(w, taken.at):
-        yield Condition(job.subject, "preempted", f"{job.id} was interrupted", mark=str(taken.seq))
+        yield Condition(job.subject, "preempted", f"{job.id} was interrupted{_next(w, job)}", mark=str(taken.seq))
     if job.state in TERMINAL_JOBS:
         return
+    if question := price_question(w, job):
+        yield Condition(job.subject, "dearer", f"{job.id}: {question}")
     if isinstance(w.blind.get(job.id), HostKeyChanged):
         text = f"{job.id}: {line(w.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
@@ -90,6 +94,11 @@ def _of_job(w: Warden, job: JobRecord, raised: Container[tuple[str, str, str]]) 
     seen = w.observed.get(job.id)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
         yield from _of_look(w, job, seen, raised)
+
+
+def _next(w: Warden, job: JobRecord) -> str:
+    said = onward(w, job)
+    return f". {said}" if said else ""
 
 
 def _of_look(
@@ -124,7 +133,7 @@ def _of_lease(w: Warden, job: JobRecord, lease: LeaseRecord) -> Iterator[Conditi
     watch, cost = w.policy.watch, spent(w, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
-        text = f"{job.id} is {job.state} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
+        text = f"{job.id} {job.state.told} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
         yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
     if lease.state is Lease.UNVERIFIED:
         text = f"{machine} can't be seen; it counts as billing. Look at the platform's console."

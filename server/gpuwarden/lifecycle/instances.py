@@ -226,7 +226,7 @@ def _ours(w: Warden, lease: LeaseRecord) -> Row:
     if doubt:
         notes.append("unverified: counts as billing")
     if job.state in TERMINAL_JOBS:
-        notes.append(f"the job is {job.state}")
+        notes.append(f"the job {job.state.told}")
     if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
         notes.append(f"{seen.state}; its disk may bill")
     return Row(

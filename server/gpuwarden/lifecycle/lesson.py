@@ -64,7 +64,9 @@ async def gather(w: Warden, job_id: str, succeeded: str | None = None) -> Lesson
     """
     job = read_job(w.ledger, job_id)
     if job.state not in FAILED:
-        raise BadRequest(f"{job_id} is {job.state}; only a run that failed teaches what to avoid", "Name a failed job.")
+        raise BadRequest(
+            f"{job_id} {job.state.told}; only a run that failed teaches what to avoid", "Name a failed job."
+        )
     fixed = _named(w, succeeded, job) if succeeded else _later_success(w, job)
     hidden = secret_values(w.env, job.spec.secrets)
     log = redact(await tail_of(w, job, reachable=True), hidden)
@@ -87,7 +89,7 @@ def _named(w: Warden, job_id: str, failed: JobRecord) -> JobRecord:
     job = read_job(w.ledger, job_id)
     if job.state is not Job.SUCCEEDED or job.id == failed.id:
         raise BadRequest(
-            f"{job_id} is {job.state}; --succeeded names a job that worked", "Leave it out to look for one."
+            f"{job_id} {job.state.told}; --succeeded names a job that worked", "Leave it out to look for one."
         )
     return job
 

@@ -53,15 +53,18 @@ def lease_now(w: Warden, lease_id: str) -> LeaseRecord:
 
 
 def spent(w: Warden, lease_id: str) -> float | None:
-    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill."""
+    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill.
+
+    A word of nothing, or of less, is none: books lag behind, and a cap that waits for them is met by nobody.
+    """
     lease = lease_now(w, lease_id)
-    seen = [e for e in w.ledger.events(lease.subject) if e.body.get("instance")]
-    prices = [Instance.model_validate(e.body["instance"]).price_usd_per_hour for e in seen]
-    prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
-    price = next((p for p in reversed(prices) if p is not None and p > 0), None)
-    if (lease.cost is not None and lease.cost >= 0) or price is None:
+    price = price_of(w, lease)
+    if lease.cost is not None and lease.cost > 0:
         return lease.cost
+    if price is None:
+        return lease.cost if lease.cost == 0 else None
     end = lease.since if believed(w, lease_id) == "gone" else w.clock.now()
+    seen = _told(w, lease)
     total = 0.0
     for event, until in zip(seen, [*(e.at for e in seen[1:]), end], strict=True):
         then = Instance.model_validate(event.body["instance"])
@@ -69,6 +72,18 @@ def spent(w: Warden, lease_id: str) -> float | None:
         rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
         total += max(0.0, rate) * max(0.0, until - event.at) / 3600
     return total
+
+
+def price_of(w: Warden, lease: LeaseRecord) -> float | None:
+    """The last price an hour that the provider told of a machine; one of nothing, or of less, is none."""
+    prices = [Instance.model_validate(e.body["instance"]).price_usd_per_hour for e in _told(w, lease)]
+    prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
+    return next((p for p in reversed(prices) if p is not None and p > 0), None)
+
+
+def _told(w: Warden, lease: LeaseRecord) -> list[Event]:
+    """The provider's answers about a machine that the ledger keeps."""
+    return [e for e in w.ledger.events(lease.subject) if e.body.get("instance")]
 
 
 def believed(w: Warden, lease_id: str) -> str | None:

@@ -14,11 +14,12 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Know
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.contact import NoContact, greet, greet_own
+from gpuwarden.lifecycle.dearer import price_settled
 from gpuwarden.lifecycle.ending import ask_end
-from gpuwarden.lifecycle.meter import look, spent
+from gpuwarden.lifecycle.meter import believed, look, spent
 from gpuwarden.lifecycle.moves import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.patience import in_time
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
 from gpuwarden.lifecycle.warden import STEP_S, Warden
 
 MAX_GENERATIONS: Final = 5
@@ -95,11 +96,22 @@ async def _create(w: Warden, job: JobRecord, lease: LeaseRecord, resources: Reso
         return move(w, job, Job.FAILED, f"the platform refused to rent a machine: {refusal.message}", code=refusal.code)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
+    if isinstance(answer, Known) and (other := _holder(w, lease, answer.value)):
+        answer = Unknown(f"the answer tells of machine {answer.value.id}, which lease {other} stands for")
     if isinstance(answer, Unknown):
         w.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
         return False
     _rented(w, lease, "lease.created", answer.value)
     return True
+
+
+def _holder(w: Warden, lease: LeaseRecord, instance: Instance) -> str | None:
+    """Another lease that stands for this very machine: no two jobs are given one, or the end of one ends both."""
+    for name in (n for n in lease_ids(w.ledger) if n != lease.id and believed(w, n) != "gone"):
+        other = read_lease(w.ledger, name)
+        if (other.platform, other.instance_id) == (lease.platform, instance.id):
+            return name
+    return None
 
 
 def _rented(w: Warden, lease: LeaseRecord, kind: str, instance: Instance) -> None:
@@ -143,6 +155,8 @@ async def _adopt(w: Warden, lease: LeaseRecord) -> bool:
     if isinstance(found, Unknown):
         return False
     ours = [i for i in found.value if i.token == lease.id]
+    if any(_holder(w, lease, i) for i in ours):
+        return False  # whatever that answer means, it is neither our machine nor the lack of one
     if ours:
         first, *others = sorted(ours, key=lambda i: (i.created_at or 0, i.id))
         with w.ledger.transaction():  # once the first is known nobody looks for the others again
@@ -180,6 +194,12 @@ async def _booting(w: Warden, job: JobRecord, lease: LeaseRecord, answer: Answer
         if read_lease(w.ledger, lease.id).state is not Lease.STOPPED:
             return False
         return move(w, job, Job.FAILED, "the instance was gone before the job could start")
+    if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
+        settled = price_settled(w, job, instance)
+        if settled == "no":
+            return await _abandon(w, job, lease, "it bills more than was checked and nobody approved that in time")
+        if settled == "ask":
+            return False
     if instance.state is InstanceState.RUNNING:
         return await _meet(w, job, lease, instance)
     limit = w.profile(lease.platform).limits.boot_timeout_s

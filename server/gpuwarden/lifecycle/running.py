@@ -23,6 +23,10 @@ from gpuwarden.lifecycle.warden import STEP_S, Warden
 from gpuwarden.remote.launch import DIED
 
 CANCEL_GRACE_S: Final = 10.0
+FOLDER_GONE_S: Final = 60.0
+"""How long a machine that came back may take to show its volumes."""
+CAME_BACK: Final = "the machine was started anew and came back without the job's run folder"
+_CLOSE: Final = "Whether its process lives can't be told; look there, and cancel_job closes the job"
 SAVE_GRACE_S: Final = 120.0
 """What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 
@@ -97,6 +101,10 @@ async def running(w: Warden, job: JobRecord) -> bool:
         return await _end(w, job)
     observed = await observe(w, job)
     state, why = judge(job, observed, machine)
+    if state is Job.UNKNOWN and observed is not None and observed.lost:
+        state, why = _without_folder(w, job, observed)
+    elif observed is not None and observed.state is Job.RUNNING:
+        _remember(w, job, observed)
     if state is Job.UNKNOWN and job.id in w.blind:
         why = w.blind[job.id].message
     if state is job.state:
@@ -106,6 +114,31 @@ async def running(w: Warden, job: JobRecord) -> bool:
     told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     kept = scrubbed({"why": why, **told}, secret_values(w.env, job.spec.secrets))  # what the job itself may have said
     return move(w, job, state, **kept)
+
+
+def _remember(w: Warden, job: JobRecord, seen: Observation) -> None:
+    """Keep which start of its machine a job runs on: a later one proves that its process is dead."""
+    known = w.ledger.last(job.subject, "machine.seen")
+    if seen.machine and (known is None or known.body["machine"] != seen.machine):
+        w.ledger.add(job.subject, "machine.seen", {"machine": seen.machine})
+
+
+def _without_folder(w: Warden, job: JobRecord, seen: Observation) -> tuple[Job, str]:
+    """What it means that a machine answers and has no run folder: dead if it was started since, seen twice.
+
+    A volume may come up late, so the second look is a while later.
+    """
+    known = w.ledger.last(job.subject, "machine.seen")
+    if known is None or not seen.machine:
+        return Job.UNKNOWN, f"{seen.why}. {_CLOSE}"
+    if known.body["machine"] == seen.machine:
+        return Job.UNKNOWN, f"{seen.why}, which has not started anew since: somebody removed it. {_CLOSE}"
+    before = w.ledger.last(job.subject, "folder.gone")
+    if before is None or before.body["machine"] != seen.machine or before.seq < known.seq:
+        w.ledger.add(job.subject, "folder.gone", {"machine": seen.machine, "why": f"{seen.why}; one look"})
+    elif w.clock.now() - before.at >= FOLDER_GONE_S:
+        return Job.FAILED, (f"{CAME_BACK}, seen twice: its process is dead, and what only lay there is gone")
+    return Job.UNKNOWN, f"{seen.why}, and the machine was started anew; another look will tell"
 
 
 async def observe(w: Warden, job: JobRecord) -> Observation | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
-from gpuwarden.lifecycle.meter import lease_now, spent
+from gpuwarden.lifecycle.meter import lease_now, price_of, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
 from gpuwarden.lifecycle.warden import REHEARSAL, Warden
 from gpuwarden.rules.facts import SubmitFacts
@@ -17,10 +17,19 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
     if not facts.metered:
         return ""
-    caps, worst = w.policy.caps_for(facts.spec.platform), facts.worst_cost
-    if worst is None:
+    if facts.worst_cost is None:
         return "its price is unknown"
-    today = spent_today(w, pretend=facts.spec.platform.startswith(REHEARSAL))
+    if over := over_caps(w, facts.spec.platform, facts.worst_cost):
+        return over
+    if (twin := _same_work(w, facts)) is not None:
+        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
+    return ""
+
+
+def over_caps(w: Warden, platform: str, worst: float, *, of: str = "") -> str:
+    """The first cap that a cost would break; empty when none. `of` is the job that it is of, where it is known."""
+    caps = w.policy.caps_for(platform)
+    today = spent_today(w, pretend=platform.startswith(REHEARSAL), without=of)
     for name, total, cap in (
         ("per_job_usd", worst, caps.per_job_usd),
         ("per_instance_usd", worst, caps.per_instance_usd),
@@ -28,8 +37,6 @@ def spending_question(w: Warden, facts: SubmitFacts) -> str:
     ):
         if total > cap:
             return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
-    if (twin := _same_work(w, facts)) is not None:
-        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
     return ""
 
 
@@ -45,31 +52,38 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
-def spent_today(w: Warden, *, pretend: bool) -> float:
+def spent_today(w: Warden, *, pretend: bool, without: str = "") -> float:
     """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
     day, leases = w.clock.now() - DAY_S, [lease_now(w, name) for name in lease_ids(w.ledger)]
     total = 0.0
-    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger)):
+    for job in (read_job(w.ledger, job_id) for job_id in job_ids(w.ledger) if job_id != without):
         mine = [lease for lease in leases if lease.job_id == job.id]
         if job.spec.platform.startswith(REHEARSAL) is not pretend:
             continue
         if job.accepted_at > day:
             total += _committed(w, job, mine)
         else:
-            total += sum(_billed(w, lease, day) for lease in mine)
+            total += sum(_billed(w, job, lease, day) for lease in mine)
     return total
 
 
 def _committed(w: Warden, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, lease, lease.opened_at)) for lease in leases)
+    cost = sum(max(spent(w, lease.id) or 0.0, _billed(w, job, lease, lease.opened_at)) for lease in leases)
     open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
+    if not open_ended:
+        return cost
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
-    return max(expected or 0.0, cost) if open_ended else cost
+    dearest = max((price_of(w, lease) or 0.0 for lease in leases), default=0.0)
+    times = max(1.0, dearest / job.price) if job.price else 1.0
+    return max((expected or 0.0) * times, cost)
 
 
-def _billed(w: Warden, lease: LeaseRecord, since: float) -> float:
-    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended."""
-    price = lease.instance.price_usd_per_hour if lease.instance else None
+def _billed(w: Warden, job: JobRecord, lease: LeaseRecord, since: float) -> float:
+    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended.
+
+    Where its price is not told any more, it is the last that was, or the one that was checked.
+    """
+    price = price_of(w, lease) or job.price
     if lease.state not in LIVE_LEASES or price is None:
         return 0.0
     return price * (w.clock.now() - max(since, lease.opened_at)) / 3600

@@ -27,7 +27,7 @@ from gpuwarden.lifecycle.inputs import Inputs, list_inputs, program_of
 from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.renting import wanted
 from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.providers.base import account_keys
+from gpuwarden.providers.base import account_key_values, account_keys
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import Leak, SubmitFacts
 
@@ -171,16 +171,16 @@ async def _quote(w: Warden, spec: JobSpec) -> tuple[Answer[Quote], str]:
 
 def _account_secrets(w: Warden, spec: JobSpec) -> tuple[str, ...]:
     """The named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
-    keys = account_keys()
-    values = {value for name in keys if len(value := w.env.get(name, "").strip()) >= 8}
+    keys, values = account_keys(), set(account_key_values(w.env).values())
     held = {name for name in spec.secrets if any(value in w.env.get(name, "") for value in values)}
     named = {name for name in spec.secrets if name.upper() in keys or name.upper().startswith(OWN_VARIABLES)}
     return tuple(name for name in spec.secrets if name in held | named)
 
 
 def _ours(w: Warden) -> dict[str, str]:
-    """The secrets of this process's environment, by name."""
-    return {name: value for name, value in w.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    """The secrets of this process: those of its environment by name, and the keys in files that it names."""
+    named = {name: value for name, value in w.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    return account_key_values(w.env) | named
 
 
 def find_leaks(spec: JobSpec, w: Warden) -> list[Leak]:

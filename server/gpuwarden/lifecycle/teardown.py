@@ -6,17 +6,19 @@ the facts sends the request back. After the verb, the provider is watched until 
 
 from __future__ import annotations
 
+import contextlib
 import secrets as random
+import shlex
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, by_a_person
-from gpuwarden.core.models import Unknown, Verb
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError, by_a_person
+from gpuwarden.core.models import Unknown, Verb, Verdict
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, Lease, Teardown
-from gpuwarden.lifecycle.advance import advance_locked
-from gpuwarden.lifecycle.copies import Pulled
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
+from gpuwarden.lifecycle.advance import advance, advance_locked
+from gpuwarden.lifecycle.copies import Pulled, last_pull, verified_now
 from gpuwarden.lifecycle.ending import ask_end
 from gpuwarden.lifecycle.meter import believed, lease_now
 from gpuwarden.lifecycle.records import (
@@ -66,10 +68,7 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
     """
     job = read_job(w.ledger, job_id)
     if not w.profile(job.spec.platform).meter.metered:
-        raise NotSupported(
-            f"{job.spec.platform} is not rented: it has no meter and nothing to tear down",
-            "cancel_job ends the job's processes; the machine and its files stay as they are.",
-        )
+        raise await _owned(w, job)
     async with w.lock(job_id):
         job = await advance_locked(w, job_id)
         lease = _lease_to_end(w, job, verb)
@@ -78,6 +77,34 @@ async def request(w: Warden, job_id: str, verb: Verb) -> TeardownView:
         await tend(w, lease)
         ticket = _open_ticket(w, lease, verb)
         return await _proceed(w, ticket)
+
+
+async def _owned(w: Warden, job: JobRecord) -> NotSupported:
+    """What there is to know and to do where nothing is rented: how the job is, and what its run folder is still for."""
+    with contextlib.suppress(WardenError):
+        job = await advance(w, job.id)
+    message = (
+        f"{job.spec.platform} is not rented: nothing of it bills, and there is nothing to tear down or destroy. "
+        f"Job {job.id} is {job.state}"
+    )
+    if job.state not in TERMINAL_JOBS:
+        return NotSupported(message, "cancel_job ends the job's processes; the machine and its files stay as they are.")
+    if job.handle is None:
+        return NotSupported(message, "It was never launched there, so it left nothing behind.")
+    pulled = last_pull(w, job.id)
+    proven = pulled is not None and verified_now(w, job.id, pulled).verdict is Verdict.PROVEN
+    if job.spec.outputs and not proven:
+        what = "pull_artifacts and verify_checkpoint" if pulled is None else "verify_checkpoint"
+        return NotSupported(
+            message,
+            f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved: {what} first. "
+            "Then nothing there is needed any more.",
+        )
+    copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
+    remove = ["rm", "-r", "--", job.handle.run_dir]
+    if job.handle.place.host:
+        remove = ["ssh", job.handle.place.host, shlex.join(remove)]
+    return NotSupported(message, f"{copy} user may remove its run folder by hand: {shlex.join(remove)}")
 
 
 async def proceed(w: Warden, ticket: str) -> TeardownView:

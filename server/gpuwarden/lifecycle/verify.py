@@ -20,7 +20,7 @@ from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.copies import Pulled, last_pull, save_verified, seal
 from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.verify_hub import look_hub, verify_hub
-from gpuwarden.lifecycle.verify_there import verify_there
+from gpuwarden.lifecycle.verify_there import LOOK_S, verify_there
 from gpuwarden.lifecycle.warden import Warden
 
 Where = Literal["auto", "here", "instance"]
@@ -37,15 +37,16 @@ async def verify(
     budget: Budget | None = None,
     progress: Count | None = None,
 ) -> Report:
-    """Verify WHAT: a job id, `hf://owner/name`, or a path. `against` is a path or an address on the Hub.
+    """Verify WHAT: a job id, `hf://owner/name`, or a path. `against` is a path or an address on the Hub; where the
+    instance looks, a path there.
 
     Without a level it is `load`; `structure` on the Hub, where more means to download; `content` on the instance.
-    `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path.
+    `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path or there.
     """
     if not what.strip() or (against is not None and not against.strip()):
         raise BadRequest("an empty path names nothing", "Name a file or folder; the working folder is a dot.")
     if what in job_ids(w.ledger):
-        return await _verify_job(w, what, level, against, where, progress)
+        return await _verify_job(w, what, level, against, where, budget, progress)
     if where == "instance":
         raise BadRequest(f"{what[:120]!r} is no job, so there is no instance to look on", "Give a job id.")
     other = await _other(w, against)
@@ -56,14 +57,18 @@ async def verify(
 
 
 async def _verify_job(
-    w: Warden, job_id: str, level: Level | None, against: str | None, where: Where, progress: Count | None
+    w: Warden,
+    job_id: str,
+    level: Level | None,
+    against: str | None,
+    where: Where,
+    budget: Budget | None,
+    progress: Count | None,
 ) -> Report:
     job = read_job(w.ledger, job_id)
-    there = where == "instance" or (where == "auto" and job.handle is not None and last_pull(w, job_id) is None)
-    if there and against is not None:
-        raise BadRequest("a comparison needs the files here", "Pull the job's outputs first.")
-    if there:
-        return await verify_there(w, job, level or Level.CONTENT)
+    if where == "instance" or (where == "auto" and job.handle is not None and last_pull(w, job_id) is None):
+        seconds = min(LOOK_S, budget.left_s) if budget else LOOK_S
+        return await verify_there(w, job, level or Level.CONTENT, against, seconds)
     other = await _other(w, against)
     return await verify_job(w, job_id, level or Level.LOAD, against=other, progress=progress)
 

@@ -13,11 +13,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.backends.base import Examiner
+from gpuwarden.checkpoints.compare import Compared
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported
 from gpuwarden.core.fence import line
-from gpuwarden.core.models import Level, Report
+from gpuwarden.core.models import Level, Report, clean_path
+from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.warden import Warden
 
@@ -56,6 +58,13 @@ class _Folder(_Said):
     resume: list[str] = Field(default=[], max_length=10)
 
 
+class _Compared(_Foreign):
+    proved: list[str] = Field(default=[], max_length=10)
+    warnings: list[str] = Field(default=[], max_length=10)
+    problems: list[str] = Field(default=[], max_length=10)
+    doubts: list[str] = Field(default=[], max_length=10)
+
+
 class _Found(_Foreign):
     error: str = ""
     files: list[_File] = Field(default=[], max_length=_MOST)
@@ -63,35 +72,63 @@ class _Found(_Foreign):
     doubts: list[str] = Field(default=[], max_length=20)
     more: int = Field(default=0, ge=0)
     more_bad: int = Field(default=0, ge=0)
+    compared: _Compared | None = None
 
 
-async def verify_there(w: Warden, job: JobRecord, level: Level, seconds: float = LOOK_S) -> Report:
-    """The report of a look on the machine, at level `structure` or `content`. It is kept in the ledger as a claim.
+async def verify_there(
+    w: Warden, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
+) -> Report:
+    """The report of a look on the machine. It is kept in the ledger as a claim. `against` is a path there, as outputs
+    are: relative to the working folder, or absolute.
 
-    Raises BadRequest for a deeper level, Conflict for a job without files, NotSupported where a backend can't do it.
+    Raises BadRequest for what is no such path, Conflict for a job without files, NotSupported where a backend can't.
     """
-    if level not in {Level.STRUCTURE, Level.CONTENT}:
-        raise BadRequest(
-            f"level {level} needs the files here; on the instance there are structure and content",
-            "Pull first, or leave the level out.",
-        )
+    if against is not None:
+        against = _path_there(against)
     if job.handle is None:
-        raise Conflict(f"job {job.id} is {job.state} and was never launched, so it has no files", job.why)
+        raise Conflict(f"job {job.id} {job.state.told} and was never launched, so it has no files", job.why)
     backend = w.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
         raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")
     outputs = job.spec.outputs
-    answer = await backend.examine(job.handle, outputs, structure=level is Level.STRUCTURE, seconds=seconds)
-    made = report(_findings(answer), level, f"{job.id} on {job.spec.platform}")
+    answer = await backend.examine(job.handle, outputs, level=level, seconds=seconds, against=against)
+    found, compared = _findings(answer)
+    made = report(found, level, f"{job.id} on {job.spec.platform}", compared=_other(against, compared))
     made = made.model_copy(update={"not_checked": (CLAIM, *made.not_checked)})
     body = {"verdict": made.verdict, "level": level, "files": len(made.files), "problems": list(made.reasons[:20])}
     w.ledger.add(job.subject, "artifacts.examined_there", body)
     return made
 
 
-def _findings(answer: Mapping[str, Mapping[str, Any]]) -> Findings:
+def _path_there(against: str) -> str:
+    """A path on the machine, or what is wrong with it."""
+    if against.startswith(SCHEME):
+        raise BadRequest(
+            f"the instance compares with files of its own, not with {against[:120]!r}",
+            "Name a path there, or pull the outputs and compare here.",
+        )
+    try:
+        return clean_path(against)
+    except ValueError as why:
+        raise BadRequest(f"against: {why}", "Name a path on the instance, as outputs are named.") from why
+
+
+def _other(against: str | None, compared: list[Compared]) -> dict[str, Compared]:
+    """The comparisons of the outputs that hold a model, as one."""
+    if against is None:
+        return {}
+    made = Compared()
+    for one in compared:
+        for name, lines in vars(one).items():
+            getattr(made, name).extend(lines)
+    if not compared:
+        made.doubts.append("there are no tensors to compare in it")
+    return {line(against, 60): made}
+
+
+def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, list[Compared]]:
     """The machine's findings as ours: strictly read, and under the names of the outputs."""
-    found = Findings(Path(), {}, None, [])
+    found, compared = Findings(Path(), {}, None, []), []
     for output, raw in answer.items():
         try:
             said = _Found.model_validate(dict(raw))
@@ -100,7 +137,9 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> Findings:
                 f"the machine's findings make no sense at {error.errors()[0]['loc']}", "Pull, then verify here."
             ) from error
         _take(output, said, found)
-    return found
+        if said.compared is not None:
+            compared.append(Compared(**{name: _lines(texts) for name, texts in said.compared}))
+    return found, compared
 
 
 def _take(output: str, said: _Found, found: Findings) -> None:

@@ -74,6 +74,21 @@ def _private_text(file: Path, platform: str) -> str:
         ) from None
 
 
+def text_of_key_file(name: str) -> str:
+    """What a key file holds, whoever else may read it; "" for one that can't be read or is no plain file."""
+    try:
+        end = os.open(Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not hold us up
+    except (OSError, ValueError, RuntimeError):
+        return ""
+    try:
+        plain = stat.S_ISREG(os.fstat(end).st_mode)
+        return os.read(end, MAX_KEY_BYTES).decode("utf-8", "replace").strip() if plain else ""
+    except OSError:
+        return ""
+    finally:
+        os.close(end)
+
+
 def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
     """The address of the interface, without a slash at its end. Raises BadRequest for one that would leak the key."""
     url = (env.get(variable) or default).rstrip("/")

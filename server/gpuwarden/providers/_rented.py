@@ -108,7 +108,7 @@ class Rented:
         if resources.durable_storage and self.durable_tier() is None:
             raise NotSupported(f"{self.api.platform} has no storage that can be asked for and outlives the machine")
         if not resources.gpu:
-            raise BadRequest("no GPU was named, so none can be chosen", "Name one, such as gpu: H100.")
+            raise BadRequest("no GPU was named, so none can be chosen", "Name one in `gpu`, such as H100.")
         return resources.gpu
 
     def durable_tier(self) -> Tier | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from gpuwarden import providers
 from gpuwarden.core.clock import Clock
@@ -18,6 +18,10 @@ from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.registry import load, names
 from gpuwarden.core.rules import Finding
+from gpuwarden.providers._account import text_of_key_file
+
+LEAST_KEY: Final = 8
+"""Shorter texts are no keys, and would be found everywhere."""
 
 
 class Provider(Protocol):
@@ -78,6 +82,16 @@ def account_keys() -> frozenset[str]:
     """The variables that hold the key of an account that rents machines, of every provider. None goes to a machine."""
     told = (load(providers, name, what="provider").ACCOUNT_KEYS for name in provider_names())
     return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
+
+
+def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
+    """The keys of accounts that this process has, by where each is: a variable, or a file that one names."""
+    found = {}
+    for name in account_keys():
+        found[name] = given = env.get(name, "").strip()  # somebody may have put the key where its file belongs
+        if name.endswith("_FILE") and given:
+            found[f"the file of {name}"] = text_of_key_file(given)
+    return {where: value for where, value in found.items() if len(value) >= LEAST_KEY}
 
 
 def keyed(name: str, env: Mapping[str, str]) -> bool:

@@ -33,7 +33,7 @@ from gpuwarden.rehearsal.store import Config, Store
 T = TypeVar("T")
 _S = InstanceState
 _OFF = frozenset({_S.STOPPED, _S.INTERRUPTED, _S.GONE})
-SOURCE = "rehearsal catalog (pretend money)"
+SOURCE = "rehearsal catalog, pretend money"
 
 
 @dataclass

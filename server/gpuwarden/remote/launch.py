@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.checkpoints import ship
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.fence import line
 from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
 from gpuwarden.core.states import Job
 from gpuwarden.remote.onefile import one_file
@@ -106,6 +107,9 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
 # ---------------------------------------------------------------------------------------------------- the way back
 
 
+MARK_CHARS: Final = 100
+
+
 class _Lenient(BaseModel):
     """A reply from a machine: unknown fields may come from a newer runner, known ones must fit."""
 
@@ -142,6 +146,7 @@ class _Status(_Lenient):
     beat: _Beat = _Beat()
     alive: bool | None = None
     child_alive: bool | None = None
+    machine: str = Field(default="", max_length=MARK_CHARS)
 
 
 _STATES: Final = {
@@ -161,7 +166,10 @@ def observation(reply: Mapping[str, Any]) -> Observation:
     """What one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
     state = reply.get("state")
     if isinstance(state, str) and state in _NO_STATUS:
-        return Observation(state=Job.UNKNOWN, why=_NO_STATUS[state], at=_number(reply.get("now")))
+        mark = reply.get("machine")
+        known = mark if isinstance(mark, str) and len(mark) <= MARK_CHARS else ""
+        why = _NO_STATUS[state]
+        return Observation(state=Job.UNKNOWN, why=why, at=_number(reply.get("now")), machine=known, lost=True)
     try:
         status = _Status.model_validate(dict(reply))
     except ValidationError as error:
@@ -185,6 +193,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         log_bytes=status.log_bytes,
         stale=stale,
         beat=Beat(**status.beat.model_dump()),
+        machine=status.machine,
     )
 
 
@@ -245,7 +254,7 @@ def raise_for(reply: Mapping[str, Any]) -> None:
     """Raise the error that a runner's refusal stands for; `ok` replies pass."""
     if reply.get("ok") is True:
         return
-    code, message = str(reply.get("code")), str(reply.get("error"))[:1000]
+    code, message = str(reply.get("code")), line(reply.get("error"), 500)
     if code in {"disk_full", "io_error"}:
         raise BadRequest(f"the machine refused: {message}", "Free space or fix the permissions there, then try again.")
     raise _ERRORS.get(code, BadReply)(message, "Look at the job with check_job before trying again.")
@@ -264,7 +273,9 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
             skipped.append(f"and {last['more_skipped']} more")
         return Manifest(taken_at=last["taken_at"], files=files, missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
-        raise BadReply(f"the roster makes no sense: {error}", "Is another gpuwarden version's runner there?") from error
+        raise BadReply(
+            f"the roster makes no sense: {line(error)}", "Is another gpuwarden version's runner there?"
+        ) from error
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -275,7 +286,7 @@ def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     rows = [row for row in lines[:-1] if "progress" not in row]
     if len(rows) != lines[-1].get("outputs") or not all(isinstance(row.get("found"), dict) for row in rows):
         raise BadReply("the findings make no sense", "Is another gpuwarden version's runner there?")
-    return {str(row["output"]): row["found"] for row in rows}
+    return {str(row.get("output")): row["found"] for row in rows}
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:
@@ -285,5 +296,5 @@ def disclosure(reply: Mapping[str, Any]) -> Disclosure:
         return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])
     except (ValidationError, KeyError) as error:
         raise BadReply(
-            f"the disclosure makes no sense: {error}", "Is another gpuwarden version's runner there?"
+            f"the disclosure makes no sense: {line(error)}", "Is another gpuwarden version's runner there?"
         ) from error

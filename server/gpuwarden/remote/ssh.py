@@ -10,6 +10,7 @@ process group, over a second channel, before the caller goes on.
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -349,7 +350,7 @@ class _Session:
             at = self._buffer.find(token)
             end = self._buffer.find(b"\n", at + len(token)) if at >= 0 else -1
             if end >= 0:
-                self.pid = int(self._buffer[at + len(token) : end])
+                self.pid = self._number(bytes(self._buffer[at + len(token) : end]))
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk
@@ -358,6 +359,12 @@ class _Session:
                     f"{self.machine.endpoint} did not start the command; its shell said: {shown or 'nothing'}",
                     "Is the login shell a real shell? A forced command or a printing rc file may be in the way.",
                 )
+
+    def _number(self, said: bytes) -> int:
+        """The pid behind the mark, which the machine has read too."""
+        if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
+            raise BadReply(f"{self.machine.endpoint} names {said[:40]!r} as a process", "Is its shell a real shell?")
+        return int(said)
 
     def _recv(self) -> bytes:
         """At least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""

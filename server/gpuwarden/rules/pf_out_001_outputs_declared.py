@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="List in outputs every file or folder the job must leave behind, relative to its working folder.",
+    fix="Name what the job must leave behind in `outputs`: files or folders, relative to its working folder.",
 )
 def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job declares what it will leave behind.
@@ -18,4 +18,4 @@ def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     if facts.spec.outputs:
         return
     severity = None if facts.metered else Severity.WARNING
-    yield Found("outputs is empty: nothing of this job would be kept", severity=severity)
+    yield Found("no `outputs`: nothing of this job would be kept", severity=severity)

@@ -1,3 +1,4 @@
+import difflib
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
@@ -11,4 +12,8 @@ def known_platform(facts: SubmitFacts) -> Iterator[Found]:
     Why: without a profile nobody knows what a stop destroys or what keeps billing, so nothing can be promised.
     """
     if facts.profile is None:
-        yield Found(f"there is no platform {facts.spec.platform!r}; there are {', '.join(facts.platforms)}")
+        real = [name for name in facts.platforms if not name.startswith("rehearsal/")]
+        near = difflib.get_close_matches(facts.spec.platform, facts.platforms, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        there = f"{', '.join(real)}, and rehearsal/NAME of a rented one"
+        yield Found(f"there is no platform {facts.spec.platform!r}{meant}; there are {there}")

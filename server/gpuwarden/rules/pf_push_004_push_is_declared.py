@@ -7,7 +7,10 @@ HUB_PATH = "/hub/models/"
 
 
 @rule(
-    "PF-PUSH-004", gate="submit", severity=Severity.WARNING, fix="Declare the repo in outputs, so that it is verified."
+    "PF-PUSH-004",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Put the repo into `outputs`, to have it verified.",
 )
 def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
     """What a serverless job pushes stands in its outputs.
@@ -19,5 +22,5 @@ def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
     for target in sorted({p.target for p in facts.uses.pushes if p.target and "/" in p.target}):
         if not any(o.rstrip("/").endswith(f"/{target}") for o in facts.spec.outputs):
             yield Found(
-                f"the job pushes to {target}, which is not in outputs", fix=f"Add {HUB_PATH}{target} to outputs."
+                f"the job pushes to {target}, which is not in `outputs`", fix=f"Add {HUB_PATH}{target} to `outputs`."
             )

@@ -17,4 +17,4 @@ def job_ended(facts: TeardownFacts) -> Iterator[Found]:
     Why: a running job may still be writing, and a preempted one may come back for its files.
     """
     if facts.job_state not in TERMINAL_JOBS and not facts.gone:
-        yield Found(f"job {facts.job_id} is {facts.job_state}")
+        yield Found(f"job {facts.job_id} {facts.job_state.told}")

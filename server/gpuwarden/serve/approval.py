@@ -108,7 +108,7 @@ async def ask(w: Warden, ticket: str, terminal: Terminal, *, without_proof: bool
 def _show(view: TeardownView, terminal: Terminal) -> None:
     lease = view.lease
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
-    terminal.say(f"  the job is {view.job.state}; cost so far: {usd(lease.cost)}")
+    terminal.say(f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}")
     terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
     worst_first = sorted(view.dying, key=lambda f: f.copied)
     for file in worst_first[:SHOWN]:
@@ -156,7 +156,9 @@ async def _spending(w: Warden, receipt: str, terminal: Terminal) -> Reply:
         raise Refused("not approved; nothing was launched")
     await _check_pin(w, terminal)
     grant_spending(w, issued, "terminal", _user())
-    return Reply(code="approved", message="Approved.", hint=f"Run the same submit again with --receipt {receipt}.")
+    job = issued.body.get("job")
+    hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
+    return Reply(code="approved", message="Approved.", hint=hint)
 
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:

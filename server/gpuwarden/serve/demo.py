@@ -48,7 +48,7 @@ STEPS, SAVE_EVERY, INTERRUPTED_AT = 240, 30, 100
 PACE_S = "0.012"
 MINUTES_PER_SECOND = 10
 LOOK_S = 0.15
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @dataclass
@@ -199,6 +199,10 @@ async def _watch_training(w: Warden, stage: Stage, job: JobRecord) -> JobRecord:
             loss = seen.observation.metrics.get("loss") if seen.observation else None
             show(step, loss, cost, str(state))
     job = read_job(w.ledger, job.id)
+    if job.state not in TERMINAL_JOBS:
+        raise WardenError(
+            f"the demo's job has not ended in {PATIENCE_S:g} s: this machine is busy", "Run it once more."
+        )
     if job.state is not Job.SUCCEEDED:
         raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
     return job

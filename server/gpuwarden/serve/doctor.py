@@ -70,7 +70,9 @@ PROGRAMS = (("uv", "runs scripts whose packages are not here"), ("ssh", "reaches
 def _shown(path: str, value: object) -> str:
     if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as good as its key
         return "set" if value else "not set"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "not set"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _ledger() -> CheckedReply:

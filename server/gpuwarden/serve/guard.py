@@ -95,21 +95,26 @@ class Unreadable(Exception):
 
 @dataclass
 class Simple:
-    """One simple command: its words, and the files that its output goes to."""
+    """One simple command: its words, and the files that its output goes to. `fed` reads from a pipe or a file."""
 
     words: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     stdin: list[str] = field(default_factory=list)
     piped: bool = False
+    fed: bool = False
 
 
 @dataclass
 class Rules:
-    """What is protected: `home` and live run folders against removal, `files` against any change."""
+    """What is protected: `home` and live run folders against removal, `files` against any change.
+
+    `typing`: the client can type into a program that runs, and asks no hook before it does.
+    """
 
     home: str = ""
     files: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    typing: bool = False
 
 
 # ------------------------------------------------------------------------------------------------- reading a shell
@@ -177,6 +182,7 @@ class Reader:
             command.stdin += words
         elif ">" in kind:
             command.targets += words
+        command.fed |= kind.startswith("<")
 
     def _bodies(self) -> None:
         """Read the here-documents that begin at this line."""
@@ -330,6 +336,7 @@ class Guard:
         except Unreadable:
             return spoken(text)
         for before, after in pairwise(commands):
+            after.fed |= before.piped
             if before.piped and _name(before.words) in {"echo", "printf"}:
                 after.stdin.append(" ".join(before.words[1:]))
         found = (self._simple(c, depth, far) for c in commands)
@@ -364,6 +371,8 @@ class Guard:
 
     def _program(self, name: str, args: list[str], command: Simple, depth: int, far: bool) -> str | None:
         name = ALIASES.get(name, name)
+        if self.rules.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
+            return f"nobody reads what is typed into a waiting `{name}`; give it the commands, with -c"
         if name in SHELLS or name in {"eval", "su", "script"}:
             texts = [" ".join(args)] if name == "eval" else [*_after_c(args), *command.stdin]
             return next((why for t in texts if (why := self.shell(t, depth + 1, far=far))), None)
@@ -574,7 +583,8 @@ def main(argv: list[str]) -> int:
     client, config = argv[1], json.loads(Path(argv[2]).read_text("utf-8"))
     event = json.load(sys.stdin)
     home, files = config["home"], tuple(config["files"])
-    why = judge(event, Rules(home, files, live_runs(home))) if isinstance(event, dict) else None
+    rules = Rules(home, files, live_runs(home), typing=client == "codex")
+    why = judge(event, rules) if isinstance(event, dict) else None
     said = f"gpuwarden: {why}. {HINT}" if why else ""
     if client == "cursor":
         print(json.dumps({"permission": "deny", "user_message": said, "agent_message": said} if why else {}))

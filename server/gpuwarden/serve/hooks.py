@@ -7,11 +7,13 @@ Formats: Claude Code `settings.json` and Codex `hooks.json` have `hooks.PreToolU
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +27,15 @@ from gpuwarden.serve import guard
 from gpuwarden.serve.replies import Reply
 
 LIMITS: Final = (
-    "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, another "
-    "program that holds the account's key, or a person. Codex asks you to trust a new hook (/hooks) before it runs."
+    "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, what is "
+    "typed into a program that runs already, another program that holds the account's key, or a person."
 )
-GONE: Final = (
-    "gpuwarden: the guard before this shell can not run, so nothing passes. A person can mend it with gpuwarden hooks "
-    "install, or take it out of this client's settings."
-)
+TRUST: Final = "Codex runs no hook that nobody trusted: in Codex, a person types /hooks and trusts this one."
+# Claude Code shows a model this text whenever the guard says no, as part of the command: so it is short.
+GONE: Final = "the guard is missing, so nothing passes: gpuwarden hooks install"
 # A shell answers 126 or 127 where the guard's Python is gone, which every client takes for a pass; 2 is a no to all.
 OR_DENY: Final = (
-    ""
-    if os.name == "nt"
-    else f" || {{ code=$?; [ $code -lt 126 ] || {{ echo {shlex.quote(GONE)} >&2; code=2; }}; exit $code; }}"
+    "" if os.name == "nt" else f" || {{ c=$?; [ $c -lt 126 ] && exit $c; echo {shlex.quote(GONE)} >&2; exit 2; }}"
 )
 BACKUP: Final = ".before-gpuwarden"
 
@@ -68,7 +67,9 @@ CLIENTS: Final = (
 
 
 class HooksReply(Reply):
-    """By client: `installed`, `absent`, `stale` (ours, but not of this installation) or `no such client`."""
+    """By client: `installed`, `untrusted` (there, but not run before a person trusts it), `absent`, `stale` (ours, but
+    not of this installation) or `not found here`.
+    """
 
     clients: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
@@ -90,8 +91,9 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     elif action == "uninstall":
         for c in chosen:
             _uninstall(c, files[c], tables[c])
-    states = {c.name: "no such client" for c in CLIENTS} | {c.name: _state(c, files[c], config) for c in chosen}
-    return HooksReply(message=LIMITS, clients=states, files={c.name: str(f) for c, f in files.items()})
+    states = {c.name: "not found here" for c in CLIENTS} | {c.name: _state(c, files[c], config) for c in chosen}
+    said = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
+    return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()})
 
 
 def _folder(config: Config) -> Path:
@@ -207,7 +209,34 @@ def _state(client: Client, file: Path, config: Config) -> str:
         return "absent"
     fresh = copy.exists() and copy.read_text("utf-8") == Path(guard.__file__).read_text("utf-8")
     here = any(_command(client, config) in _texts(entry) for entry in ours)
-    return "installed" if fresh and here and len(ours) == 1 else "stale"
+    if not (fresh and here and len(ours) == 1):
+        return "stale"
+    return "installed" if client.name != "codex" or _trusted(client, file) else "untrusted"
+
+
+def _trusted(client: Client, file: Path) -> bool:
+    """Whether Codex would run our hook: a person trusted it, as it is now, and nobody switched it off since.
+
+    Codex keeps a digest of each hook that was trusted in its `config.toml`, under the hook's file and place.
+    """
+    try:
+        states = tomllib.loads((file.parent / "config.toml").read_text("utf-8"))["hooks"]["state"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    for g, group in enumerate(_read(client, file)["hooks"][client.event]):
+        for h, hook in enumerate(group.get("hooks", [])):
+            if _is_ours(hook):
+                alone = {"async": False, **hook}
+                identity = {"event_name": "pre_tool_use", "matcher": group.get("matcher"), "hooks": [alone]}
+                text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+                digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+                kept = [states.get(f"{path}:pre_tool_use:{g}:{h}") for path in {file, file.resolve()}]
+                return any(isinstance(k, dict) and _holds(k, digest) for k in kept)
+    return False
+
+
+def _holds(kept: dict[str, Any], digest: str) -> bool:
+    return kept.get("trusted_hash") == digest and kept.get("enabled") is not False
 
 
 def _write(file: Path, text: str) -> None:

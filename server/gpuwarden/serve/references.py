@@ -24,10 +24,44 @@ class HitReply(BaseModel):
     uri: str
 
 
+class EntryReply(Reply):
+    """One known failure, whole."""
+
+    id: str
+    title: str
+    symptom: str
+    cause: str
+    fix: str
+    examples: list[str]
+    scope: list[str]
+    source: list[str]
+    verified: str
+    see: dict[str, str]
+    """Entries that belong to it: title by id."""
+    uri: str
+
+
 class SearchReply(Reply):
     """The few best answers, best first; none when nothing fits."""
 
     hits: list[HitReply] = Field(default_factory=list)
+
+
+def entry(key: str) -> EntryReply | None:
+    """The entry that is meant by an id or by its address; None for anything else."""
+    catalogue = shipped()
+    found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
+    if found is None:
+        return None
+    return EntryReply(
+        **{name: getattr(found, name) for name in ("id", "title", "symptom", "cause", "fix", "verified")},
+        examples=list(found.examples),
+        scope=list(found.scope),
+        source=list(found.source),
+        see={other: catalogue.gotcha(other).title for other in found.see},
+        uri=page_uri(found.page),
+        hint="A match is a lead, no proof: look for it in your log and script.",
+    )
 
 
 def look_up(query: str, limit: int = 5) -> SearchReply:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpuwarden.remote.receive import Progress
     from gpuwarden.serve.hooks import HooksReply
     from gpuwarden.serve.notebook import NotesReply
-    from gpuwarden.serve.references import SearchReply
+    from gpuwarden.serve.references import EntryReply, SearchReply
     from gpuwarden.serve.upkeep import DraftReply, IssuesReply, LessonReply
 
 PIPED = 160
@@ -292,6 +292,28 @@ def found(reply: SearchReply) -> None:
     message(reply)
 
 
+def entry(reply: EntryReply) -> None:
+    """One known failure as a page: what is seen, why, what to do, how a log says it, where it is from."""
+    out.print(f"[bold]{reply.id}[/] {escape(reply.title)}\n")
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 1, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    parts = {
+        "symptom": reply.symptom,
+        "cause": reply.cause,
+        "fix": reply.fix,
+        "a log says": "\n".join(reply.examples),
+        "see also": "\n".join(f"{other} {title}" for other, title in reply.see.items()),
+        "scope": ", ".join(reply.scope),
+        "source": "\n".join(reply.source) + f"\nread in {reply.verified}; page {reply.uri}",
+    }
+    for label, text in parts.items():
+        if text:
+            table.add_row(label, escape(text.strip()))
+    out.print(table)
+    message(reply)
+
+
 def issues(reply: IssuesReply) -> None:
     """What in the knowledge needs a person, one on a line, as compilers write it."""
     for row in reply.issues:
@@ -324,8 +346,12 @@ def platforms(titles: dict[str, str]) -> None:
     """The platforms that can be named."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for name, title in titles.items():
-        table.add_row(f"[bold]{escape(name)}[/]", escape(title))
+        if not name.startswith("rehearsal/"):
+            table.add_row(f"[bold]{escape(name)}[/]", escape(title))
+    if any(name.startswith("rehearsal/") for name in titles):
+        table.add_row("[bold]rehearsal/NAME[/]", "A rented one of these, simulated on this machine with pretend money")
     out.print(table)
+    out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one.")
 
 
 def profile(file: Path, told: dict[str, str]) -> None:

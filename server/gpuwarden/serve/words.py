@@ -35,8 +35,11 @@ _PHRASES: Final = (
     (re.compile(r"\bsubmit the same arguments again with (?:this|the) receipt\b"),
      "run the same command again with --receipt{receipt}"),
     (re.compile(r"\bsubmit again with this receipt\b"), "run the same command again with --receipt{receipt}"),
-    (re.compile(r"\bCall (this )?again\b"), "Run it again"),
-    (re.compile(r"\bcall (this )?again\b"), "run it again"),
+    (re.compile(r"\bin(?:to)? `(output|input|secret)s`"), r"with --\1"),
+    (re.compile(r"`(output|input|secret)s`"), r"--\1"),
+    (re.compile(r"`(env|gpu|receipt|platform)`"), r"--\1"),
+    (re.compile(r"\bCall (?:this )?again\b"), "Run this again"),
+    (re.compile(r"\bcall (?:this )?again\b"), "run this again"),
 )  # fmt: skip
 _TEXTS: Final = ("message", "hint", "fix", "not_checked", "findings")
 """The fields of a reply that are ours to word. A log, a name or a reason is somebody else's."""

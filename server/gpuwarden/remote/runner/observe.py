@@ -7,7 +7,7 @@ import time
 
 from gpuwarden.remote.runner.log import log_size
 from gpuwarden.remote.runner.problem import Json, Problem
-from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive
+from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive, machine_mark
 from gpuwarden.remote.runner.status import read_status
 
 
@@ -26,18 +26,19 @@ def orphans(folder: str, status: Json) -> list[int]:
 def observe(folder: str) -> Json:
     """One job's status with what only a look at the machine tells."""
     if not os.path.isdir(folder):
-        return {"state": "missing", "now": time.time()}
+        return {"state": "missing", "now": time.time(), "machine": machine_mark()}
     try:
         status = read_status(folder)
     except Problem as problem:
         return {"state": "unreadable", "why": str(problem), "now": time.time()}
     if status is None:
-        return {"state": "absent", "now": time.time()}
+        return {"state": "absent", "now": time.time(), "machine": machine_mark()}
     alive = is_alive(status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
     if alive is False and status["state"] == "running":
         status = read_status(folder) or status  # it may have ended properly between the two looks
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
+    status["machine"] = machine_mark()
     return status
 
 

@@ -49,6 +49,13 @@ def start_mark(pid: int) -> str:
     return done.stdout.decode("ascii", "replace").strip()
 
 
+def machine_mark() -> str:
+    """What tells this machine since its last start from a later start of it, a container's too. Empty: can't tell."""
+    first = proc_stat(1) if has_proc() else None
+    here = boot_id()
+    return f"{here}/{first[19]}" if first and here else ""
+
+
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
     """Whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
     if not isinstance(pid, int) or pid <= 1:

@@ -78,8 +78,9 @@ def findings(found: Sequence[Finding]) -> list[FindingReply]:
 
 
 def error_reply(error: WardenError) -> ErrorReply:
-    """The one form of an error."""
-    told = ErrorReply(code=error.code, message=error.message, hint=error.hint, retry=error.retry)
+    """The one form of an error. A machine or a platform may have worded part of it: one line, no cursor moved."""
+    message, hint = line(error.message, 1_200), line(error.hint, 800)
+    told = ErrorReply(code=error.code, message=message, hint=hint, retry=error.retry)
     if isinstance(error, Refused):
         return RefusalReply(**told.model_dump(), findings=findings(error.findings))
     return told

@@ -55,7 +55,7 @@ def _tell_of_job(reply: SubmitReply, result: Submission, job: JobRecord) -> None
     reply.job_id, reply.state = job.id, job.state
     reply.code = "adopted" if result.adopted else "accepted"
     same = "The same job was submitted before and is this one. " if result.adopted else ""
-    reply.message = f"{same}Job {job.id} is {job.state}. {line(job.why)}".strip()
+    reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({line(job.why)})." if job.why else ".")
     reply.hint = "Call check_job; it does not wait."
     if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
         reply.ok, reply.code = False, "failed"

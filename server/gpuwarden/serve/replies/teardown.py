@@ -59,7 +59,8 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
 
 def _words(view: TeardownView) -> tuple[str, str]:
     record, lease = view.record, view.lease
-    name = f"{record.verb} of {lease.platform} instance {lease.instance_id}"
+    verb = {"terminate": "termination"}.get(record.verb, record.verb)
+    name = f"{verb} of {lease.platform} instance {lease.instance_id}"
     if record.state is Teardown.BLOCKED:
         return f"The {name} is blocked; nothing was touched.", "Do what each finding says, then ask again."
     if record.state is Teardown.AWAITING_HUMAN:

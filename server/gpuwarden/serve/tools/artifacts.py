@@ -14,7 +14,7 @@ from gpuwarden.core.models import Level, Report
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.verify import verify
+from gpuwarden.lifecycle.verify import Where, verify
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.serve import replies
 from gpuwarden.serve.tools.base import WRITE, JobId, answer
@@ -48,6 +48,7 @@ def add(server: MCPServer[Any], w: Warden) -> None:
         path: Annotated[str | None, Field(description="Or a checkpoint's path, or hf://owner/name[/path]")] = None,
         level: Annotated[Level | None, Field(description="How deep; teardown needs load; on the Hub structure")] = None,
         against: Annotated[str | None, Field(description="Earlier checkpoint, adapter base or GGUF source")] = None,
+        where: Annotated[Where, Field(description="instance: the machine looks, against is a path there")] = "auto",
         ctx: Context[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, replies.VerifyReply]:
         """Prove that a checkpoint is whole, equal to the machine's by digest, finite, and loads. Runs no code in it."""
@@ -60,7 +61,8 @@ def add(server: MCPServer[Any], w: Warden) -> None:
 
         async def work(note: Note) -> Report:
             budget = Budget(LOOK_S, LOOK_BYTES, LOOK_ENTRIES)
-            return await verify(w, what, level, against=other, budget=budget, progress=summed(note))
+            progress = summed(note)
+            return await verify(w, what, level, against=other, where=where, budget=budget, progress=progress)
 
         return answer(w, replies.verified(await reporting(ctx, work)))
 

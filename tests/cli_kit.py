@@ -1,0 +1,130 @@
+"""What the tests of the command line share: a home, commands in this process, and jobs on their way."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from doors import JOB, PLATFORM, TRAIN, environment, quick_warden
+from gpuwarden import cli
+from gpuwarden.core.inputs import build
+from gpuwarden.core.models import JobSpec
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.teardown import request
+from gpuwarden.lifecycle.verify import verify_job
+from gpuwarden.lifecycle.warden import Warden
+
+
+@pytest.fixture(name="home")
+def home_fixture(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture(name="w")
+def w_fixture(home: Path) -> Warden:
+    return quick_warden(home)
+
+
+def metering(w: Warden) -> bool:
+    return any(t.meter for t in w.provider(PLATFORM).cloud.truths().values())  # type: ignore[attr-defined]
+
+
+class Cli:
+    """Runs commands in this process, which is quicker; what a process of its own shows is tested apart."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        for name in [n for n in os.environ if n.startswith("GPUWARDEN_")]:
+            monkeypatch.delenv(name)
+        for name, value in environment(home).items():
+            monkeypatch.setenv(name, value)
+
+    def __call__(self, *words: str) -> tuple[int, dict[str, Any]]:
+        code = cli.run([*words, "--json"])
+        out, err = self.capsys.readouterr()
+        assert out.count("\n") == 1 and err == "", out + err
+        body = json.loads(out)
+        assert isinstance(body, dict) and isinstance(body["ok"], bool) and body["code"]
+        if code:
+            assert body["ok"] is False and body["message"] and body["hint"], body
+        assert (code == 0) is body["ok"], (code, body)
+        return code, body
+
+    def shown(self, *words: str) -> tuple[int, str]:
+        code = cli.run(list(words))
+        out, err = self.capsys.readouterr()
+        return code, out + err
+
+
+@pytest.fixture(name="run")
+def run_fixture(w: Warden, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(home, monkeypatch, capsys)
+
+
+@pytest.fixture(name="train")
+def train_fixture(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(TRAIN)
+    return file
+
+
+OPTIONS = ("--platform", PLATFORM, "--output", "out", "--timeout", "600", "--estimate", "60", "--max-cost", "1")
+
+
+def launched(run: Cli, train: Path, *more: str) -> str:
+    code, checked = run("submit", str(train), *OPTIONS, *more)
+    assert (code, checked["code"]) == (0, "checked")
+    return str(run("submit", str(train), *OPTIONS, *more, "--receipt", checked["receipt"])[1]["job_id"])
+
+
+def ended(run: Cli, job_id: str, *states: str) -> dict[str, Any]:
+    for _ in range(200):
+        body = run("check", job_id)[1]
+        if body["state"] in (states or ("succeeded",)):
+            return body
+        time.sleep(0.05)
+    raise AssertionError(body)
+
+
+def proven(run: Cli, train: Path) -> str:
+    job_id = launched(run, train)
+    ended(run, job_id)
+    assert run("pull", job_id)[0] == 0 and run("verify", job_id)[0] == 0
+    return job_id
+
+
+class Life:
+    """Brings a job to where a person is needed, without going through a door."""
+
+    def __init__(self, w: Warden) -> None:
+        self.w = w
+
+    async def blocked(self) -> str:
+        """The ticket of a job that has ended; nothing of it is copied yet."""
+        spec = build(JobSpec, JOB)
+        job = (await submit(self.w, spec, receipt=(await submit(self.w, spec)).receipt)).job
+        assert job is not None
+        while (await check(self.w, job.id)).job.state != "succeeded":
+            await anyio.sleep(0.05)
+        self.job_id = job.id
+        return (await request(self.w, job.id, "terminate")).record.id
+
+    async def waiting(self) -> str:
+        """The ticket of one whose copy is proven: only a yes is missing."""
+        ticket = await self.blocked()
+        await pull(self.w, self.job_id)
+        await verify_job(self.w, self.job_id)
+        return ticket
+
+
+@pytest.fixture(name="life")
+def life_fixture(w: Warden) -> Life:
+    return Life(w)

@@ -1,0 +1,248 @@
+"""A model on loopback that speaks what the vendors' servers speak, and thinks what a test tells it to.
+
+Claude Code asks it in Anthropic's Messages format, Codex in OpenAI's Responses format, both streamed. A mind gets what
+a request holds (what was asked for, which tools were offered, which results came back) and says or uses something. Only
+a tool that the program offered is used: one that is missing is a fault, so that a test can't pass without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SHELL = "Bash"
+
+
+@dataclass(frozen=True)
+class Say:
+    """Closing words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Use:
+    """A call: of `SHELL` with a `command`, else of the tool of an MCP server by its bare name, or of the program's."""
+
+    tool: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: its words, the names of the tools on offer, the texts of the results so far, the whole body."""
+
+    words: str
+    offered: tuple[str, ...]
+    results: tuple[str, ...]
+    body: dict[str, Any]
+
+
+Step = Say | Use
+Mind = Callable[[Asked], Step]
+
+
+def plan(*steps: Step) -> Mind:
+    """A mind that takes one step after the other, whatever comes back."""
+    return lambda asked: steps[min(len(asked.results), len(steps) - 1)]
+
+
+class Model(ThreadingHTTPServer):
+    """The server. `asked` are the requests that it answered, `faults` what could not be done as the mind wanted."""
+
+    daemon_threads = True
+
+    def __init__(self, mind: Mind) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.mind = mind
+        self.asked: list[Asked] = []
+        self.keys: set[str] = set()
+        self.faults: list[str] = []
+        self.status = 200
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """All results that the model was shown."""
+        return max((a.results for a in self.asked), key=len, default=())
+
+    def think(self, asked: Asked) -> Step:
+        self.asked.append(asked)
+        try:
+            return self.mind(asked)
+        except Exception as error:
+            self.faults.append(repr(error))
+            return Say(f"I can't go on: {error!r}")
+
+    def find(self, step: Use, offered: dict[str, Any]) -> str:
+        """The full name of a tool among those on offer."""
+        for name in offered:
+            if name == step.tool or name.endswith(f"__{step.tool}"):
+                return name
+        self.faults.append(f"{step.tool} is not among {sorted(offered)}")
+        return step.tool
+
+
+@contextmanager
+def model(mind: Mind) -> Iterator[Model]:
+    with Model(mind) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Model
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._send(200, "")
+
+    def do_GET(self) -> None:
+        self._send(404, "{}")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        key = self.headers.get("x-api-key") or str(self.headers.get("authorization")).removeprefix("Bearer ")
+        self.server.keys.add(key)
+        path = self.path.partition("?")[0]
+        if self.server.status != 200:
+            self._send(
+                self.server.status, '{"error": {"type": "invalid_request_error", "message": "not with this key"}}'
+            )
+        elif path == "/v1/messages":
+            self._stream(_messages(self.server, body))
+        elif path == "/v1/responses":
+            self._stream(_responses(self.server, body))
+        elif path == "/v1/messages/count_tokens":
+            self._send(200, '{"input_tokens": 10}')
+        else:
+            self.server.faults.append(f"asked for {self.path}")
+            self._send(404, "{}")
+
+    def _stream(self, events: list[dict[str, Any]]) -> None:
+        self._send(200, "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events), "text/event-stream")
+
+    def _send(self, status: int, text: str, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+# ----------------------------------------------------------------------------------------------- Anthropic's Messages
+
+
+def _messages(server: Model, body: dict[str, Any]) -> list[dict[str, Any]]:
+    offered = {tool["name"]: tool for tool in body.get("tools", ()) if "name" in tool}
+    said = [b for m in body["messages"] for b in _blocks(m["content"])]
+    results = tuple(_text(b.get("content")) for b in said if b.get("type") == "tool_result")
+    words = "\n".join(str(b.get("text", "")) for b in said)
+    step: Step = Say("A session.")  # without tools it is asked for a title, or the like
+    if offered:
+        step = server.think(Asked(words, tuple(offered), results, body))
+    if isinstance(step, Say):
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        delta, stop = {"type": "text_delta", "text": step.text}, "end_turn"
+    else:
+        name = server.find(step, offered)
+        block = {"type": "tool_use", "id": f"toolu_{len(results):04}", "name": name, "input": {}}
+        delta, stop = {"type": "input_json_delta", "partial_json": json.dumps(step.args)}, "tool_use"
+    head = {"id": f"msg_{len(results):04}", "type": "message", "role": "assistant", "model": body["model"]}
+    head |= {"content": [], "stop_reason": None, "stop_sequence": None}
+    head |= {"usage": {"input_tokens": 10, "output_tokens": 1}}
+    return [
+        {"type": "message_start", "message": head},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": delta},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": stop, "stop_sequence": None}, "usage": {"output_tokens": 5}},
+        {"type": "message_stop"},
+    ]
+
+
+def _blocks(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _text(content: Any) -> str:
+    return "\n".join(str(b.get("text", "")) for b in _blocks(content or ""))
+
+
+# -------------------------------------------------------------------------------------------------- OpenAI's Responses
+
+
+def _responses(server: Model, body: dict[str, Any]) -> list[dict[str, Any]]:
+    given = [*body.get("tools", ()), *(t for i in body["input"] for t in i.get("tools", ()))]
+    offered = dict(_flat(given))
+    scripts = "functions__exec" in offered
+    outputs = [i.get("output") for i in body["input"] if str(i.get("type", "")).endswith("_call_output")]
+    results = tuple(_output(o) for o in outputs)
+    words = "\n".join(_text(i.get("content")) for i in body["input"] if i.get("type") == "message")
+    step = server.think(Asked(words, tuple(offered), results, body))
+    n = f"{len(results):04}"
+    if isinstance(step, Say):
+        item: dict[str, Any] = {"type": "message", "role": "assistant", "id": f"m{n}"}
+        item["content"] = [{"type": "output_text", "text": step.text}]
+    elif scripts:  # the model writes a script, and the script calls the tools
+        item = {"type": "custom_tool_call", "id": f"ct{n}", "call_id": f"call_{n}", "status": "completed"}
+        item |= {"namespace": "functions", "name": "exec", "input": _script(step)}
+    else:
+        full = server.find(_shell(step), offered)
+        item = {"type": "function_call", "id": f"fc{n}", "call_id": f"call_{n}", **offered.get(full, {"name": full})}
+        item["arguments"] = json.dumps(_shell(step).args)
+    usage = {"input_tokens": 10, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 5}
+    usage |= {"output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 15}
+    return [
+        {"type": "response.created", "response": {"id": f"resp_{n}"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": {"id": f"resp_{n}", "usage": usage}},
+    ]
+
+
+def _flat(tools: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(full name, how a call names it) of each tool, those in name spaces too."""
+    for tool in tools:
+        if tool["type"] == "namespace":
+            for inner in tool["tools"]:
+                yield f"{tool['name']}__{inner['name']}", {"namespace": tool["name"], "name": inner["name"]}
+        elif "name" in tool:
+            yield tool["name"], {"name": tool["name"]}
+
+
+def _shell(step: Use) -> Use:
+    """Codex's shell has names of its own."""
+    if step.tool != SHELL:
+        return step
+    return Use("exec_command", {{"command": "cmd"}.get(key, key): value for key, value in step.args.items()})
+
+
+def _script(step: Use) -> str:
+    use = _shell(step)
+    find = f"ALL_TOOLS.map(t => t.name).find(n => n === {use.tool!r} || n.endsWith('__' + {use.tool!r}))"
+    show = "r.content ? r.content.map(c => c.text).join('') : r.output ?? r"
+    return f"const r = await tools[{find}]({json.dumps(use.args)}); text({show});"
+
+
+def _output(output: Any) -> str:
+    """What a call gave, without what Codex puts before it."""
+    texts = [str(b.get("text", "")) for b in _blocks(output)]
+    text = "\n".join(texts[1:] if texts[0].startswith("Script ") else texts)
+    return re.sub(r"\A(?:.+\n)*?Output:\n", "", text)

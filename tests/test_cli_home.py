@@ -1,0 +1,110 @@
+"""A damaged, newer, read-only or full home, and broken settings: told as one error, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_kit import OPTIONS, Cli, home_fixture, run_fixture, train_fixture, w_fixture  # noqa: F401
+from doors import answer, environment, gpuwarden
+from gpuwarden.lifecycle.warden import Warden
+
+
+def test_a_ledger_that_is_no_ledger(run: Cli, home: Path) -> None:
+    file = home / "ledger.db"
+    for name in ("ledger.db-wal", "ledger.db-shm"):
+        (home / name).unlink(missing_ok=True)
+    file.write_bytes(b"this is no database at all, and long enough to be read as one" * 40)
+    before = file.read_bytes()
+    code, body = run("instances")
+    assert (code, body["code"]) == (1, "ledger_error") and "damaged" in body["message"]
+    assert file.read_bytes() == before
+    code, body = run("doctor")
+    assert code == 1 and body["checks"][0] == {"what": "ledger", "ok": False, "found": body["checks"][0]["found"]}
+
+
+def test_a_ledger_of_a_newer_version(run: Cli, w: Warden, home: Path) -> None:
+    w.ledger.close()
+    with sqlite3.connect(home / "ledger.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    code, body = run("check", "j1")
+    assert (code, body["code"]) == (1, "ledger_error") and "version 99" in body["message"] and "Update" in body["hint"]
+
+
+def test_a_home_that_cant_be_made(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "file/home"))
+    code, body = run("instances")
+    assert (code, body["code"]) == (1, "ledger_error") and "GPUWARDEN_HOME" in body["hint"]
+
+
+def test_a_read_only_home(run: Cli, w: Warden, home: Path, train: Path) -> None:
+    if os.geteuid() == 0:
+        need_mount()
+        subprocess.run(["mount", "--bind", "-o", "ro", home, home], check=True)
+        undo = ["umount", "--lazy", str(home)]
+        subprocess.run(["mount", "-o", "remount,ro,bind", home], check=True)
+    else:
+        home.chmod(0o500)
+        (home / "ledger.db").chmod(0o400)
+        undo = ["chmod", "700", str(home)]
+    try:
+        code, body = run("submit", str(train), *OPTIONS)
+        assert code == 1 and body["code"] in {"ledger_error", "disk_error"}, body
+    finally:
+        subprocess.run(undo, check=True)
+    assert not w.ledger.events(kind="job.accepted")
+
+
+def need_mount() -> None:
+    """Root is not held back by permissions, so a read-only home takes a mount; a container may not allow one."""
+    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("mounts are not allowed here")
+
+
+def test_a_full_disk(home: Path, w: Warden, train: Path) -> None:
+    """A limit on the size of files stands for the disk: the ledger can't grow any more."""
+    size = (home / "ledger.db").stat().st_size
+    code = "import resource, sys; n = int(sys.argv.pop(1)); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
+    code += "from gpuwarden.cli import run; sys.exit(run())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(size), "submit", str(train), *OPTIONS, "--json"],
+        env=environment(home), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    body = answer(done)
+    assert done.returncode == 1 and body["code"] in {"ledger_error", "disk_error"} and body["hint"], body
+    assert gpuwarden(home, "instances", "--json").returncode == 0, "with room again, it goes on"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("caps = [", "no TOML"), (f"caps = {'[' * 50_000}", "no TOML"), (f"caps.per_job_usd = {'9' * 5000}", "no TOML"),
+     ("[caps]\nper_job = 1", "no setting"), ("[approval]\nttl_s = 0", "approval.ttl_s")],
+)  # fmt: skip
+def test_a_broken_policy(run: Cli, tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    for words in (["instances"], ["doctor"]):
+        code, body = run(*words)
+        assert (
+            (code, body["code"]) == (2, "bad_request") and told in body["message"] and "policy.toml" in body["message"]
+        )
+
+
+def test_a_profile_of_the_users_with_an_unknown_key(run: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    from gpuwarden.data import data_dir
+
+    text = (data_dir("profiles") / "vastai.md").read_text("utf-8").replace("id: vastai", "id: mine\ncolour: red", 1)
+    (folder / "mine.md").write_text(text, "utf-8")
+    code, body = run("submit", "true", "--platform", "mine")
+    assert code == 2 and "colour" in body["message"] and "mine.md" in body["message"], body
+    (folder / "mine.md").write_text(text.replace("colour: red\n", ""), "utf-8")
+    assert "mine" in run("profiles")[1]["platforms"]

@@ -1,0 +1,109 @@
+"""A machine dearer than the price that was checked: inside the caps it is used, above them a person is asked first."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from clouds_house import House, house, web  # noqa: F401
+from gpuwarden.core.errors import Conflict
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease
+from gpuwarden.lifecycle.check import Checked, cancel, check
+from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.watch import Watcher
+from gpuwarden.serve import approval, replies
+from gpuwarden.serve.approval import Terminal, grant_spending
+
+pytestmark = pytest.mark.anyio
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def caps(job: float = 2.0, day: float = 1000.0) -> Policy:
+    return Policy(caps=Caps(per_job_usd=job, per_day_usd=day, per_instance_usd=1000.0))
+
+
+async def asked(house: House, policy: Policy) -> tuple[str, Checked]:  # noqa: F811
+    """RunPod lists an H100 at a dollar, and bills 2.99."""
+    house.account.prices[H100] = 1.0
+    house.w.policy = policy
+    job = await house.launch(house.spec())
+    return job, await house.until(job, lambda c: c.job.state is not Job.ACCEPTED and bool(c.onward), jump_s=5)
+
+
+def ticket(house: House, job: str) -> str:  # noqa: F811
+    event = house.w.ledger.last(f"job/{job}", "price.ask")
+    assert event is not None
+    return str(event.body["ticket"])
+
+
+async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: House) -> None:  # noqa: F811
+    job, seen = await asked(house, caps())
+    assert "bills $2.99/h, and $1.00/h was checked: it may come to $2.99, above" in seen.onward
+    assert "per_job_usd of $2.00" in seen.onward and f"gpuwarden approve {ticket(house, job)}" in seen.onward
+    assert seen.onward in replies.checked(seen).hint
+    for _ in range(3):
+        house.clock.ahead += 20
+        assert (await check(house.w, job)).job.state is Job.PROVISIONING
+    assert house.w.ledger.events(kind="submit.intent") == [] and house.w.ledger.events(kind="host.trusted") == []
+    assert not list(house.machines.disk(house.machine()).rglob("gw-*")), "nothing was sent to it"
+    assert [a.kind for a in (await Watcher(house.w).round()).news] == ["dearer"]
+    assert len(house.w.ledger.events(kind="price.ask")) == 1
+    with pytest.raises(Conflict, match="other arguments"):
+        await submit(house.w, house.spec(), receipt=ticket(house, job))
+
+    screen = io.StringIO()
+    reply = await approval.ask(house.w, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
+    assert "$2.99/h" in screen.getvalue() and "per_job_usd" in screen.getvalue()
+    assert f"check_job {job}" in reply.hint
+    seen = await house.ended(job)
+    assert seen.job.state is Job.SUCCEEDED and len(house.account.own) == 1 and not seen.onward
+    assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(house.w).round()).news]
+
+
+async def test_without_a_yes_the_machine_is_given_back_with_its_cost(house: House) -> None:  # noqa: F811
+    job, _ = await asked(house, caps())
+    house.clock.ahead += house.w.profile("runpod").limits.boot_timeout_s + 1
+    seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
+    assert "bills more than was checked and nobody approved" in seen.job.why and "cost so far" in seen.job.why
+    await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
+    assert house.billing() == [] and house.w.ledger.events(kind="submit.intent") == []
+
+
+async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  # noqa: F811
+    _, seen = await asked(house, caps(job=100.0, day=2.5))
+    assert "it may come to $2.99, above per_day_usd of $2.50" in seen.onward
+
+
+async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None:  # noqa: F811
+    house.account.prices[H100] = 1.0
+    house.w.policy = caps(job=5.0, day=3.5)
+    job = await house.launch(house.spec())
+    await house.running(job)
+    (event,) = house.w.ledger.events(kind="price.accepted")
+    assert event.body == {"price": 2.99, "why": "the machine bills $2.99/h, and $1.00/h was checked"}
+    assert (await house.ended(job)).job.state is Job.SUCCEEDED
+    assert house.w.ledger.events(kind="price.ask") == []
+
+
+async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(house: House) -> None:  # noqa: F811
+    house.account.prices[H100] = 1.0
+    house.w.policy = caps(job=0.5)
+    first = await submit(house.w, house.spec())
+    assert "per_job_usd" in first.ask
+    issued = house.w.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
+    assert issued is not None
+    grant_spending(house.w, issued, "terminal", "test")
+    done = await submit(house.w, house.spec(), receipt=first.receipt)
+    assert done.job is not None
+    seen = await house.until(done.job.id, lambda c: bool(c.onward), jump_s=5)
+    assert "which a person approved" in seen.onward
+
+
+async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(house: House) -> None:  # noqa: F811
+    job, _ = await asked(house, caps())
+    assert (await cancel(house.w, job)).state is Job.CANCELED
+    seen = await check(house.w, job)
+    assert not seen.onward and seen.lease and seen.lease.state in LIVE_LEASES
+    assert "teardown_request" in replies.checked(seen).hint

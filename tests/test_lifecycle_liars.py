@@ -1,0 +1,144 @@
+"""A provider that lies about money and machines: what it bills, which machine it rented, what one costs an hour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gpuwarden.core.models import Answer, Instance, Known, Resources
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import LIVE_LEASES, Job
+from gpuwarden.lifecycle.check import check
+from gpuwarden.lifecycle.meter import spent
+from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.lifecycle.spending import spent_today
+from gpuwarden.lifecycle.warden import Warden
+from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, records, rent_cloud, training
+
+pytestmark = pytest.mark.anyio
+HOUR = 3600.0
+Twist = Callable[[Instance], Instance]
+THRIFTY = Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=5, per_instance_usd=1))
+
+
+class JumpingClock:
+    """The machine's clock, and what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead
+
+    async def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+        await anyio.lowlevel.checkpoint()
+
+
+class Liar:
+    """A provider whose every word about a machine goes through `twist`; what it does is what it was asked."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.twist: Twist = lambda seen: seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    async def create(self, resources: Resources, token: str) -> Answer[Instance]:
+        return self._told(await self.real.create(resources, token))
+
+    async def get(self, id: str) -> Answer[Instance | None]:
+        return self._told(await self.real.get(id))
+
+    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        return self._told(await self.real.find(token))
+
+    async def list(self) -> Answer[tuple[Instance, ...]]:
+        return self._told(await self.real.list())
+
+    def _told(self, answer: Any) -> Any:
+        match answer:
+            case Known(tuple() as many):
+                return Known(tuple(map(self.twist, many)))
+            case Known(Instance() as one):
+                return Known(self.twist(one))
+        return answer
+
+
+class House:
+    """A warden, its pretend cloud, and the liar between them."""
+
+    def __init__(self, folder: Path, policy: Policy = WEALTHY) -> None:
+        self.folder, self.clock = folder, JumpingClock()
+        self.w: Warden = open_house(folder / "home", self.clock, policy=policy)
+        self.cloud = rent_cloud(self.w)
+        self.liar = Liar(self.w._providers[PLATFORM])
+        self.w._providers[PLATFORM] = self.liar  # type: ignore[assignment]
+
+    async def until(self, job: str, *states: Job) -> None:
+        with anyio.fail_after(30):
+            while (await check(self.w, job)).job.state not in states:
+                self.clock.ahead += 1
+                await anyio.sleep(0.02)
+
+    def spec(self, name: str, seconds: float = 0.1, **changes: object) -> Any:
+        return training(self.folder / name, seconds, name=name, **changes)
+
+
+def saying(**lies: object) -> Twist:
+    return lambda seen: seen.model_copy(update=lies)
+
+
+@pytest.mark.parametrize("cost", [0.0, -3.0])
+async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
+    house = House(tmp_path)
+    house.liar.twist = saying(cost_usd=cost)
+    job = await launch(house.w, house.spec("free", 600, max_cost_usd=0.5))
+    await house.until(job, Job.RUNNING)
+    house.clock.ahead += 2 * HOUR
+    await house.until(job, Job.CANCELED)
+    assert "stopped at max_cost_usd of $0.50" in read_job(house.w.ledger, job).why
+    assert spent(house.w, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("price", [None, 0.0, -5.0])
+async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, price: float | None) -> None:
+    house = House(tmp_path)
+    job = await launch(house.w, house.spec("old"))
+    await house.until(job, Job.SUCCEEDED)
+    house.liar.twist = saying(price_usd_per_hour=price, cost_usd=None)
+    house.clock.ahead += 30 * HOUR
+    await check(house.w, job)
+    assert spent_today(house.w, pretend=True) == pytest.approx(24.0, abs=0.1)
+
+
+async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.liar.twist = saying(price_usd_per_hour=7.0)
+    await launch(house.w, house.spec("dear", 60, timeout_s=3600))
+    assert spent_today(house.w, pretend=True) == pytest.approx(7.0, abs=0.1)
+
+
+async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
+    """Or the end of the one, proven and approved, would end the other with what nobody pulled."""
+    house = House(tmp_path)
+    first = await launch(house.w, house.spec("first"))
+    await house.until(first, Job.SUCCEEDED)
+    (machine,) = records(house.cloud)
+    house.liar.twist = lambda seen: seen.model_copy(update={"id": machine.id})
+    second = await launch(house.w, house.spec("second"))
+    for _ in range(3):
+        house.clock.ahead += 10
+        await check(house.w, second)
+    lease = read_lease(house.w.ledger, f"{second}-i1")
+    assert lease.instance_id is None and lease.state in LIVE_LEASES, "it may bill, and nobody rents another for it"
+    assert read_job(house.w.ledger, second).state is Job.PROVISIONING and len(records(house.cloud)) == 2
+    house.liar.twist = saying()
+    await house.until(second, Job.SUCCEEDED)
+    assert read_lease(house.w.ledger, lease.id).instance_id not in {None, machine.id}

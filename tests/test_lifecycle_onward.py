@@ -1,0 +1,261 @@
+"""Work whose machine is gone, or came back without it: a state by evidence, and the exact next call."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from clouds_house import House, house, web  # noqa: F401
+from fakes import FakeClock
+from gpuwarden.core.models import Handle, JobSpec, LogChunk, Observation, Place, StopResult
+from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
+from gpuwarden.lifecycle.check import Checked, cancel, check
+from gpuwarden.lifecycle.copies import last_pull
+from gpuwarden.lifecycle.onward import _below
+from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.watch import Watcher
+from gpuwarden.rehearsal.model import Fault, Settings
+from gpuwarden.serve import replies
+from lifecycle_kit import TRAIN, launch, open_house, prove, records, rent_cloud, training
+
+pytestmark = pytest.mark.anyio
+MISSING = Observation(state=Job.UNKNOWN, why="there is no run folder on the machine", machine="boot-2/9", lost=True)
+
+SAVES = TRAIN + "print('saved', flush=True)\ntime.sleep(600)\n"
+
+
+class Machine:
+    """A backend whose machine answers what the test says: a reboot can't be had here for real."""
+
+    def __init__(self) -> None:
+        self.answer = Observation(state=Job.RUNNING, machine="boot-1/9")
+
+    async def submit(self, spec: JobSpec, place: Place, token: str, **_: object) -> Handle:
+        return Handle(backend="local", token=token, run_dir="/x", place=place)
+
+    async def find(self, place: Place, token: str) -> None:
+        return None
+
+    async def poll(self, handles: list[Handle]) -> dict[str, Observation]:
+        return {h.token: self.answer for h in handles}
+
+    async def logs(self, handle: Handle, cursor: int, limit: int) -> LogChunk:
+        return LogChunk(text="", next=0, size=0)
+
+    async def stop(self, handle: Handle, *, grace_s: float) -> StopResult:
+        return StopResult.GONE
+
+
+class Rig:
+    """A house with one running job on such a machine."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock, self.machine = FakeClock(), Machine()
+        self.w: Warden = open_house(tmp_path, self.clock)
+        rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
+        self.w._backends["local"] = self.machine  # type: ignore[assignment]
+        self.spec, self.job = training(tmp_path / "said"), ""
+
+    async def state(self, seconds: float = 0) -> tuple[Job, str]:
+        self.clock.advance(seconds)
+        for _ in range(4):
+            await check(self.w, self.job)
+        job = read_job(self.w.ledger, self.job)
+        return job.state, job.why
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> Rig:
+    rig = Rig(tmp_path)
+    rig.job = await launch(rig.w, rig.spec)
+    assert (await rig.state())[0] is Job.RUNNING
+    return rig
+
+
+async def test_a_machine_that_was_started_anew_without_the_folder_ends_the_job_on_the_second_look(rig: Rig) -> None:
+    rig.machine.answer = MISSING
+    state, why = await rig.state()
+    assert state is Job.UNKNOWN and "another look will tell" in why
+    assert (await rig.state(30))[0] is Job.UNKNOWN
+    state, why = await rig.state(31)
+    assert state is Job.FAILED and "came back without the job's run folder, seen twice" in why
+    seen = await check(rig.w, rig.job)
+    assert "No machine is rented anew by itself" in seen.onward and "submit_job with the same arguments" in seen.onward
+    assert seen.onward in replies.checked(seen).hint and "still running" in replies.checked(seen).hint
+
+
+async def test_a_folder_that_comes_up_late_is_the_jobs_own(rig: Rig) -> None:
+    rig.machine.answer = MISSING
+    assert (await rig.state())[0] is Job.UNKNOWN
+    rig.machine.answer = Observation(state=Job.RUNNING, machine="boot-2/9")
+    assert (await rig.state(10))[0] is Job.RUNNING
+    rig.machine.answer = MISSING.model_copy(update={"machine": "boot-3/9"})
+    assert (await rig.state(300))[0] is Job.UNKNOWN, "the look of before the folder came up proves nothing now"
+    assert (await rig.state(61))[0] is Job.FAILED
+
+
+@pytest.mark.parametrize("machine", ["boot-1/9", ""])
+async def test_without_a_restart_the_process_may_live_and_a_person_decides(rig: Rig, machine: str) -> None:
+    rig.machine.answer = MISSING.model_copy(update={"machine": machine})
+    for _ in range(5):
+        state, why = await rig.state(1000)
+        assert state is Job.UNKNOWN and "cancel_job closes the job" in why
+    assert (await cancel(rig.w, rig.job)).state is Job.CANCELED
+
+
+async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.machine.answer = MISSING
+    rig.job = await launch(rig.w, rig.spec)
+    for _ in range(4):
+        assert (await rig.state(1000))[0] is not Job.FAILED
+
+
+# -------------------------------------------------------------------------------------------------- a real machine
+
+
+async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House) -> None:  # noqa: F811
+    """It went off and on again unseen: another start, another port, and the run folder is not there."""
+    job = await house.launch(house.spec("wait"))
+    await house.running(job)
+    await house.reached(job, 3)
+    cloud, ident = house.account.cloud, house.machine()
+    cloud.stop(ident)
+    house.clock.ahead += 10
+    house.machines.follow(ident)
+    seen = read_job(house.w.ledger, job)
+    assert seen.handle is not None
+    (folder,) = cloud.root.rglob(Path(seen.handle.run_dir).name)
+    shutil.rmtree(folder)
+    cloud.start(ident)
+    house.account.booted(ident)
+    house.clock.ahead += 60
+    last = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=20)
+    assert "came back without the job's run folder" in last.job.why, house.story()
+    assert "submit_job" in last.onward and house.billing() == [ident]
+
+
+# ------------------------------------------------------------------------------------------------ gone for good
+
+
+class Taken:
+    """A job that has saved a checkpoint and works on, on a machine whose platform will take it for good."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock, self.cwd = FakeClock(), tmp_path / "project"
+        self.cwd.mkdir()
+        self.w: Warden = open_house(tmp_path / "home", self.clock)
+        self.w.cwd = self.cwd
+        self.cloud = rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=3))
+        command = (sys.executable, "-I", "-S", "-c", SAVES, str(tmp_path / "said"), "0")
+        self.spec = training(tmp_path / "said", command=command)
+        self.job = ""
+
+    async def saved(self) -> Taken:
+        self.job = await launch(self.w, self.spec)
+        for _ in range(400):
+            seen = await check(self.w, self.job)
+            if seen.log and "saved" in seen.log.text:
+                return self
+            await anyio.sleep(0.02)
+        raise AssertionError(seen)
+
+    async def lost(self) -> Checked:
+        """The platform takes the machine, and it is seen gone twice."""
+        self.cloud.inject(records(self.cloud)[0].id, Fault(kind="vanish"))
+        for _ in range(4):
+            self.clock.advance(5)
+            seen = await check(self.w, self.job)
+        assert seen.job.state is Job.FAILED and seen.lease and seen.lease.state is Lease.STOPPED, seen
+        return seen
+
+
+@pytest.fixture
+async def taken(tmp_path: Path) -> AsyncIterator[Taken]:
+    made = await Taken(tmp_path).saved()
+    yield made
+    for record in records(made.cloud):
+        made.cloud.terminate(record.id)
+    made.clock.advance(60)
+    made.cloud.list()
+
+
+async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: Taken) -> None:
+    seen = await taken.lost()
+    assert seen.onward.startswith("No machine is rented anew by itself. There is no verified copy")
+    told = replies.checked(seen)
+    assert seen.onward in told.hint and "nothing of it is billing" in told.hint
+    news = (await Watcher(taken.w).round()).news
+    (failed,) = [a for a in news if a.kind == "failed"]
+    assert "No machine is rented anew by itself" in failed.text and "submit_job" in failed.text
+    assert len(records(taken.cloud)) == 1
+
+
+async def test_a_copy_that_is_not_verified_is_not_called_one_to_resume_from(taken: Taken) -> None:
+    pulled = await pull(taken.w, taken.job, taken.cwd / "kept")
+    seen = await taken.lost()
+    assert "no verified copy" in seen.onward and f"{pulled.dest} is not proven: verify_checkpoint" in seen.onward
+
+
+async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(taken: Taken) -> None:
+    await pull(taken.w, taken.job, taken.cwd / "kept copy")
+    await prove(taken.w, taken.job)
+    seen = await taken.lost()
+    assert "inputs ['kept copy']" in seen.onward and "--input 'kept copy'" in seen.onward
+    script = "import os; print('resumes from', os.path.getsize('kept copy/out/model.safetensors'), flush=True)"
+    spec = taken.spec.model_copy(update={"command": (sys.executable, "-c", script), "inputs": ("kept copy",)})
+    again = await launch(taken.w, spec)
+    for _ in range(400):
+        last = await check(taken.w, again)
+        if last.job.state in TERMINAL_JOBS:
+            break
+        await anyio.sleep(0.02)
+    assert last.log and "resumes from" in last.log.text, last
+
+
+async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: Taken) -> None:
+    pulled = await pull(taken.w, taken.job)
+    await prove(taken.w, taken.job)
+    seen = await taken.lost()
+    assert f"copy {pulled.dest}, which is verified" in seen.onward and "--input resume" in seen.onward
+    hidden = taken.cwd / ".kept"
+    assert onward_of(taken, hidden) is None and onward_of(taken, taken.cwd) is None
+    assert onward_of(taken, taken.cwd / "a" / "b") == "a/b"
+
+
+def onward_of(taken: Taken, dest: Path) -> str | None:
+    pulled = last_pull(taken.w, taken.job)
+    assert pulled is not None
+    return _below(taken.w, pulled.model_copy(update={"dest": str(dest)}))
+
+
+async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+    await pull(taken.w, taken.job, taken.cwd / "kept")
+    await prove(taken.w, taken.job)
+    monkeypatch.setattr("gpuwarden.lifecycle.onward.MAX_BYTES", 100)
+    seen = await taken.lost()
+    assert "too large for an input" in seen.onward and "Push it to the Hub" in seen.onward
+
+
+async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(house: House) -> None:  # noqa: F811
+    job = await house.launch(house.spec("wait"))
+    await house.running(job)
+    await house.reached(job, 3)
+    house.take()
+    seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
+    assert "gpuwarden does not start it" in seen.onward and "console" in replies.checked(seen).hint
+    assert "gpuwarden does not start it" in "".join(a.text for a in (await Watcher(house.w).round()).news)
+
+
+async def test_a_job_that_can_go_on_or_has_succeeded_is_told_nothing_of_the_kind(rig: Rig) -> None:
+    assert (await check(rig.w, rig.job)).onward == ""
+    rig.machine.answer = Observation(state=Job.SUCCEEDED, machine="boot-1/9")
+    assert (await rig.state())[0] is Job.SUCCEEDED
+    assert (await check(rig.w, rig.job)).onward == ""

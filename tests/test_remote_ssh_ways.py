@@ -1,0 +1,133 @@
+"""Ways to a machine, and none: keys, passwords, closed ports, jump hosts, proxy commands."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable
+from gpuwarden.remote.ssh import Ssh
+from gpuwarden.remote.ssh_config import resolve
+from ssh_kit import machine
+from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path) -> None:
+    keygen(tmp_path / "stranger")
+    config = tmp_path / "config"
+    config.write_text(sshd.config.read_text().replace(f"{sshd.folder}/clientkey", str(tmp_path / "stranger")))
+    with pytest.raises(AuthFailed, match="none of our keys"):
+        await Ssh(resolve("box", config=config)).open()
+
+
+async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
+    server = Sshd(tmp_path / "pw", more="")
+    server.prepare()
+    import sshd as helpers
+
+    original = helpers.CONFIG
+    helpers.CONFIG = (
+        original.replace("PubkeyAuthentication yes", "PubkeyAuthentication no")
+        .replace("PasswordAuthentication no", "PasswordAuthentication yes")
+        .replace("PermitRootLogin prohibit-password", "PermitRootLogin yes")
+    )
+    try:
+        server.start()
+        with pytest.raises(AuthFailed, match="takes no public key, only password"):
+            await machine(server).open()
+    finally:
+        helpers.CONFIG = original
+        server.stop()
+
+
+async def test_a_closed_port(sshd: Sshd) -> None:
+    with pytest.raises(Unreachable, match="can't be reached"):
+        await Ssh(resolve("127.0.0.1", port=free_port(), config=sshd.config)).open()
+
+
+@pytest.fixture
+def listener() -> Iterator[Callable[[bytes | None], int]]:
+    """Start a server that says something else than SSH, or nothing."""
+    socks: list[socket.socket] = []
+
+    def start(banner: bytes | None) -> int:
+        server = socket.create_server(("127.0.0.1", 0))
+        socks.append(server)
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                socks.append(client)
+                if banner is not None:
+                    client.sendall(banner)
+                    client.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        return int(server.getsockname()[1])
+
+    yield start
+    for sock in socks:
+        sock.close()
+
+
+async def test_a_port_that_answers_something_else(sshd: Sshd, listener: Callable[[bytes | None], int]) -> None:
+    port = listener(b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n" + b"<html>\r\n" * 200)
+    with pytest.raises((BadReply, Unreachable), match="SSH"):
+        await Ssh(resolve("127.0.0.1", port=port, config=sshd.config)).open()
+
+
+async def test_a_banner_that_never_comes(
+    sshd: Sshd,
+    listener: Callable[[bytes | None], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpuwarden.remote.connect.CONNECT_S", 0.5)
+    with pytest.raises(Unreachable, match="handshake"):
+        await Ssh(resolve("127.0.0.1", port=listener(None), config=sshd.config)).open()
+
+
+# ----------------------------------------------------------------------------------------------------- ways around
+
+
+async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host far\n  HostName 127.0.0.1\n  Port {sshd.port}\n  ProxyJump box\n" + sshd.config.read_text()
+    )
+    ssh = Ssh(resolve("far", config=config), config=config)
+    assert (await ssh.run(["echo", "through"])).out == b"through\n"
+    assert ssh._transport().jumps
+    await ssh.aclose()
+
+
+async def test_through_a_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    command = f"ssh -F {sshd.config} -o StrictHostKeyChecking=no -W %h:%p box"
+    config.write_text(
+        f"Host far\n  HostName 127.0.0.1\n  Port {sshd.port}\n  ProxyCommand {command}\n" + sshd.config.read_text()
+    )
+    ssh = Ssh(resolve("far", config=config), config=config)
+    assert (await ssh.run(["echo", "through"])).out == b"through\n"
+    await ssh.aclose()
+    (sshd.folder / "known_hosts").unlink(missing_ok=True)
+
+
+def test_the_configuration_is_read_with_includes(tmp_path: Path) -> None:
+    if shutil.which("ssh") is None:
+        pytest.skip("ssh is not installed here")
+    (tmp_path / "more").write_text("Host gpu\n  HostName 10.1.2.3\n  Port 2200\n  User alice\n")
+    (tmp_path / "config").write_text(f"Include {tmp_path}/more\n")
+    found = resolve("gpu", config=tmp_path / "config")
+    assert (found.host, found.port, found.user) == ("10.1.2.3", 2200, "alice")
+    assert str(resolve("gpu", port=22, user="bob", config=tmp_path / "config")) == "bob@10.1.2.3:22"
+    assert found.known_as == "[10.1.2.3]:2200"
