@@ -131,11 +131,9 @@ def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
     assert head.harness == f"{name} {version}", "the run says which program it was"
 
 
-@EACH
+@BOTH
 @pytest.mark.parametrize("arm", ["none", "pack", "forced"])
-def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(
-    name: str, of: str, arm: str, tmp_path: Path
-) -> None:
+def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(name: str, arm: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     env = clean(home)
     for folder in (Path(env["CLAUDE_CONFIG_DIR"]), Path(env["CODEX_HOME"])):  # what a user has of their own
@@ -144,7 +142,7 @@ def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(
         (folder / "CLAUDE.md").write_text("MY OWN MEMORY")
         (folder / "AGENTS.md").write_text("MY OWN MEMORY")
     with model(plan(LIST, DONE)) as server:
-        play = agent(name, setup_of(name, home, server, model=of, pack=load_pack(arm)))
+        play = agent(name, setup_of(name, home, server, pack=load_pack(arm)))
         trial = play_once(tmp_path / "run", play)
     assert (trial.score.verdict, trial.score.why, server.faults) == (Verdict.PASS, "", [])
     seen = json.dumps(server.asked[0].body)

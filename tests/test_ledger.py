@@ -14,6 +14,7 @@ from fakes import FakeClock
 from gpuwarden.core.errors import Conflict, LedgerError
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.store import VERSION, Ledger
+from gpuwarden.lifecycle.records import read_lease
 
 
 @pytest.fixture
@@ -121,6 +122,24 @@ def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
         f.write(os.urandom(40_000))
     with pytest.raises(LedgerError):
         Ledger(ledger.path, FakeClock()).events()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b'{"platform"', b'{"pl;tform;'), (b'"platform"', b'"platf\xffrm"'), (b'"platform"', b'"platfurm"')],
+)
+def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
+    ledger: Ledger, before: bytes, after: bytes
+) -> None:
+    """The database can't tell: it has no sums over its pages."""
+    ledger.add("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
+    ledger.close()
+    raw = ledger.path.read_bytes()
+    assert raw.count(before) == 1
+    ledger.path.write_bytes(raw.replace(before, after))
+    with pytest.raises(LedgerError, match="damaged") as error:
+        read_lease(Ledger(ledger.path, FakeClock()), "j1-i1")
+    assert "billing" in error.value.hint
 
 
 def test_a_newer_ledger_is_left_alone(ledger: Ledger) -> None:

@@ -100,6 +100,16 @@ async def test_a_pull_writes_nothing_among_our_own_records(w: Warden, below: str
     assert w.ledger.count() and not (w.home / below / "owner").exists()
 
 
+@pytest.mark.parametrize("below", ["profiles", "profiles/deeper", "policy.toml", "notes.toml"])
+async def test_a_pull_makes_no_profile_and_no_policy(w: Warden, tmp_path: Path, below: str) -> None:
+    """A profile says what an end deletes, so whoever writes one decides what needs a copy."""
+    w.notes_file = tmp_path / "project" / "notes.toml"
+    seen = await ended(w, job('save("vastai.md")', outputs=["vastai.md"]))
+    with pytest.raises(BadRequest, match="what its user decides"):
+        await pull(w, seen.job.id, tmp_path / "project" / below)
+    assert not (tmp_path / "project" / below).exists()
+
+
 # Where an absolute path of the machine lies in a rehearsal.
 MACHINE = 'root = os.environ["GPUWARDEN_RUN_DIR"].split("/workspace/")[0]\n'
 

@@ -107,6 +107,17 @@ def test_no_link_leaves_the_working_directory_or_uncovers_what_is_hidden(near: P
     assert [(f.path, f.size) for f in listed(near, "good").files] == [("good/link", 10)]
 
 
+@pytest.mark.parametrize("name", ["home", "home/ledger.db", "near/link.db", "near/policy.toml", "near/profiles"])
+async def test_nothing_that_gpuwarden_keeps_or_decides_by_is_sent(w: Warden, near: Path, name: str) -> None:
+    (near / "link.db").symlink_to(w.home / "ledger.db")
+    (near / "policy.toml").write_text('platforms = ["local"]')
+    (near / "profiles").mkdir()
+    (near / "profiles" / "mine.md").write_text("mine")
+    w.cwd, w.notes_file = near.parent, near / "notes.toml"
+    with pytest.raises(BadRequest, match="gpuwarden's own"):
+        await submit(w, training(near / "said", platform="local", inputs=(name,)))
+
+
 def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_path: Path) -> None:
     os.mkfifo(near / "pipe")
     (near / "empty").mkdir()

@@ -34,6 +34,8 @@ SAVES = TRAIN + "print('saved', flush=True)\ntime.sleep(600)\n"
 class Machine:
     """A backend whose machine answers what the test says: a reboot can't be had here for real."""
 
+    seals = False
+
     def __init__(self) -> None:
         self.answer = Observation(state=Job.RUNNING, machine="boot-1/9")
 

@@ -173,14 +173,16 @@ def test_the_guard_stops_claude_and_says_why(tmp_path: Path) -> None:
     need_agent("claude")
     home, work = tmp_path / "home", tmp_path / "work"
     profile = Use("Write", {"file_path": str(home / "profiles" / "mine.md"), "content": "---\n"})
-    with model(plan(DESTROY, HARMLESS, profile, DONE)) as server:
+    unhook = Use(SHELL, {"command": f"echo '{{}}' > {home}/.claude/settings.json"})
+    with model(plan(DESTROY, HARMLESS, profile, unhook, DONE)) as server:
         env = house(home, ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
         assert guarded(home, work, env, "claude") == "installed"
         ask_claude(env, work, "--allowedTools", "Bash,Write")
-    stopped, _, edit = server.results
+    stopped, _, edit, out = server.results
     assert "`vastai destroy` ends or hides what gpuwarden guards" in stopped and "teardown_request" in stopped
     assert not (work / "ended.txt").exists() and (work / "passed.txt").read_text() == "harmless\n"
     assert "a person changes it" in edit and not (home / "profiles").exists()
+    assert "names this guard" in out and "guard.py" in (home / ".claude" / "settings.json").read_text()
     assert server.faults == []
 
 

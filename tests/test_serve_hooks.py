@@ -32,6 +32,22 @@ RULES = Rules(
 )
 
 STOPPED = r"""
+$(which vastai) destroy instance 1
+`command -v vastai` destroy instance 1
+vastai $(echo destroy) instance 1
+${CLI:-vastai} destroy instance 1
+alias v='vastai destroy'; v instance 1
+awk 'BEGIN { system("vastai destroy instance 1") }'
+echo "vastai destroy instance 1" | at now
+crontab - <<< "0 * * * * vastai destroy instance 1"
+bash <(echo "vastai destroy instance 1")
+source <(printf "vastai destroy instance 1")
+script -q /dev/null gpuwarden approve t0123456789
+expect -c 'spawn gpuwarden approve t0123456789; send yes'
+docker run --rm tools vastai destroy instance 1
+pspace machine delete m1
+gradient machines stop m1
+pkill -f 'gpuwarden mcp'
 runpodctl remove pod abc
 runpodctl pod delete abc
 runpodctl stop pod abc
@@ -144,6 +160,13 @@ STOPPED += [
 ]
 
 PASSED = r"""
+git commit -m "$(echo vastai destroy is stopped now)"
+echo "$(which vastai) destroy is what you would type"
+python train.py --note "$(date)" --out ${OUT:-out}
+docker run --rm trainer python train.py
+alias ll='ls -l'
+pspace machine list
+source <(echo "export A=1")
 vastai show instances
 vastai search offers 'gpu_name=RTX_4090'
 vastai create instance 12 --image x
@@ -307,6 +330,26 @@ def test_edits_and_patches_of_the_policy_are_stopped() -> None:
     assert call("Bash", command=["bash", "-lc", "sky down x"])
     assert call("Edit", file_path="/etc/gw/other.toml") is None
     assert call("Read", path="/etc/gw/policy.toml") is None
+
+
+def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
+    file, hook = "/home/me/.claude/settings.json", '{"command": "python guard.py claude guard.json"}'
+    rules = replace(RULES, settings=(file, "/home/me/.codex/hooks.json"))
+
+    def call(name: str, **given: object) -> str | None:
+        return judge({"tool_name": name, "tool_input": given, "cwd": "/home/me"}, rules)
+
+    assert call("Edit", file_path=file, old_string=hook, new_string="")
+    assert call("MultiEdit", file_path=file, edits=[{"old_string": "a"}, {"old_string": f"x{hook}"}])
+    assert call("Write", file_path=file, content="{}") and call("Write", file_path=file, content="")
+    assert call("Edit", file_path=file), "what can't be read is no edit that keeps it"
+    assert call("Bash", command=f"echo '{{}}' > {file}") and call("Bash", command=f"rm {file}")
+    assert call("Bash", command="sed -i s/guard.py/x/ .claude/settings.json")
+    assert call("apply_patch", command="*** Begin Patch\n*** Delete File: .codex/hooks.json\n*** End Patch")
+    assert call("Edit", file_path=file, old_string='"model": "x"', new_string='"model": "y"') is None
+    assert call("Write", file_path=file, content=f'{{"model": "y", "hooks": [{hook}]}}') is None
+    assert call("Bash", command=f"cat {file}") is None
+    assert call("Edit", file_path="/home/me/other.json", old_string=hook) is None
 
 
 def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:

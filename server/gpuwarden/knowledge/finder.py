@@ -43,15 +43,18 @@ PAIR = 0.5
 STRANGER = 0.7
 MAX_RARITY = 3.5
 EVERYDAY_RARITY = 1.5
+COUNT_RARITY = 0.8  # a number up to 400 counts something; above it may be a code of HTTP, a port or a version
 ENOUGH = 22.0  # a long description need not be met whole
 SECTION = 1.15
 CANDIDATES = 40
 CLOSENESS = 0.8  # what an entry gains whose title, alias or sentence says the same as the query
 COVERED = 0.6  # how much of a score depends on how much of the query is met
-FITS = ((9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
+FITS = ((10.0, 0.22), (9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
 TITLED = 1.25  # how much more a word of a pasted report's first line counts
 SPEAK_FOR = 5  # the words speak for an entry that is among so many best
+_COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
+_CODES = frozenset({"137", "139", "134", "143", "255"})
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
 
@@ -114,12 +117,14 @@ class Index:
     def rarity(self, term: str) -> float:
         """Inverse document frequency; an unknown term is as rare as can be."""
         seen = len(self.postings.get(term, ()))
-        most = EVERYDAY_RARITY if term in everyday() else MAX_RARITY
-        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), most)
+        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), _most(term))
 
     def slots(self, query: str) -> list[Slot]:
         """Turn a query into slots, one per distinct word."""
         stems = [s for s in tokens(query) if s in self.postings or not ("_" in s or s[0].isdigit())][:MAX_SLOTS]
+        stems = [part for s in stems for part in (self.speller.parts(s) if s not in self.postings else (s,))][
+            :MAX_SLOTS
+        ]
         spelled = [(s if s in self.postings else self.speller.nearest(s) or s) for s in stems]
         named: dict[int, list[str]] = defaultdict(list)
         for concept, start, end in english_concepts(spelled):
@@ -195,6 +200,13 @@ class Index:
         if number not in self._units:
             self._units[number] = [self.slots(text) for text in self.documents[number].passages]
         return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
+
+
+def _most(term: str) -> float:
+    """How rare a term can be at most: everyday words and counts tell little, however seldom they are written here."""
+    if term in everyday():
+        return EVERYDAY_RARITY
+    return COUNT_RARITY if _COUNT.fullmatch(term) and term not in _CODES else MAX_RARITY
 
 
 def _alike(query: list[Slot], passage: list[Slot]) -> float:

@@ -17,12 +17,18 @@ LEAST_WORDS = 4
 MOST = 1_500  # characters; of a longer report the beginning and the lines that failed
 BEGINNING = 700
 LOOKED_AT = 300
+_CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_COMMAND = re.compile(
+    r"(?:[A-Z_]{2,40}=\S{1,80} ){0,5}(?:python3?|torchrun|accelerate|deepspeed|sbatch|srun|bash|swift|yolo"
+    r"|llamafactory-cli) [^\s:].{0,250}(?:\.py|\.sh|\.ya?ml|\.pt|\\)(?:\s|$)"
+)
 _RANK = r"(?:\[?\w*rank\s?\d+\]?:\s?)?"
 _FRAME = re.compile(rf"{_RANK}\s?File \"[^\"]{{1,300}}\", line \d+")
 _DRAWN = re.compile(r"(?:[│╭╰─❱┃╔╚═|^~+=-]\s?){2,}|│|\d{1,3}%\|")
 _PHRASES = re.compile(
     rf"{_RANK}(?:Traceback \(most recent|During handling of the above|The above exception was|"
-    r"CUDA kernel errors might be|For debugging consider passing|Compile with `?TORCH_USE_CUDA_DSA)"
+    r"Setting OMP_NUM_THREADS environment variable|CUDA kernel errors might be|For debugging consider passing"
+    r"|Compile with `?TORCH_USE_CUDA_DSA)"
 )
 _FORM = re.compile(r"(?:[-*] \[[ xX]?\]|#{1,6} |<!--|</?details|</?summary|```)")
 _SETUP = re.compile(
@@ -42,7 +48,7 @@ def gist(text: str) -> str:
     if len(lines) < LEAST_LINES:
         return text
     kept = "\n".join(_telling(lines))
-    if len(kept.split()) < LEAST_WORDS:
+    if len(kept.split()) < LEAST_WORDS and len(_CJK.findall(kept)) < LEAST_WORDS:
         return text
     return kept if len(kept) <= MOST else "\n".join((kept[:BEGINNING], *failing_lines(text)))[:MOST]
 
@@ -57,5 +63,5 @@ def _telling(lines: list[str]) -> Iterator[str]:
         if inside and line[:1].isspace():
             continue
         inside = False
-        if number == 0 or not any(form.match(start) for form in (_DRAWN, _PHRASES, _FORM, _SETUP, _CODE)):
+        if number == 0 or not any(form.match(start) for form in (_DRAWN, _PHRASES, _FORM, _SETUP, _COMMAND, _CODE)):
             yield line

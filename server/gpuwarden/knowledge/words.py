@@ -40,6 +40,7 @@ winter without woman wonder wood word work world worth wrong year yes yesterday 
 _WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
 _CAMEL = re.compile(r"(?<=[a-z0-9]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
+LEAST_JOINED = 9
 _VOWEL = re.compile(r"[aeiouy]")
 
 
@@ -160,6 +161,14 @@ class Speller:
         for word in self.known:
             for gram in _trigrams(word):
                 self._grams[gram].add(word)
+
+    def parts(self, word: str) -> tuple[str, ...]:
+        """Split a word that is unknown into two that are known, as in "googlecolab"; else return it alone."""
+        if word in self.known or not word.isalpha() or len(word) < LEAST_JOINED:
+            return (word,)
+        halves = ((word[:at], stem(word[at:])) for at in range(4, len(word) - 3))
+        known = [pair for pair in halves if pair[0] in self.known and pair[1] in self.known]
+        return max(known, key=lambda pair: len(pair[0]), default=(word,)) if self.nearest(word) is None else (word,)
 
     def nearest(self, word: str) -> str | None:
         """Return the closest known word within one edit (two from 9 letters on), or None."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict, LedgerError
+from gpuwarden.core.fence import line
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
 
 APPLICATION_ID: Final = 0x67707577  # "gpuw"
@@ -219,7 +220,21 @@ class Ledger:
 def _event(  # the columns, in the order of the query
     seq: int, at: float, subject: str, kind: str, state: str | None, token: str | None, actor: str, body: str
 ) -> Event:
-    return Event(seq, at, subject, kind, state, token, actor, json.loads(body))
+    try:
+        told = json.loads(body)
+    except ValueError as error:
+        raise damaged(f"event {seq} of {subject}", error) from error
+    if not isinstance(told, dict):
+        raise damaged(f"event {seq} of {subject}", "it is no JSON object")
+    return Event(seq, at, subject, kind, state, token, actor, told)
+
+
+def damaged(what: str, why: object) -> LedgerError:
+    """The error for a ledger that the database can read and we can't: something changed its bytes."""
+    return LedgerError(
+        f"the ledger is damaged at {what} ({line(why, 120)}); nothing was written to it",
+        "Bring a copy of it back if you have one. Rented machines may be billing; see their consoles.",
+    )
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -246,7 +261,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _explain(path: Path, text: str) -> tuple[str, str]:
-    if "malformed" in text or "not a database" in text:
+    if any(words in text for words in ("malformed", "not a database", "Could not decode")):
         return (
             f"the ledger {path} is damaged ({text}); nothing was written to it",
             "Keep it; `sqlite3 FILE .recover` may bring it back. Rented machines may be billing; see their consoles.",

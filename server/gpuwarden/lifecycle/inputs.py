@@ -41,13 +41,14 @@ class Inputs:
     leaks: tuple[Leak, ...] = ()
 
 
-def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str]) -> Inputs:
-    """The roster of `names` below `root`. `ours` are secrets by name, whose values no file may hold.
+def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
+    """The roster of `names` below `root`. `ours` are secrets by name, whose values no file may hold; `kept` are files
+    and folders that nothing is sent of.
 
     Raises `BadRequest` that names the path at fault.
     """
     try:
-        walk = _Walk(root.resolve())
+        walk = _Walk(root.resolve(), tuple(path.resolve() for path in kept))
         for name in names:
             walk.add(name)
         read = [_read(path, real, ours) for path, real in sorted(walk.found.items())]
@@ -92,8 +93,8 @@ def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -
 class _Walk:
     """Finds the files below named paths; `found` is their real path by the name that they arrive under."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, kept: tuple[Path, ...] = ()) -> None:
+        self.root, self.kept = root, kept
         self.found: dict[str, Path] = {}
         self.left_out: set[str] = set()
         self.bytes = self.looked = 0
@@ -143,6 +144,8 @@ class _Walk:
             raise BadRequest(f"the input {line(path)} is no regular file", "Devices, pipes and sockets are never sent.")
         if path in self.found:
             return
+        if any(real == own or own in real.parents for own in self.kept):
+            raise BadRequest(f"the input {line(path)} is gpuwarden's own, or what it decides by", "Leave it out.")
         self.found[path] = real
         self.bytes += info.st_size
         if len(self.found) > MAX_FILES:

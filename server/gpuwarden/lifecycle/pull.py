@@ -75,6 +75,10 @@ def dest_of(w: Warden, job: JobRecord, dest: Path | None) -> Path:
         raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
     if real != own.resolve() and _lies_in(real, w.home):
         raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
+    if any(real == path or path in real.parents for path in map(Path.resolve, w.kept[1:])):
+        raise BadRequest(
+            f"{target} is where gpuwarden reads what its user decides", "Choose a folder outside, or none."
+        )
     if not str(real).isprintable():
         raise BadRequest(f"{str(target)[:200]!a} holds characters that can't be shown", "Choose a plainer name.")
     if target.exists() and not target.is_dir():

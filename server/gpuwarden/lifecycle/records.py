@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import NotFound
 from gpuwarden.core.models import Handle, InputFile, Instance, JobSpec, Place, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
-from gpuwarden.ledger.store import Event, Ledger
+from gpuwarden.ledger.store import Event, Ledger, damaged
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,22 @@ class TeardownRecord:
         return f"teardown/{self.id}"
 
 
+@contextmanager
+def _reading(subject: str) -> Iterator[None]:
+    """Turn what can't be in an undamaged ledger into an error that says so."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise damaged(subject, type(error).__name__) from error
+
+
 def read_job(ledger: Ledger, job_id: str) -> JobRecord:
     """The job with that id. Raises NotFound; a name is never an identity."""
+    with _reading(f"job/{job_id}"):
+        return _job(ledger, job_id)
+
+
+def _job(ledger: Ledger, job_id: str) -> JobRecord:
     subject = f"job/{job_id}"
     accepted = ledger.last(subject, "job.accepted")
     if accepted is None:
@@ -141,6 +157,11 @@ def _readdressed(ledger: Ledger, place: Place | None, lease: str | None) -> Plac
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
     """The lease with that id. Raises NotFound."""
+    with _reading(f"lease/{lease_id}"):
+        return _lease(ledger, lease_id)
+
+
+def _lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
     subject = f"lease/{lease_id}"
     events = ledger.events(subject)
     moves = [e for e in events if e.state is not None]
@@ -163,6 +184,11 @@ def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
 
 def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
     """The teardown with that id. Raises NotFound."""
+    with _reading(f"teardown/{teardown_id}"):
+        return _teardown(ledger, teardown_id)
+
+
+def _teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
     subject = f"teardown/{teardown_id}"
     events = ledger.events(subject)
     moves = [e for e in events if e.state is not None]

@@ -91,7 +91,7 @@ async def _inputs(w: Warden, spec: JobSpec, profile: Profile | None) -> Inputs:
             f"{spec.platform} can't put files beside a job, so it takes no inputs; nothing was launched or billed",
             "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
         )
-    return await anyio.to_thread.run_sync(lambda: list_inputs(w.cwd or Path.cwd(), spec.inputs, _ours(w)))
+    return await anyio.to_thread.run_sync(lambda: list_inputs(w.cwd or Path.cwd(), spec.inputs, _ours(w), w.kept))
 
 
 def _program(w: Warden, spec: JobSpec, inputs: Inputs) -> tuple[str, tuple[str, ...]] | None:

@@ -119,6 +119,12 @@ class Warden:
         """Where the bytes of accepted jobs' inputs are kept, by content."""
         return self.home / "inputs"
 
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        """What only gpuwarden and its user write, and what goes to no machine: records, policy, notes, profiles."""
+        folder = self.notes_file.parent if self.notes_file else None
+        return (self.home, *((folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()))
+
     @cached_property
     def notes(self) -> Notes:
         """What the user told about their setup. Raises BadRequest with file and line."""

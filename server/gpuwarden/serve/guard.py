@@ -1,7 +1,7 @@
 """A hook for coding agents: stop shell commands that go around gpuwarden. Standard library only; it is copied and run.
 
 Usage: `guard.py CLIENT CONFIG` with the hook's JSON on standard input; CLIENT is claude, codex or cursor, CONFIG a JSON
-file with `home` and `policy`. It reads a command as a shell would and looks at every simple command in it.
+file with `home`, `files` and `settings`. It reads a command as a shell would and looks at every simple command in it.
 
 It can't stop what it can't read: a script file that is run, an encoded or computed command, a program of one's own,
 another tool than the shell, a person. The account's key decides what is possible; this stops the usual slips.
@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+NAME = "guard.py"
 MAX_COMMAND = 200_000
 MAX_DEPTH = 12
 HINT = "Ask with gpuwarden's teardown_request: it proves that nothing is lost, and a person approves."
@@ -36,12 +37,17 @@ ENDS: dict[str, tuple[str, ...]] = {
     "prime": ("pods|pod terminate|delete|stop",),
     "hf": ("jobs cancel", "jobs scheduled delete|suspend"),
     "ray": ("down", "stop", "job stop|delete"),
+    "pspace": ("machine|machines|notebook|deployment delete|stop",),
     "gpuwarden": ("approve", "hooks uninstall"),
 }  # fmt: skip
 ALIASES = {"vast": "vastai", "vast.py": "vastai", "lambda-cli": "lambda", "lambda-cloud": "lambda", "k": "kubectl",
-           "huggingface-cli": "hf", "skypilot": "sky"}  # fmt: skip
+           "huggingface-cli": "hf", "skypilot": "sky", "paperspace": "pspace", "gradient": "pspace"}  # fmt: skip
 SHELLS = {"sh", "bash", "zsh", "dash", "ksh", "fish", "ash"}
 CODE = {"python": "-c", "python3": "-c", "node": "-e", "perl": "-e", "ruby": "-e", "php": "-r", "deno": "eval"}
+SOURCED = {"source", "."}
+# Programs that carry out a text that is no shell's, or later.
+DOERS = {"awk", "gawk", "mawk", "make", "gmake", "at", "batch", "crontab", "expect", "docker", "podman", "alias",
+         "trap", "osascript", "lua", "tclsh", "script"}  # fmt: skip
 KEYWORDS = {"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time", "coproc"}
 # Programs that run another one, with those of their options that take a value.
 WRAPPERS: dict[str, str] = {
@@ -53,6 +59,8 @@ WRAPPERS: dict[str, str] = {
 VALUED = {"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
           "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter", "--package",
           "--project"}  # fmt: skip
+QUOTES = {"echo", "printf", "git", "grep", "rg", "gh"}
+"""Programs whose words are mostly sentences."""
 DELETES = {"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate"}
 COPIES = {"cp", "rsync", "scp", "mv", "install", "ln"}
 WRITES = {
@@ -108,12 +116,14 @@ class Simple:
 class Rules:
     """What is protected: `home` and live run folders against removal, `files` against any change.
 
-    `typing`: the client can type into a program that runs, and asks no hook before it does.
+    `settings` are the clients' files that name this guard: it stays in there, the rest is theirs. `typing`: the client
+    can type into a program that runs, and asks no hook before it does.
     """
 
     home: str = ""
     files: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     typing: bool = False
 
 
@@ -270,11 +280,11 @@ class Reader:
             self.at += 1
             self.inner.append(self._until_close())
             return "$()"
-        name = re.compile(r"\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*)").match(self.text, self.at)
+        name = re.compile(r"\{([A-Za-z_]\w*)(?::?[-=]([\w./-]*))?\}|([A-Za-z_]\w*)").match(self.text, self.at)
         if name is None:
             return "$"
         self.at = name.end()
-        return self.values.get(name[1] or name[2], f"${name[1] or name[2]}")
+        return self.values.get(name[1] or name[3], name[2] or f"${name[1] or name[3]}")
 
     def _until_close(self) -> str:
         """The text up to the parenthesis that closes this one."""
@@ -341,7 +351,7 @@ class Guard:
                 after.stdin.append(" ".join(before.words[1:]))
         found = (self._simple(c, depth, far) for c in commands)
         inner = (self.shell(t, depth + 1, far=far) for t in reader.inner)
-        return next((why for why in (*found, *inner) if why), None)
+        return next((why for why in (*found, *inner, *_put_in(commands, reader.inner)) if why), None)
 
     def _simple(self, command: Simple, depth: int, far: bool) -> str | None:
         words = list(command.words)
@@ -373,7 +383,11 @@ class Guard:
         name = ALIASES.get(name, name)
         if self.rules.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
             return f"nobody reads what is typed into a waiting `{name}`; give it the commands, with -c"
-        if name in SHELLS or name in {"eval", "su", "script"}:
+        if name in DOERS and (why := spoken(" ".join([*args, *command.stdin]))):
+            return why
+        if name in {"pkill", "killall"} and any("gpuwarden" in a for a in args):
+            return f"`{name}` ends the watch over what bills"
+        if name in SHELLS | SOURCED or name in {"eval", "su", "script"}:
             texts = [" ".join(args)] if name == "eval" else [*_after_c(args), *command.stdin]
             return next((why for t in texts if (why := self.shell(t, depth + 1, far=far))), None)
         if name == "ssh":
@@ -405,6 +419,8 @@ class Guard:
         plain = [a for a in args if not a.startswith("-")]
         if name in COPIES and plain and (why := self._copy(plain)):
             return why
+        if name == "rsync" and plain and any(a.startswith(("--del", "--remove-s")) for a in args):
+            return next((why for a in plain if (why := self._removal(a))), None)
         if name in DELETES:
             return next((why for a in plain if (why := self._removal(a) or self._change(a))), None)
         if name == "find":
@@ -445,11 +461,27 @@ class Guard:
         for file in self.rules.files:
             if path == file or path.startswith((file + "-", file + os.sep)):
                 return f"{path} is what gpuwarden decides by; a person changes it"
-        return None
+        return f"{path} names this guard; a person changes it" if path in self.rules.settings else None
 
-    def edit(self, path: str) -> str | None:
-        """Why an edit of a file is stopped."""
-        return self._change(path)
+    def edit(self, path: str, parts: tuple[str, ...] = (), whole: str | None = None) -> str | None:
+        """Why an edit of a file is stopped: `parts` are what goes out of it, `whole` is all that will be in it."""
+        stays = NAME in whole if whole is not None else bool(parts) and not any(NAME in part for part in parts)
+        return None if stays and self._path(path) in self.rules.settings else self._change(path)
+
+
+def _put_in(commands: list[Simple], inner: list[str]) -> Iterator[str | None]:
+    """What commands say once the substitutions that plainly print a text are put in, or are what a shell reads."""
+    said = [
+        re.sub(r"^\s*(?:echo|printf|which|type -p|command -v|cat\s+<<<)\s+", "", text).strip("\"' ") for text in inner
+    ]
+    for command in commands:
+        text = " ".join(command.words)
+        if _name(command.words) in SHELLS | SOURCED:
+            yield from map(spoken, inner)
+        elif said and ("$()" in text or "`" in text) and _name(command.words) not in QUOTES:
+            for word in said:
+                text = re.sub(r"\$\(\)|`", lambda _, word=word: word, text, count=1)  # type: ignore[misc]
+            yield spoken(text)
 
 
 def _decided(words: list[str]) -> str | None:
@@ -575,7 +607,11 @@ def judge(event: dict[str, Any], rules: Rules) -> str | None:
         edited = [p for p in (given.get("file_path"), given.get("notebook_path")) if isinstance(p, str)]
         if isinstance(command, str) and (why := guard.shell(command)):
             return why
-    return next((why for path in edited if (why := guard.edit(path.strip()))), None)
+    whole = given.get("content")
+    parts = [given, *(e for e in given.get("edits") or () if isinstance(e, dict))]
+    out = tuple(p["old_string"] for p in parts if isinstance(p.get("old_string"), str))
+    whole = whole if isinstance(whole, str) else None
+    return next((why for path in edited if (why := guard.edit(path.strip(), out, whole))), None)
 
 
 def main(argv: list[str]) -> int:
@@ -583,7 +619,7 @@ def main(argv: list[str]) -> int:
     client, config = argv[1], json.loads(Path(argv[2]).read_text("utf-8"))
     event = json.load(sys.stdin)
     home, files = config["home"], tuple(config["files"])
-    rules = Rules(home, files, live_runs(home), typing=client == "codex")
+    rules = Rules(home, files, live_runs(home), tuple(config.get("settings", ())), typing=client == "codex")
     why = judge(event, rules) if isinstance(event, dict) else None
     said = f"gpuwarden: {why}. {HINT}" if why else ""
     if client == "cursor":

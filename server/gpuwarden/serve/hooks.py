@@ -85,7 +85,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
     files = {c: homes[c] / c.file for c in chosen}
     tables = {c: _read(c, file) for c, file in files.items()}
     if action == "install":
-        _place_guard(config)
+        _place_guard(config, [homes[c] / c.file for c in CLIENTS])
         for c in chosen:
             _install(c, files[c], tables[c], _command(c, config))
     elif action == "uninstall":
@@ -106,14 +106,22 @@ def _command(client: Client, config: Config) -> str:
     return f"{_quoted(sys.executable, '-I', str(guarded), client.name, str(told))}{OR_DENY}"
 
 
-def _place_guard(config: Config) -> None:
+def _place_guard(config: Config, settings: list[Path]) -> None:
     """Copy the guard beside the ledger."""
     folder = _folder(config)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
     kept = [config.home / "ledger.db", config.policy_file, config.policy_file.parent / "profiles", folder]
-    values = {"home": os.path.normpath(config.home.absolute()), "files": [os.path.normpath(f.absolute()) for f in kept]}
+    values = {
+        "home": _plain(config.home),
+        "files": [_plain(f) for f in kept],
+        "settings": [_plain(f) for f in settings],
+    }
     _write(folder / "guard.json", json.dumps(values))
+
+
+def _plain(file: Path) -> str:
+    return os.path.normpath(file.absolute())
 
 
 def _quoted(*words: str) -> str:
