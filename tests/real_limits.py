@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuwarden.remote.runner import cgroup_folders
+from gpuwarden.remote.runner.memory import cgroup_folders
 
 ENOSPC = 28
 MKNOD_WAYS = {"x86_64": (0xC000003E, 257), "aarch64": (0xC00000B7, 56)}  # audit architecture, number of openat

@@ -22,8 +22,13 @@ import pytest
 
 from gpuwarden.checkpoints import book, ship
 from gpuwarden.checkpoints.seal import Sealer
-from gpuwarden.remote import runner
-from gpuwarden.remote.launch import RUNNER_FILE, checker
+from gpuwarden.remote.launch import checker
+from gpuwarden.remote.runner.disclose import processes
+from gpuwarden.remote.runner.observe import observe
+from gpuwarden.remote.runner.process import all_pids
+from gpuwarden.remote.runner.seals import seals
+from gpuwarden.remote.runner.status import FINAL
+from runner_kit import runner_file
 
 KEY = "5e" * 32
 SAVE = """
@@ -49,7 +54,7 @@ def weights(path: Path, fill: float = 1.0) -> Path:
 
 
 def call(verb: str, folder: Path, request: object) -> list[dict[str, Any]]:
-    argv = [sys.executable, "-I", "-S", str(RUNNER_FILE), verb, str(folder)]
+    argv = [sys.executable, "-I", "-S", runner_file(), verb, str(folder)]
     done = subprocess.run(argv, input=json.dumps(request).encode(), capture_output=True, timeout=60)
     assert not done.stderr, done.stderr.decode()
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -80,8 +85,8 @@ def roster(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def over(folder: Path) -> bool:
-    seen = runner.observe(str(folder))
-    return seen["state"] in runner.FINAL and seen["alive"] is False
+    seen = observe(str(folder))
+    return seen["state"] in FINAL and seen["alive"] is False
 
 
 @pytest.fixture
@@ -156,7 +161,7 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
     )
     start(folder, rotate, seal_quiet_s=0.01, seal_every_s=0.01)
     until(lambda: over(folder), 60)
-    assert runner.observe(str(folder))["state"] == "succeeded"
+    assert observe(str(folder))["state"] == "succeeded"
     assert {p.name for p in (folder / "work/out").iterdir()} == {"checkpoint-58", "checkpoint-59"}
 
 
@@ -164,7 +169,7 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
 def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, archive: object) -> None:
     start(folder, "time.sleep(0.6); save(1)", archive=archive)
     until(lambda: over(folder))
-    assert runner.observe(str(folder))["state"] == "succeeded"
+    assert observe(str(folder))["state"] == "succeeded"
     assert not (folder / "seals.jsonl").exists()
     assert "seal" not in roster(folder)["out/checkpoint-1/model.safetensors"]
 
@@ -175,14 +180,14 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     until(lambda: book.read(folder / "seals.jsonl"))
 
     def sealers() -> list[int]:
-        lines = {p: Path(f"/proc/{p}/cmdline") for p in runner.all_pids()}
+        lines = {p: Path(f"/proc/{p}/cmdline") for p in all_pids()}
         return [
             p for p, c in lines.items() if c.exists() and f"{folder}/gpuwarden-checkpoints".encode() in c.read_bytes()
         ]
 
     assert len(sealers()) == 1
-    assert not any("gpuwarden-checkpoints" in text for text in runner.processes(None))
-    os.kill(runner.observe(str(folder))["pid"], signal.SIGKILL)
+    assert not any("gpuwarden-checkpoints" in text for text in processes(None))
+    os.kill(observe(str(folder))["pid"], signal.SIGKILL)
     until(lambda: not sealers())
 
 
@@ -208,9 +213,9 @@ def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
     subprocess.run([*argv, "--book", str(tmp_path / "book"), "--once"], check=True, timeout=60, capture_output=True)
     rows = book.read(tmp_path / "book")
     assert len(rows) == 12
-    assert runner.seals(str(tmp_path)) == {}
+    assert seals(str(tmp_path)) == {}
     (tmp_path / "book").rename(tmp_path / "seals.jsonl")
-    assert runner.seals(str(tmp_path)).keys() == rows.keys()
+    assert seals(str(tmp_path)).keys() == rows.keys()
 
 
 def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
     with (tmp_path / "seals.jsonl").open("ab") as out:
         out.write(b"[" * 100_000 + b"\n{}\n7\n\xff\xfe\n" + json.dumps({**row, "path": "/b", "sha256": "x"}).encode())
     assert book.read(tmp_path / "seals.jsonl").keys() == {"/a"}
-    assert runner.seals(str(tmp_path)).keys() == {"/a"}
+    assert seals(str(tmp_path)).keys() == {"/a"}
 
 
 def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> None:
@@ -273,7 +278,7 @@ def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> N
     until(lambda: book.read(folder / "seals.jsonl", KEY.encode()))
     for path in (p for p in folder.rglob("*") if p.is_file()):
         assert KEY.encode() not in path.read_bytes(), path
-    supervisor = int(runner.observe(str(folder))["pid"])
+    supervisor = int(observe(str(folder))["pid"])
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     mine = [pid for pid in (supervisor, *map(int, children)) if b"gpuwarden" in command_of(pid) or pid == supervisor]
     assert len(mine) == 2, "supervisor and sealer"
@@ -285,7 +290,7 @@ PEEK = """
 import ctypes, os, sys, time
 sys.path.insert(0, sys.argv[1])
 from gpuwarden.checkpoints import seal
-from gpuwarden.remote import runner
+from gpuwarden.remote.runner import process
 
 def same_user():
     if os.geteuid() == 0:
@@ -314,13 +319,13 @@ def readable(hide):
     os.waitpid(holder, 0)
     return code == 0
 
-print(*map(readable, (lambda: None, seal.hide_memory, runner.hide_memory)))
+print(*map(readable, (lambda: None, seal.hide_memory, process.hide_memory)))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_a_process_of_the_same_user_can_not_read_the_key_out_of_the_memory() -> None:
-    server = Path(str(runner.__file__)).parents[2]
+    server = Path(str(book.__file__)).parents[2]
     done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=60)
     open_one, *hidden = done.stdout.split()
     if open_one == "False":

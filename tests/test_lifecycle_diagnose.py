@@ -20,6 +20,7 @@ from gpuwarden.lifecycle.pull import pull
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.launch import runner_source
+from gpuwarden.remote.runner.course import Course
 from gpuwarden.serve import replies, terminal
 
 pytestmark = pytest.mark.anyio
@@ -152,11 +153,9 @@ async def test_what_is_seen_of_a_job_apart_from_its_log(state: Job, observation:
 
 async def test_the_runner_writes_alerts_in_the_form_that_is_read(tmp_path: Path) -> None:
     """Its sentences are matched above; this holds them to what the runner's own parts say."""
-    from gpuwarden.remote import runner
-
     assert '"nothing new for {:.0f} s (last step {})"' in runner_source().decode()
     assert '"{} is not finite at step {}"' in runner_source().decode()
-    course, told = runner.Course(), []
+    course, told = Course(), []
     for step, loss in enumerate([1.0] * 30 + [9.0] * 9 + [1.0]):
         told += filter(None, [course.loss("loss", loss, step), course.pace(step, 1.0 * step + 20 * max(0, step - 30))])
     alerts = [f"{kind}: {text}" for kind, text in told]

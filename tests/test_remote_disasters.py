@@ -7,9 +7,12 @@ import os
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -23,6 +26,8 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Artifact, Handle, Place
 from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.seals import believed, job_key
+from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.remote.bulk import BULK_BYTES, Unusable, bulk_pour
 from gpuwarden.remote.names import STAGING
 from gpuwarden.remote.receive import receive
@@ -225,9 +230,12 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
     handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a")
     path = Path(handle.run_dir) / "work/o/a"
     stamp = dict(zip(("size", "mtime_ns", "ctime_ns"), book.stamp_of(str(path)) or (), strict=True))
-    row = {"path": os.path.realpath(path), **stamp, "sha256": hashlib.sha256(b"as saved").hexdigest(), "sealed_at": 1.0}
+    house = cast("Warden", SimpleNamespace(home=tmp_path))
+    row: dict[str, Any] = {"path": os.path.realpath(path), **stamp, "sha256": hashlib.sha256(b"as saved").hexdigest()}
+    row["sealed_at"] = time.time()
+    row["mac"] = book.mac(job_key(house, "job").encode(), row)
     book.add(Path(handle.run_dir) / "seals.jsonl", [row])
-    listed = await roster(backend, handle, ["o"])
+    listed = believed(house, "job", await roster(backend, handle, ["o"]))
     assert listed.files[0].sealed_at
     if written:
         path.write_bytes(b"1" * size)

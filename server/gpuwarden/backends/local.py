@@ -27,6 +27,7 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.remote import launch
 from gpuwarden.remote.interpreter import interpreter_for
 from gpuwarden.remote.names import make_parents
+from gpuwarden.remote.onefile import ROOMS
 
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.
@@ -224,7 +225,7 @@ def base_env(place: Place) -> dict[str, str]:
 
 
 async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None = None) -> Process:
-    argv = [sys.executable, "-I", "-S", runner or str(launch.RUNNER_FILE), verb, *([run_dir] if run_dir else [])]
+    argv = [sys.executable, "-I", "-S", runner or str(ROOMS), verb, *([run_dir] if run_dir else [])]
     try:
         return await anyio.open_process(argv, env=base_env(place), cwd="/")
     except OSError as error:

@@ -46,11 +46,12 @@ _ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
 # Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
 _START = f"""
 import importlib.util, os, sys
-os.path.isfile(sys.argv[1]) or sys.exit({_NO_RUNNER})
-spec = importlib.util.spec_from_file_location("runner", sys.argv[1])
+del sys.argv[0]
+os.path.isfile(sys.argv[0]) or sys.exit({_NO_RUNNER})
+spec = importlib.util.spec_from_file_location("runner", sys.argv[0])
 runner = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(runner)
-runner.main(sys.argv[2:])
+runner.main(sys.argv[1:])
 """.strip()
 
 

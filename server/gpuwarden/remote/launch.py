@@ -1,4 +1,4 @@
-"""What is sent to a machine to run a job, and what the runner's answers mean. It reads our runner file, no more."""
+"""What is sent to a machine to run a job, and what the runner's answers mean. It reads our runner's rooms, no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,8 +17,8 @@ from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotS
 from gpuwarden.core.fence import line
 from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
 from gpuwarden.core.states import Job
+from gpuwarden.remote.onefile import one_file
 
-RUNNER_FILE: Final = Path(__file__).with_name("runner.py")
 INPUTS_HERE: Final = "inputs.whole"
 """A file of the run folder that says that all inputs lie in its working folder."""
 STARTED: Final = (INPUTS_HERE, "status.json")
@@ -39,8 +38,8 @@ _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 @cache
 def runner_source() -> bytes:
-    """The runner's text."""
-    return RUNNER_FILE.read_bytes()
+    """The runner, as one file."""
+    return one_file()
 
 
 @cache

@@ -1,0 +1,76 @@
+"""The job's own process: what it is started with, whether it and its group live, and what its end means."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from gpuwarden.remote.runner.problem import Json
+from gpuwarden.remote.runner.process import group_members, has_proc
+
+RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to say "my child got SIGTERM"
+RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
+    """What the command sees: the runner's own environment, the spec's, the secrets, and our names."""
+    ours = {
+        "GPUWARDEN_RUN_DIR": folder,
+        "GPUWARDEN_OUTPUT_DIR": folder + "/work",
+        "GPUWARDEN_METRICS": folder + "/metrics.jsonl",
+        "GPUWARDEN_ATTEMPT": str(status["attempt"]),
+        "GPUWARDEN_RESTARTS": str(status["restarts"]),
+        "GPUWARDEN_JOB": status["token"],
+    }
+    if spec.get("timeout_s"):
+        ours["GPUWARDEN_DEADLINE"] = "%.0f" % (status["started_at"] + spec["timeout_s"])
+    return {**os.environ, **(spec.get("env") or {}), **secrets, **ours}
+
+
+def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
+    """Start the command in a group of its own."""
+    import subprocess
+
+    work = folder + "/work"
+    os.makedirs(work, mode=0o700, exist_ok=True)
+    return subprocess.Popen(
+        spec["argv"], cwd=os.path.join(work, spec.get("cwd") or ""), env=env,
+        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def exited(child: Any) -> bool:
+    """Whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
+    if has_proc() and hasattr(os, "waitid"):
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return child.poll() is not None
+
+
+def remain(group: int) -> bool:
+    """Whether the group has living members besides the ended command."""
+    members = group_members(group)
+    if members is not None:
+        return bool(members)
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    return True
+
+
+def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str]:
+    """The final state that an end leads to and why, or no state where a restart is due."""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    if intent:
+        return intent, {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(
+            intent, "the time limit of {} s was reached".format(spec.get("timeout_s"))
+        ) + f" ({how})"
+    if code == 0:
+        return "succeeded", "exit code 0"
+    if code in RETRY_CODES or -code in RETRY_SIGNALS:
+        limit = int(spec.get("max_restarts") or 0)
+        if restarts < limit:
+            return "", f"{how} asks for a restart ({restarts + 1} of {limit})"
+        return "failed", f"{how} asks for a restart, and all {limit} were used"
+    return "failed", how + (", which is how the kernel ends a process that is out of memory" if code == -9 else "")

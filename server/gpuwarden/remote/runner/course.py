@@ -1,0 +1,75 @@
+"""A run against its own past."""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+
+def middle(values: Iterable[float]) -> float:
+    """The median, the upper one of two."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+class Course:
+    """Compares a run with its own past: a loss that jumps away and stays, steps that come much slower.
+
+    Both are told once, after several in a row, and once more when they are over. What is told is in the texts.
+    """
+
+    MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before anything is judged, values in a row
+    JUMP, SLOW, SLOW_S = 5.0, 5.0, 30.0
+
+    def __init__(self) -> None:
+        self.losses: dict[str, list[float]] = {}
+        self.early: dict[str, float] = {}
+        self.high: dict[str, int] = {}
+        self.paces: list[float] = []
+        self.recent: list[tuple[float, float]] = []  # seconds, steps
+        self.slow = False
+        self.last: tuple[float, int] | None = None
+
+    def loss(self, name: str, value: float, step: int | None) -> tuple[str, str] | None:
+        """Take one value of a loss; an alert's kind and text where one is due."""
+        past = self.losses.setdefault(name, [])
+        limit = self._limit(name, past)
+        if limit is None or value <= limit:
+            was, self.high[name] = self.high.get(name, 0), 0
+            self.losses[name] = [*past, value][-self.MEMORY :]
+            return ("recovered", f"{name} is {value:.4g} at step {step} again") if was >= self.ROW else None
+        self.high[name] = self.high.get(name, 0) + 1
+        text = f"{name} is {value:.4g} at step {step}, the {self.ROW}th value in a row above {limit:.4g}"
+        return ("spike", text) if self.high[name] == self.ROW else None
+
+    def _limit(self, name: str, past: list[float]) -> float | None:
+        """What is far above the values so far: five times their median, ten times their spread, half of the start."""
+        if len(past) < self.LEAST:
+            return None
+        usual = middle(past)
+        early = self.early.setdefault(name, middle(past[: self.LEAST // 2]))
+        spread = middle(abs(v - usual) for v in past)
+        return max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
+
+    def pace(self, step: int, now: float) -> tuple[str, str] | None:
+        """Take the newest step; an alert's kind and text where one is due."""
+        last, self.last = self.last, (now, step)
+        if last is None or step <= last[1]:
+            return None
+        self.recent.append((now - last[0], float(step - last[1])))
+        if len(self.recent) <= self.ROW:
+            return None
+        if not self.slow:
+            seconds, steps = self.recent.pop(0)
+            self.paces = [*self.paces, seconds / steps][-self.MEMORY :]
+        self.recent = self.recent[-self.ROW :]
+        if len(self.paces) < self.LEAST:
+            return None
+        usual, present = middle(self.paces), middle(seconds / steps for seconds, steps in self.recent)
+        slow = present > self.SLOW * usual and sum(seconds for seconds, _ in self.recent) > self.SLOW_S
+        if self.slow and present < self.SLOW / 2 * usual:
+            self.slow = False
+            return "recovered", f"a step takes {present:.3g} s again"
+        if self.slow or not slow:
+            return None
+        self.slow = True
+        return "slowed", f"a step takes {present:.3g} s, before it took {usual:.3g} s (at step {step})"

@@ -1,0 +1,27 @@
+"""What is said of a failure that nobody foresaw: the usual traceback, below the rooms that it passed through."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+HEADING = "# room: "  # what stands above a room in the one file that is shipped
+
+
+def tell_crash(kind: Any, error: Any, trace: Any) -> None:
+    """For `sys.excepthook`. A line of the one file is told by its room and its line there, as `log.py:17`."""
+    import linecache
+    import traceback
+
+    lines = linecache.getlines(__file__)
+    steps = [room_of(lines, at) for frame, at in traceback.walk_tb(trace) if frame.f_code.co_filename == __file__]
+    sys.stderr.write("".join(f"in {step}\n" for step in steps))
+    sys.__excepthook__(kind, error, trace)
+
+
+def room_of(lines: list[str], number: int) -> str:
+    """The room that a line lies in, and its number there."""
+    for top in range(min(number, len(lines)), 0, -1):
+        if lines[top - 1].startswith(HEADING):
+            return f"{lines[top - 1][len(HEADING) :].strip()}.py:{number - top}"
+    return f"line {number}"

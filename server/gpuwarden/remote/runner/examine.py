@@ -1,0 +1,90 @@
+"""Checkpoints, looked at where they lie by the shipped archive."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from gpuwarden.remote.runner.ground import Ground, inside, printable
+from gpuwarden.remote.runner.problem import Json, Problem
+from gpuwarden.remote.runner.reply import reply
+from gpuwarden.remote.runner.seals import find_archive
+
+MAX_FINDINGS = 8 << 20
+
+
+def examine(folder: str, request: Json) -> Json:
+    """Let the shipped archive look at outputs where they lie; its lines are passed on, bounded, with signs of life."""
+    archive = find_archive(folder, request.get("archive"))
+    if not archive:
+        raise Problem("no_archive", "the archive that examines checkpoints is not here")
+    paths = [str(p) for p in request.get("paths") or []]
+    seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
+    lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
+    if len(lines) != len(paths):
+        raise Problem("io_error", f"it ended after {len(lines)} of {len(paths)} outputs, with code {code}")
+    for number, line in enumerate(lines):
+        reply({"output": paths[number], "found": line})
+    return {"ok": True, "outputs": len(lines)}
+
+
+def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
+    """The words that ask the archive."""
+    ground = Ground(request)
+    tops = [bounded(folder, ground, path) for path in paths]
+    argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
+    argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
+    if request.get("deeper") in ("load", "resume"):
+        argv.append("--" + request["deeper"])
+    if request.get("against"):
+        argv.append("--against=" + bounded(folder, ground, str(request["against"])))
+    return argv
+
+
+def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
+    """The lines that a child says within some seconds, and its exit code."""
+    import subprocess
+    import threading
+
+    child = subprocess.Popen(argv, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    timer = threading.Timer(seconds, child.kill)
+    timer.start()
+    try:
+        lines = passed_on(child)
+    finally:
+        timer.cancel()
+        child.kill()
+        code = child.wait()
+    return lines, code
+
+
+def bounded(folder: str, ground: Ground, path: str) -> str:
+    """The real path of a declared one. Raises Problem for a link that leaves its folder."""
+    top, bound = ground.locate(folder, path)
+    real = os.path.realpath(top)
+    if not inside(real, bound):
+        raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
+    return real
+
+
+def passed_on(child: Any) -> list[Json]:
+    """The lines of a child, with a sign of life every few seconds for who waits. Raises Problem above a bound."""
+    import select
+
+    data = bytearray()
+    while True:
+        if not select.select([child.stdout], [], [], 5)[0]:
+            reply({"progress": len(data)})
+            continue
+        part = os.read(child.stdout.fileno(), 1 << 16)
+        data += part
+        if len(data) > MAX_FINDINGS:
+            raise Problem("io_error", f"it found more than {MAX_FINDINGS} bytes to say")
+        if not part:
+            break
+    try:
+        return [json.loads(line.decode("ascii")) for line in bytes(data).splitlines()]
+    except (ValueError, RecursionError):
+        raise Problem("io_error", "its answer is no JSON") from None

@@ -1,0 +1,64 @@
+"""Small files, read and written so that neither a link nor a crash nor a full disk does harm."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from gpuwarden.remote.runner.problem import Json
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """At most `limit` bytes of a regular file. Follows no link, waits on no pipe."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        parts, left = [], limit
+        while left > 0:
+            part = os.read(fd, left)
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> int:
+    """Write what can be written and return how much that was."""
+    done = 0
+    while done < len(data):
+        try:
+            done += os.write(fd, data[done:])
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                break
+    return done
+
+
+def write_atomic(path: str, data: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new content, never a part."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if write_all(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, "no space left for", path)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+
+
+def stamp(info: os.stat_result) -> Json:
+    """What tells a file from a later content of the same name and size."""
+    return {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}

@@ -1,0 +1,62 @@
+"""Secret values, kept out of everything that is written."""
+
+from __future__ import annotations
+
+import os
+import re
+
+MASK = b"***"
+MIN_SECRET = 4  # masking every "1" or "no" would ruin a log and hide nothing
+
+
+class Redactor:
+    """Masks secret values in a stream, however it is cut: the result equals masking the whole at once.
+
+    It holds back only an end that may be the beginning of a secret. Of a secret with several lines each is masked too.
+    """
+
+    def __init__(self, secrets: list[str]) -> None:
+        values: set[str] = set()
+        for text in secrets:
+            values.update(v for v in [text] if len(v) >= MIN_SECRET)
+            values.update(v for v in text.splitlines() if len(v) >= 2 * MIN_SECRET)
+        self.values = sorted((os.fsencode(v) for v in values), key=lambda v: (-len(v), v))
+        self.longest = max(map(len, self.values), default=0)
+        self.heads = {v[0] for v in self.values}
+        self.pattern = re.compile(b"|".join(map(re.escape, self.values))) if self.values else None
+        self.held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next piece, give what is certain."""
+        if self.pattern is None:
+            return data
+        data, out, at = self.held + data, [], 0
+        hold = self._hold(data, at)
+        for match in self.pattern.finditer(data):
+            if match.start() >= hold:  # it may yet grow into a longer secret
+                break
+            out += [data[at : match.start()], MASK]
+            at = match.end()
+            hold = self._hold(data, at)
+        out.append(data[at:hold])
+        self.held = data[hold:]
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        """Give what was held back."""
+        held, self.held = self.held, b""
+        return self.pattern.sub(MASK, held) if self.pattern else held
+
+    def text(self, text: str) -> str:
+        """Mask one complete text."""
+        if self.pattern is None:
+            return text
+        return os.fsdecode(self.pattern.sub(MASK, os.fsencode(text)))
+
+    def _hold(self, data: bytes, start: int) -> int:
+        for at in range(max(start, len(data) - self.longest + 1), len(data)):
+            if data[at] in self.heads:
+                tail = data[at:]
+                if any(len(v) > len(tail) and v.startswith(tail) for v in self.values):
+                    return at
+        return len(data)

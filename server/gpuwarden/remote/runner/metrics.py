@@ -1,0 +1,74 @@
+"""What a job writes to metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from gpuwarden.remote.runner.problem import Json
+
+
+class Tail:
+    """Follows a file of JSON lines that somebody else writes, replaces or truncates."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.offset, self.inode, self.part = path, 0, 0, b""
+
+    def skip(self) -> None:
+        """Pass over what is there now."""
+        try:
+            info = os.lstat(self.path)
+        except OSError:
+            return
+        self.offset, self.inode = info.st_size, info.st_ino
+
+    def read(self) -> list[Json]:
+        """The objects that were completed since the last call; anything else in the file is passed over."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                return []
+            if info.st_ino != self.inode or info.st_size < self.offset:
+                self.offset, self.inode, self.part = 0, info.st_ino, b""
+            data = os.pread(fd, 1 << 18, self.offset)
+        finally:
+            os.close(fd)
+        self.offset += len(data)
+        *lines, rest = (self.part + data).split(b"\n")
+        self.part = rest if len(rest) <= 1 << 16 else b"?"  # no number is that long: the line will not parse
+        return [found for found in map(self._parse, lines) if found is not None]
+
+    @staticmethod
+    def _parse(line: bytes) -> Json | None:
+        try:
+            found = json.loads(line.decode("utf-8")) if len(line) <= 1 << 16 else None
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def split_metrics(row: Json) -> tuple[int | None, dict[str, float], list[str]]:
+    """Step, finite numbers, and the names whose value is NaN or infinite."""
+    step, finite, bad = None, {}, []
+    for name, value in list(row.items())[:64]:
+        if isinstance(value, str) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+            value = float("nan")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        try:
+            number = float(value)
+        except OverflowError:
+            number = float("inf")
+        name = str(name)[:64].encode("utf-8", "replace").decode("utf-8")
+        if number != number or number in (float("inf"), float("-inf")):
+            bad.append(name)
+        elif name in ("step", "global_step") and 0 <= number < 1 << 53:
+            step = int(number)
+        else:
+            finite[name] = number
+    return step, finite, bad

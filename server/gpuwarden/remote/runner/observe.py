@@ -1,0 +1,47 @@
+"""What a look at the machine tells of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpuwarden.remote.runner.log import log_size
+from gpuwarden.remote.runner.problem import Json, Problem
+from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive, machine_mark
+from gpuwarden.remote.runner.status import read_status
+
+
+def child_alive(status: Json) -> bool | None:
+    """Whether the command's own process lives."""
+    return is_alive(status.get("child_pid"), status.get("child_ticks"), status.get("boot_id"))
+
+
+def orphans(folder: str, status: Json) -> list[int]:
+    """Living members of the command's group that carry our run folder in their environment."""
+    group = status.get("pgid")
+    members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
+    return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
+
+
+def observe(folder: str) -> Json:
+    """One job's status with what only a look at the machine tells."""
+    if not os.path.isdir(folder):
+        return {"state": "missing", "now": time.time(), "machine": machine_mark()}
+    try:
+        status = read_status(folder)
+    except Problem as problem:
+        return {"state": "unreadable", "why": str(problem), "now": time.time()}
+    if status is None:
+        return {"state": "absent", "now": time.time(), "machine": machine_mark()}
+    alive = is_alive(status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
+    if alive is False and status["state"] == "running":
+        status = read_status(folder) or status  # it may have ended properly between the two looks
+    status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
+    status["identity"] = "ticks" if has_proc() else "ps"
+    status["machine"] = machine_mark()
+    return status
+
+
+def poll(_: str, request: Json) -> Json:
+    """All jobs of this machine that are asked for, in one answer."""
+    return {"ok": True, "jobs": {folder: observe(folder) for folder in request.get("dirs") or []}}

@@ -1,0 +1,44 @@
+"""A command's output, on its way from the pipe to the log."""
+
+from __future__ import annotations
+
+import os
+
+from gpuwarden.remote.runner.log import Log
+from gpuwarden.remote.runner.mask import Redactor
+
+
+class Output:
+    """Moves it, with secrets masked."""
+
+    def __init__(self, log: Log, redactor: Redactor) -> None:
+        self.log, self.redactor = log, redactor
+        self.pipe = -1
+
+    def copy(self, times: int) -> bool:
+        """Move output to the log, a bounded number of times; whether there was any."""
+        came = False
+        for _ in range(times):
+            try:
+                data = os.read(self.pipe, 1 << 16)
+            except OSError:
+                break  # nothing more for now
+            if not data:
+                self.close()
+                break
+            self.log.write(self.redactor.feed(data))
+            came = True
+        return came
+
+    def drain(self) -> bool:
+        """Take what is left in the pipe; a process that escaped the group may hold it open for ever."""
+        came = self.pipe >= 0 and self.copy(64)
+        self.close()
+        self.log.write(self.redactor.finish())
+        return came
+
+    def close(self) -> None:
+        """Let go of the pipe."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1

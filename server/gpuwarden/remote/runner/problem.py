@@ -1,0 +1,15 @@
+"""What every room speaks of: JSON, and a refusal."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
+
+
+class Problem(Exception):
+    """A refusal with a code that the caller maps to an error of its own."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

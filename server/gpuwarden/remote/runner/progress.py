@@ -1,0 +1,79 @@
+"""How far a job has come, by its metrics or else by its output, and what is odd about that."""
+
+from __future__ import annotations
+
+import time
+
+from gpuwarden.remote.runner.course import Course
+from gpuwarden.remote.runner.metrics import Tail, split_metrics
+from gpuwarden.remote.runner.problem import Json
+from gpuwarden.remote.runner.record import Record
+
+LOSSES = ("loss", "train_loss", "train/loss")
+
+
+class Progress:
+    """Reads what the job writes of itself from now on, and puts it into the record."""
+
+    def __init__(self, folder: str, record: Record) -> None:
+        self.record, self.course = record, Course()
+        self.metrics = Tail(folder + "/metrics.jsonl")
+        self.metrics.skip()  # what an earlier attempt wrote is no news
+        self.moved, self.stalled = time.monotonic(), False
+        self.bad_names: dict[str, bool] = {}
+
+    def launched(self) -> None:
+        """The command was started."""
+        self.moved = time.monotonic()
+
+    def heard(self) -> None:
+        """The command put something out: progress, as long as it tells none."""
+        if not self.metrics.inode:
+            self.moved = time.monotonic()
+
+    def take(self, times: int) -> None:
+        """Read what the job wrote; flag what is not finite."""
+        for _ in range(times):
+            rows = self.metrics.read()
+            for row in rows:
+                self.take_row(row)
+            if not rows:
+                return
+            step = self.record.status["step"]
+            if step is not None:
+                self.tell(self.course.pace(step, time.monotonic()))
+
+    def take_row(self, row: Json) -> None:
+        """One line of metrics."""
+        step, finite, bad = split_metrics(row)
+        if step is not None:
+            self.record.status["step"] = step
+        known: dict[str, float] = self.record.status["metrics"]
+        for name, value in finite.items():
+            if name in known or len(known) < 64:
+                known[name] = value
+            self.bad_names.pop(name, None)
+            if name in LOSSES:
+                self.tell(self.course.loss(name, value, step))
+        for name in bad:
+            known.pop(name, None)  # an older value would read as the present one
+            if name not in self.bad_names and len(self.bad_names) < 64:
+                self.bad_names[name] = True
+                self.record.alert("nonfinite", "{} is not finite at step {}".format(name, self.record.status["step"]))
+        self.record.event("metrics", {"step": self.record.status["step"], "metrics": finite})
+        self.record.dirty = True
+        self.moved, self.stalled = time.monotonic(), False
+
+    def tell(self, alert: tuple[str, str] | None) -> None:
+        """Pass an alert on where there is one."""
+        if alert:
+            self.record.alert(*alert)
+
+    def tell_stall(self, patience: float | None) -> None:
+        """Say once that nothing new came for so long."""
+        idle = time.monotonic() - self.moved
+        if patience and idle > patience and not self.stalled:
+            self.stalled = True
+            self.record.alert(
+                "stall", "nothing new for {:.0f} s (last step {})".format(idle, self.record.status["step"])
+            )

@@ -1,0 +1,86 @@
+"""Digests of finished checkpoints: who takes them, and the book that they are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from gpuwarden.remote.runner.files import read_small, write_all
+from gpuwarden.remote.runner.ground import Ground
+from gpuwarden.remote.runner.problem import Json
+
+MAX_BOOK = 64 << 20  # as in checkpoints/book.py
+SEAL_AFTER_S = 5.0  # a job that ends before is sealed by its pull
+SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
+ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
+
+
+def start_sealer(folder: str, spec: Json, key: str) -> Any:
+    """Start the shipped archive beside the job, giving way to it. None where that can't be: then the pull seals.
+
+    It lives as long as somebody holds the other end of its stdin, so it never outlives a killed supervisor for long.
+    The key goes there as well, and nowhere else.
+    """
+    import shutil
+    import subprocess
+
+    archive = find_archive(folder, spec.get("archive"))
+    tops = [os.path.realpath(Ground(spec).locate(folder, str(p))[0]) for p in spec.get("outputs") or []]
+    if not archive or not tops:
+        return None
+    ionice = shutil.which("ionice")
+    argv = [*([ionice, "-c3"] if ionice else []), sys.executable, "-I", "-S", archive, "seal", *tops]
+    argv += ["--book", folder + "/seals.jsonl", "--attached"]
+    argv += ["--quiet", str(spec.get("seal_quiet_s") or 30), "--every", str(spec.get("seal_every_s") or 10)]
+    argv += ["--keyed"] if key else []
+    try:
+        with open(os.devnull, "r+b") as null:
+            sealer = subprocess.Popen(
+                argv, cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0
+            )
+        if key and sealer.stdin:
+            write_all(sealer.stdin.fileno(), key.encode("ascii") + b"\n")
+        return sealer
+    except (OSError, UnicodeError, subprocess.SubprocessError):
+        return None
+
+
+def find_archive(folder: str, name: Any) -> str:
+    """The path of the shipped archive of that name, or nothing."""
+    if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
+        return ""
+    import hashlib
+
+    path = folder + "/" + name
+    try:
+        digest = hashlib.sha256(read_small(path, 1 << 22)).hexdigest()
+    except OSError:
+        return ""
+    return path if digest[:16] in name else ""  # the job may write here
+
+
+def seals(folder: str) -> dict[str, Json]:
+    """Real path -> the last line of the book about it. A line that a kill cut short is passed over.
+
+    Who wrote a line can't be told here, for the job may write them as well; who holds the key can tell by its `mac`.
+    """
+    try:
+        data = read_small(folder + "/seals.jsonl", MAX_BOOK)
+    except OSError:
+        return {}
+    rows: dict[str, Json] = {}
+    for line in data.splitlines():
+        try:
+            row = json.loads(line.decode("ascii"))
+            known = {k: row[k] for k in ("size", "mtime_ns", "ctime_ns", "sha256", "sealed_at")}
+            plain = all(type(known[k]) is int for k in ("size", "mtime_ns", "ctime_ns"))
+            dated = type(known["sealed_at"]) in (int, float) and 0 <= known["sealed_at"] < 1e12
+            known["mac"] = row.get("mac") or ""
+            if plain and dated and SHA256.fullmatch(known["sha256"]) and MAC.fullmatch(known["mac"]):
+                rows[str(row["path"])] = known
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return rows

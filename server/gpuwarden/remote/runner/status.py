@@ -1,0 +1,53 @@
+"""status.json, the one place that says what is known of a job."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+
+from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
+from gpuwarden.remote.runner.problem import Json, Problem
+
+FINAL = ("succeeded", "failed", "canceled", "preempted", "timeout")
+PAD = 16_384  # room for a status to grow into blocks that it owns already
+
+
+def write_status(folder: str, status: Json) -> bool:
+    """Write status.json; on a full disk into the blocks that it has already. False: it could not be written."""
+    path = folder + "/status.json"
+    data = json.dumps(status, allow_nan=False).encode("ascii")
+    data = data.ljust(-(-len(data) // PAD) * PAD)
+    try:
+        write_atomic(path, data)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return False
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        size = os.fstat(fd).st_size
+        return len(data) <= size and write_all(fd, data.ljust(size)) == size
+    finally:
+        os.close(fd)
+
+
+def read_status(folder: str) -> Json | None:
+    """The status; None when none was ever written. Raises Problem when it is there and makes no sense."""
+    why = ""
+    for _ in range(3):  # it may be rewritten in place on a full disk
+        try:
+            found = json.loads(read_small(folder + "/status.json", 1 << 20).decode("utf-8"))
+            if isinstance(found, dict) and isinstance(found.get("state"), str):
+                return found
+            why = "it holds no status"
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            why = str(error)
+        time.sleep(0.01)
+    raise Problem("bad_reply", f"{folder}/status.json can't be read: {why}")

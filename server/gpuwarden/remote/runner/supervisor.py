@@ -1,0 +1,249 @@
+"""One attempt of a job, from its launch to its final status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any, Callable
+
+from gpuwarden.remote.runner.beat import Vitals
+from gpuwarden.remote.runner.command import environment, exited, meaning, remain, spawn
+from gpuwarden.remote.runner.files import read_small
+from gpuwarden.remote.runner.log import Log
+from gpuwarden.remote.runner.mask import Redactor
+from gpuwarden.remote.runner.output import Output
+from gpuwarden.remote.runner.post import Post
+from gpuwarden.remote.runner.problem import Json, Problem
+from gpuwarden.remote.runner.process import hide_memory, kill_group, start_mark
+from gpuwarden.remote.runner.progress import Progress
+from gpuwarden.remote.runner.record import Record, first_status
+from gpuwarden.remote.runner.seals import SEAL_AFTER_S, start_sealer
+
+TICK_S = 0.25
+
+
+class Supervisor:
+    """Runs one attempt of a job from launch to final status."""
+
+    def __init__(self, folder: str, order: Json) -> None:
+        spec = order["spec"]
+        self.folder, self.spec = folder, spec
+        self.secrets: dict[str, str] = dict(order.get("secrets") or {})
+        post_token = self.secrets.pop("GPUWARDEN_POST_TOKEN", "")
+        self.seal_key = self.secrets.pop("GPUWARDEN_SEAL_KEY", "")
+        if self.seal_key and not spec.get("root"):  # a rehearsal finds its processes by their environment
+            hide_memory()
+        self.redactor = Redactor([*self.secrets.values(), post_token, self.seal_key])
+        self.grace = float(spec.get("grace_s") or 10.0)
+        self.beat_every = max(float(spec.get("heartbeat_s") or 10.0), 0.2)
+        self.inode = os.stat(folder).st_ino
+        self.log = Log(folder, int(spec.get("log_max_bytes") or 64 << 20))
+        self.output = Output(self.log, self.redactor)
+        if os.path.lexists(folder + "/stop.json"):
+            os.unlink(folder + "/stop.json")
+        self.vitals = Vitals(folder, spec)
+        self.post = Post(spec["post_url"], post_token, order["token"]) if spec.get("post_url") else None
+        self.record = Record(folder, first_status(order, self.beat_every), self.log, self.redactor, self.post)
+        self.status = self.record.status
+        self.progress = Progress(folder, self.record)
+        self.intent = ""  # why the job is being ended: canceled, preempted or timeout
+        self.signaled = 0.0
+        self.killed = self.warned = False
+        self.begun, self.beat_at = time.monotonic(), 0.0
+        self.child: Any = None
+        self.sealer: Any = None
+
+    # -- the course of an attempt
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Launch, watch, restart where that is due, and leave a final status. Calls `ready` after the first launch."""
+        self.listen()
+        if not self.record.write():
+            raise Problem("disk_full", f"the status can't be written to {self.folder}; nothing was launched")
+        while True:
+            launched = self.launch()
+            ready()
+            ready = _nothing
+            state, why = self.watch() if launched else ("failed", self.status["why"])
+            if state:
+                break
+            self.record.alert("restart", why)
+            self.status["restarts"] += 1
+            if self.pause(float(self.spec.get("restart_delay_s", 1.0))):
+                state, why = self.intent, "ended while it waited for a restart"
+                break
+        self.finish(state, why)
+
+    def listen(self) -> None:
+        """Turn signals into a readable pipe and an intent."""
+        self.wake, writer = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, lambda *_: None)  # not SIG_IGN, which the command would inherit
+        signal.signal(signal.SIGUSR1, lambda *_: self.intend("canceled", override=True))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.intend("preempted"))
+
+    def intend(self, intent: str, override: bool = False) -> None:
+        """Decide that the job ends; the first reason stands, except that our own stop goes before."""
+        if override or not self.intent:
+            self.intent = intent
+
+    def launch(self) -> bool:
+        """Start the command. False: it could not be started, and the status says why."""
+        import subprocess
+
+        reader, writer = os.pipe()
+        try:
+            env = environment(self.folder, self.spec, self.secrets, self.status)
+            self.child = spawn(self.folder, self.spec, env, writer)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            os.close(reader)
+            self.status.update(exit_code=127, why=self.redactor.text(f"the command could not be started: {error}"))
+            return False
+        finally:
+            os.close(writer)
+        os.set_blocking(reader, False)
+        self.output.pipe = reader
+        pid = self.child.pid
+        self.status.update(child_pid=pid, child_ticks=start_mark(pid), pgid=pid)
+        self.progress.launched()
+        self.record.write()
+        return True
+
+    def watch(self) -> tuple[str, str]:
+        """Wait for the command's end; the final state and why, or no state where a restart is due."""
+        while not exited(self.child):
+            self.wait()
+            self.tick()
+        self.sweep()
+        code = self.child.wait()
+        if self.output.drain():
+            self.progress.heard()
+        self.status.update(exit_code=None if code < 0 else code, signal=-code if code < 0 else None)
+        return meaning(code, self.intent, self.spec, self.status["restarts"])
+
+    def sweep(self) -> None:
+        """A job is its command: what the command left running in its group is ended, with the same grace."""
+        end = time.monotonic() + self.grace
+        group = self.child.pid
+        kill_group(group, signal.SIGTERM)
+        while remain(group) and time.monotonic() < end:
+            self.wait(0.05)
+            self.guard()
+        if remain(group):
+            kill_group(group, signal.SIGKILL)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait before a restart; true when the job is to be ended instead."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.intent:
+            self.wait(min(TICK_S, seconds))
+            self.tick()
+        return bool(self.intent)
+
+    def finish(self, state: str, why: str) -> None:
+        """Leave the final status; on a full disk keep trying for five minutes, since everything hangs on it."""
+        self.progress.take(64)
+        if self.sealer and self.sealer.stdin:
+            self.sealer.stdin.close()  # it looks a last time, and nobody waits for it
+        self.status.update(state=state, why=self.redactor.text(why), ended_at=time.time())
+        self.beat(last=True)
+        self.record.event("state", {"state": state, "why": why})
+        end = time.monotonic() + 300
+        while not self.record.write() and time.monotonic() < end:
+            self.guard()
+            time.sleep(0.5)
+        if self.post:
+            self.post.flush(5.0)
+
+    # -- one turn of the loop
+
+    def wait(self, seconds: float = TICK_S) -> None:
+        """Sleep until output, a signal or the time comes; take the output."""
+        import select
+
+        watched = [fd for fd in (self.wake, self.output.pipe) if fd >= 0]
+        readable, _, _ = select.select(watched, [], [], seconds)
+        if self.wake in readable:
+            os.read(self.wake, 4096)
+        if self.output.pipe in readable and self.output.copy(16):
+            self.progress.heard()
+
+    def tick(self) -> None:
+        """Everything that is due now."""
+        self.guard()
+        self.vitals.kills.look(self.child.pid)  # at every tick, since an ended process has no group any more
+        self.progress.take(1)
+        self.limits()
+        self.progress.tell_stall(self.spec.get("stall_s"))
+        self.escalate()
+        now = time.monotonic()
+        if self.sealer is None and now - self.begun >= float(self.spec.get("seal_after_s") or SEAL_AFTER_S):
+            self.sealer = start_sealer(self.folder, self.spec, self.seal_key) or False
+        if now - self.beat_at >= self.beat_every:
+            self.beat_at = now
+            self.beat()
+        if self.record.dirty and now - self.record.written_at >= TICK_S:
+            self.record.write()
+
+    def beat(self, last: bool = False) -> None:
+        """How the machine is now."""
+        self.status["beat"] = self.vitals.take(last)
+        self.record.dirty = True
+
+    def guard(self) -> None:
+        """When the run folder is gone, the machine is being torn down: end the job and leave."""
+        try:
+            if os.stat(self.folder).st_ino == self.inode:
+                return
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return  # a sick disk proves nothing
+        if self.child is not None and self.child.returncode is None:
+            kill_group(self.child.pid, signal.SIGKILL)
+        os._exit(3)
+
+    def limits(self) -> None:
+        """The time limit, and the warning before it."""
+        timeout, warn = self.spec.get("timeout_s"), self.spec.get("warn_before_s")
+        if not timeout:
+            return
+        left = self.begun + timeout - time.monotonic()
+        if warn and left <= warn and not self.warned and not self.intent:
+            self.warned = True
+            text = f"the time limit comes in {left:.0f} s; SIGTERM will be sent, then SIGKILL {self.grace:.0f} s later"
+            self.record.alert("timeout", text)
+            self.log.write((f"[gpuwarden] {text}\n").encode())
+        if left <= 0:
+            self.intend("timeout")
+
+    def escalate(self) -> None:
+        """Once the job is to end: SIGTERM, the grace, SIGKILL."""
+        if not self.intent or self.child is None or self.child.returncode is not None:
+            return
+        now = time.monotonic()
+        if not self.signaled:
+            self.signaled = now
+            if self.intent == "canceled":
+                self.grace = self.asked_grace()
+            kill_group(self.child.pid, signal.SIGTERM)
+        elif now - self.signaled >= self.grace and not self.killed:
+            self.killed = True
+            kill_group(self.child.pid, signal.SIGKILL)
+
+    def asked_grace(self) -> float:
+        """The grace that `stop` asked for; a signal can't carry it."""
+        try:
+            return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return self.grace
+
+
+def _nothing() -> None:
+    pass

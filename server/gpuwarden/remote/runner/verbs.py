@@ -1,0 +1,94 @@
+"""The command line: one verb, one JSON object on stdin, JSON lines on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Callable, NoReturn
+
+from gpuwarden.remote.runner.crash import tell_crash
+from gpuwarden.remote.runner.disclose import disclose
+from gpuwarden.remote.runner.examine import examine
+from gpuwarden.remote.runner.ground import printable
+from gpuwarden.remote.runner.log import logs
+from gpuwarden.remote.runner.observe import poll
+from gpuwarden.remote.runner.problem import Json, Problem
+from gpuwarden.remote.runner.reply import reply
+from gpuwarden.remote.runner.roster import roster
+from gpuwarden.remote.runner.start import start, supervise
+from gpuwarden.remote.runner.stop import stop
+from gpuwarden.remote.runner.stream import bundle, read
+
+MAX_INPUT = 16 << 20
+
+
+def serve() -> None:
+    """Answer polls, one line for each line of stdin, until it closes: a poll without the price of starting Python."""
+    for line in sys.stdin:
+        try:
+            reply(poll("", json.loads(line)))
+        except (ValueError, RecursionError, AttributeError, TypeError, OSError) as error:
+            reply({"ok": False, "code": "bad_request", "error": f"{type(error).__name__}: {error}"})
+
+
+VERBS: dict[str, Callable[[str, Json], Json | None]] = {
+    "start": start,
+    "supervise": supervise,
+    "poll": poll,
+    "logs": logs,
+    "stop": stop,
+    "list": lambda folder, request: roster(folder, request, digests=False),
+    "manifest": lambda folder, request: roster(folder, request, digests=True),
+    "read": read,
+    "bundle": bundle,
+    "disclose": disclose,
+    "examine": examine,
+}
+
+
+def answer(argv: list[str]) -> Json | None:
+    """Carry out one verb."""
+    if argv == ["serve"]:
+        serve()
+        return None
+    verb = VERBS.get(argv[0]) if argv else None
+    if verb is None or (argv[0] != "poll" and len(argv) != 2):
+        raise Problem("bad_request", "usage: runner.py {} [DIR]".format("|".join(VERBS)))
+    folder = os.path.realpath(argv[1]) if len(argv) > 1 else ""
+    try:
+        request = json.loads(sys.stdin.buffer.read(MAX_INPUT) or b"{}")
+    except (ValueError, RecursionError):
+        raise Problem("bad_request", "stdin holds no JSON object") from None
+    if not isinstance(request, dict):
+        raise Problem("bad_request", "stdin holds no JSON object")
+    return verb(folder, request)
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Run a verb; a failure is one JSON object too, and exit code 1."""
+    sys.excepthook = tell_crash
+    try:
+        found = answer(argv)
+    except Problem as problem:
+        fail(argv, problem.code, str(problem))
+    except OSError as error:
+        code = "not_found" if isinstance(error, FileNotFoundError) else "io_error"
+        fail(argv, code, f"{error.strerror}: {printable(str(error.filename))}")
+    if found is not None:
+        reply(found)
+    sys.exit(0)
+
+
+def fail(argv: list[str], code: str, error: str) -> NoReturn:
+    """Say what is wrong, where the caller looks for it."""
+    line = {"ok": False, "code": code, "error": error}
+    if argv[:1] in (["read"], ["bundle"]):
+        sys.stderr.write(json.dumps(line) + "\n")
+    else:
+        reply(line)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

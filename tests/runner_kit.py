@@ -1,0 +1,85 @@
+"""The runner in tests: as it is shipped, a process of its own, a real run folder, real signals."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.remote.launch import runner_source
+from gpuwarden.remote.runner.log import segments
+from gpuwarden.remote.runner.observe import observe
+from gpuwarden.remote.runner.status import FINAL
+
+DEADLINE_S = 20.0
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@cache
+def runner_file() -> str:
+    """The one file that is shipped."""
+    folder = tempfile.TemporaryDirectory(prefix="gpuwarden-runner-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "runner.py"
+    path.write_bytes(runner_source())
+    return str(path)
+
+
+def call(verb: str, folder: Path | None = None, request: object = None) -> dict[str, Any]:
+    """Run one verb; its last line."""
+    argv = [sys.executable, "-I", "-S", runner_file(), verb, *([str(folder)] if folder else [])]
+    done = subprocess.run(argv, input=json.dumps(request or {}).encode(), capture_output=True, timeout=60)
+    assert not done.stderr, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def order(argv: list[str], *, attempt: int = 1, secrets: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    return {"spec": {"argv": argv, "env": {}, **spec}, "secrets": secrets or {}, "token": "t", "attempt": attempt}
+
+
+def sh(text: str, **more: Any) -> dict[str, Any]:
+    return order(["sh", "-c", text], **more)
+
+
+def look(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = call("poll", request={"dirs": [str(folder)]})["jobs"][str(folder)]
+    return found
+
+
+def until(folder: Path, good: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Look until it is good, for a bounded time."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        seen = observe(str(folder))
+        if good(seen):
+            return seen
+        time.sleep(0.02)
+    pytest.fail(f"not within {DEADLINE_S} s: {seen}")
+
+
+def ended(folder: Path) -> dict[str, Any]:
+    return until(folder, lambda s: s["state"] in FINAL and s["alive"] is False)
+
+
+def log(folder: Path) -> str:
+    return "".join(Path(path).read_text() for _, path in segments(str(folder)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    path = Path(os.path.realpath(tmp_path)) / "job"
+    path.mkdir()
+    yield path
+    if path.exists():
+        call("stop", path, {"grace_s": 0})

@@ -1,0 +1,129 @@
+"""Life and death of a job: what ends it, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.remote.runner import process
+from gpuwarden.remote.runner.observe import orphans
+from gpuwarden.remote.runner.process import boot_id, group_members, is_alive, start_mark
+from runner_kit import DEADLINE_S, call, ended, folder, linux, log, look, sh, until  # noqa: F401
+
+
+@linux
+def test_death_is_told_from_silence(folder: Path) -> None:
+    call("start", folder, sh("sleep 30"))
+    seen = look(folder)
+    os.kill(seen["pid"], signal.SIGSTOP)
+    assert look(folder)["alive"] is True
+    os.kill(seen["pid"], signal.SIGKILL)
+    dead = until(folder, lambda s: s["alive"] is False)
+    assert (dead["state"], dead["child_alive"]) == ("running", True)
+    assert call("start", folder, sh("true", attempt=2))["code"] == "conflict"
+    assert call("stop", folder, {"grace_s": 1}) == {"ok": True, "result": "stopped"}
+    after = look(folder)
+    assert (after["state"], after["child_alive"]) == ("canceled", False)
+
+
+@linux
+def test_stop_finds_what_outlived_supervisor_and_leader(folder: Path) -> None:
+    call("start", folder, sh("sleep 31 & echo $! > ../orphan; wait"))
+    seen = until(folder, lambda _: (folder / "orphan").exists() and (folder / "orphan").read_text().strip())
+    orphan = int((folder / "orphan").read_text())
+    os.kill(seen["pid"], signal.SIGKILL)
+    os.kill(seen["child_pid"], signal.SIGKILL)
+    dead = until(folder, lambda s: s["child_alive"] is False and s["alive"] is False)
+    assert orphans(str(folder), dead) == [orphan]
+    assert call("stop", folder, {"grace_s": 1})["result"] == "stopped"
+    assert group_members(dead["pgid"]) == []
+
+
+@linux
+def test_a_reused_pid_is_never_signaled(folder: Path) -> None:
+    with subprocess.Popen(["sleep", "30"], start_new_session=True) as stranger:
+        identity = {"pid": stranger.pid, "child_pid": stranger.pid, "pgid": stranger.pid, "boot_id": boot_id()}
+        status = {"token": "t", "attempt": 1, "state": "running", "start_ticks": "1", "child_ticks": "1", **identity}
+        (folder / "status.json").write_text(json.dumps(status))
+        assert look(folder)["alive"] is False
+        assert call("stop", folder, {"grace_s": 0})["result"] == "gone"
+        ticks = start_mark(stranger.pid)
+        status.update(start_ticks=ticks, child_ticks=ticks, boot_id="another boot")
+        (folder / "status.json").write_text(json.dumps(status))
+        assert look(folder)["alive"] is False
+        assert call("stop", folder, {"grace_s": 0})["result"] == "gone"
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_without_proc_ps_tells_processes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PROC", "/nonexistent")
+    mark = start_mark(os.getpid())
+    if not mark:
+        pytest.skip("no ps here")
+    assert is_alive(os.getpid(), mark, "") is True
+    assert is_alive(os.getpid(), "another time", "") is False
+    assert is_alive(os.getpid(), "", "") is None
+    with subprocess.Popen(["true"]) as done:
+        done.wait()
+    assert is_alive(done.pid, mark, "") is False
+
+
+def test_a_signal_from_outside_is_a_preemption(folder: Path) -> None:
+    call("start", folder, sh("trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"))
+    seen = until(folder, lambda s: s["log_bytes"] > 0)
+    os.kill(seen["pid"], signal.SIGTERM)
+    after = ended(folder)
+    assert (after["state"], after["exit_code"]) == ("preempted", 0)
+    assert log(folder).splitlines()[-1] == "saved"
+
+
+def test_the_timeout_warns_and_ends(folder: Path) -> None:
+    call("start", folder, sh("sleep 30", timeout_s=1, warn_before_s=0.6, grace_s=1))
+    seen = ended(folder)
+    assert (seen["state"], seen["signal"], seen["alerts"]) == ("timeout", signal.SIGTERM, 1)
+    assert "the time limit comes" in log(folder)
+
+
+def test_a_job_that_asks_for_it_is_restarted_to_the_limit(folder: Path) -> None:
+    text = "echo $GPUWARDEN_RESTARTS; test $GPUWARDEN_RESTARTS = 2 || exit 75"
+    call("start", folder, sh(text, max_restarts=3, restart_delay_s=0.01))
+    seen = ended(folder)
+    assert (seen["state"], seen["restarts"], log(folder)) == ("succeeded", 2, "0\n1\n2\n")
+
+
+def test_restarts_run_out(folder: Path) -> None:
+    call("start", folder, sh("kill -TERM $$", max_restarts=1, restart_delay_s=0.01))
+    seen = ended(folder)
+    assert (seen["state"], seen["restarts"], seen["signal"]) == ("failed", 1, signal.SIGTERM)
+    assert "all 1 were used" in seen["why"]
+
+
+def test_a_plain_failure_is_not_restarted(folder: Path) -> None:
+    call("start", folder, sh("exit 1", max_restarts=3))
+    assert (ended(folder)["restarts"], look(folder)["state"]) == (0, "failed")
+
+
+@linux
+def test_what_a_command_leaves_behind_is_ended(folder: Path) -> None:
+    call("start", folder, sh("sleep 32 & exit 0"))
+    seen = ended(folder)
+    assert seen["state"] == "succeeded"
+    assert group_members(seen["pgid"]) == []
+
+
+@linux
+def test_a_run_folder_that_disappears_takes_its_job_along(folder: Path) -> None:
+    call("start", folder, sh("sleep 30"))
+    seen = look(folder)
+    folder.rename(folder.with_name("moved"))
+    end = time.monotonic() + DEADLINE_S
+    while group_members(seen["pgid"]) or is_alive(seen["pid"], seen["start_ticks"], seen["boot_id"]):
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,68 @@
+"""What a job writes of itself, and what is said and posted of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+from runner_kit import call, ended, folder, sh  # noqa: F401
+
+
+def test_metrics_alerts_and_rubbish(folder: Path) -> None:
+    lines = [
+        '{"step": 1, "loss": 2.0}', "no json", "[1]", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": Infinity}',
+        '{"step": 4, "loss": 1.0, "big": 1' + "0" * 400 + "}", "[" * 5000, "x" * 200_000, '{"step": true, "name": "a"}',
+        '{"step": 5, "acc": "nan", "lr": 0.1}',
+    ]  # fmt: skip
+    (folder / "lines").write_text("\n".join(lines) + "\n")
+    call("start", folder, sh('cat ../lines >> "$GPUWARDEN_METRICS"; sleep 0.4'))
+    seen = ended(folder)
+    assert (seen["state"], seen["step"], seen["metrics"]) == ("succeeded", 5, {"loss": 1.0, "lr": 0.1})
+    alerts = [json.loads(line) for line in (folder / "alerts.jsonl").read_text().splitlines()]
+    assert [(a["kind"], a["text"].split()[0]) for a in alerts] == [("nonfinite", n) for n in ("loss", "big", "acc")]
+    assert seen["alerts"] == 3
+
+
+def test_a_stall_is_said_once(folder: Path) -> None:
+    call("start", folder, sh('echo \'{"step": 7}\' >> "$GPUWARDEN_METRICS"; sleep 1.5', stall_s=0.4))
+    seen = ended(folder)
+    assert [a.partition(":")[0] for a in seen["last_alerts"]] == ["stall"]
+
+
+def test_events_are_posted_in_spite_of_failures(folder: Path) -> None:
+    received: list[dict[str, Any]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        failures = 1
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if Receiver.failures:
+                Receiver.failures -= 1
+                self.send_error(503)
+                return
+            assert self.headers["Authorization"] == "Bearer post-token"
+            received.extend(json.loads(body)["events"])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            text = (
+                'test -z "$GPUWARDEN_POST_TOKEN" && echo \'{"step": 1, "loss": NaN}\' >> $GPUWARDEN_METRICS; sleep 0.4'
+            )
+            url = f"http://127.0.0.1:{server.server_port}/in"
+            call("start", folder, sh(text, secrets={"GPUWARDEN_POST_TOKEN": "post-token"}, post_url=url))
+            assert ended(folder)["state"] == "succeeded"
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [e["event"] for e in received] == ["alert", "metrics", "state"]

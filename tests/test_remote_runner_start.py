@@ -1,0 +1,63 @@
+"""Launching: once, in the background, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from runner_kit import call, ended, folder, look, order, sh, until  # noqa: F401
+
+
+def test_ten_starts_at_once_launch_once(folder: Path) -> None:
+    job = sh("echo run >> ../count; sleep 30")
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: call("start", folder, job), range(10)))
+    assert [a["ok"] for a in answers] == [True] * 10
+    assert sorted(a["adopted"] for a in answers) == [False] + [True] * 9
+    assert len({a["pid"] for a in answers}) == 1
+    until(folder, lambda _: (folder / "count").exists())
+    assert (folder / "count").read_text() == "run\n"
+
+
+def test_a_start_returns_while_the_job_runs_and_outlives_its_caller(folder: Path) -> None:
+    began = time.monotonic()
+    assert call("start", folder, sh("sleep 30"))["ok"]
+    assert time.monotonic() - began < 10
+    seen = look(folder)
+    assert (seen["state"], seen["alive"], seen["child_alive"]) == ("running", True, True)
+    assert os.getsid(seen["pid"]) == seen["pid"] != os.getsid(0)
+
+
+def test_an_attempt_is_not_launched_beside_an_earlier_one(folder: Path) -> None:
+    call("start", folder, sh("sleep 30"))
+    answer = call("start", folder, sh("sleep 30", attempt=2))
+    assert (answer["ok"], answer["code"]) == (False, "conflict")
+
+
+def test_a_claim_whose_owner_died_before_its_status_is_retaken(folder: Path) -> None:
+    script = f"import fcntl, os; fcntl.flock(os.open({str(folder / 'lock')!r}, os.O_RDWR | os.O_CREAT), 2); os._exit(9)"
+    subprocess.run([sys.executable, "-c", script], check=False)
+    assert call("start", folder, sh("exit 0")) | {"pid": 0} == {
+        "ok": True, "adopted": False, "pid": 0, "state": "running", "attempt": 1,
+    }  # fmt: skip
+
+
+def test_a_status_that_makes_no_sense_launches_nothing(folder: Path) -> None:
+    (folder / "status.json").write_text("{torn")
+    assert call("start", folder, sh("touch ../ran"))["code"] == "bad_reply"
+    assert look(folder)["state"] == "unreadable"
+    (folder / "status.json").unlink()
+    os.mkfifo(folder / "status.json")
+    assert call("start", folder, sh("touch ../ran"))["code"] == "bad_reply"
+    assert not (folder / "ran").exists()
+
+
+def test_a_command_that_does_not_exist_is_a_failed_job(folder: Path) -> None:
+    assert call("start", folder, order(["/no/such/program"]))["ok"]
+    seen = ended(folder)
+    assert (seen["state"], seen["exit_code"]) == ("failed", 127)
+    assert "could not be started" in seen["why"]
