@@ -183,7 +183,7 @@ class Life:
             answer = self.step("submit", spec=spec, receipt=receipt)
             if answer.get("job"):
                 return str(answer["job"])
-            assert answer["error"] in {"conflict", "refused"}, answer  # the price was unknown for a moment
+            assert answer["error"] in {"conflict", "refused", "approval_required"}, answer  # no price for a moment
         raise AssertionError("never accepted")
 
     def torn_down(self, job: str) -> None:
