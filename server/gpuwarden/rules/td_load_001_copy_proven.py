@@ -27,9 +27,9 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
             severity=Severity.WARNING,
         )
     elif facts.copy_verdict is Verdict.REFUTED and facts.copy_aside:
-        names = ", ".join(facts.copy_aside[:3])
+        broken, names = counted(len(facts.copy_aside), "file"), ", ".join(facts.copy_aside[:3])
         yield Found(
-            f"{len(facts.copy_aside)} file(s) are broken on the machine as in the copy, and are no checkpoint: {names}",
+            f"{broken} broken on the machine as in the copy, none of them a checkpoint: {names}",
             fix="Look at the copies; what is lost in them is lost there, too.",
             severity=Severity.WARNING,
         )
