@@ -282,6 +282,17 @@ async def test_a_cost_that_is_no_number_is_refused(w: Warden, cost: object) -> N
     assert truth(w) == []
 
 
+@pytest.mark.parametrize(
+    ("tool", "name"), [("submit_job", "receipt"), ("check_job", "job_id"), ("pull_artifacts", "dest")]
+)
+async def test_half_a_character_is_a_bad_argument_of_every_tool(w: Warden, tool: str, name: str) -> None:
+    base = JOB if tool == "submit_job" else {"job_id": "j0123456789"}
+    result = await make_server(w).call_tool(tool, {**base, name: "\ud800"})
+    assert not isinstance(result, InputRequiredResult) and result.structured_content is not None
+    assert result.structured_content["code"] == "bad_request"
+    assert f"{name} holds half a character" in result.structured_content["message"]
+
+
 async def test_whatever_a_job_can_say_can_be_said_to_the_tool(w: Warden) -> None:
     async with talking(w) as talk:
         tools = {tool.name: tool for tool in (await talk.client.list_tools()).tools}

@@ -16,15 +16,20 @@ M = TypeVar("M", bound=BaseModel)
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
     """The model from loose values. Raises BadRequest that names every field at fault, without repeating its value."""
+    need_whole(values)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise bad_arguments(error) from error
+
+
+def need_whole(values: Mapping[str, Any]) -> None:
+    """Raise BadRequest for text that holds half a character: it can't be written down."""
     for name, value in values.items():
         if not _whole(value):
             raise BadRequest(
                 f"{line(name, 80)} holds half a character, which no file and no digest can", "Write it anew."
             )
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise bad_arguments(error) from error
 
 
 def _whole(value: object) -> bool:

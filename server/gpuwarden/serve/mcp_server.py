@@ -19,8 +19,9 @@ from mcp_types import INVALID_PARAMS, CallToolResult, GetPromptResult, InputRequ
 from pydantic import ConfigDict
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import Refused
+from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.fence import line
+from gpuwarden.core.inputs import need_whole
 from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.serve import schemas
 from gpuwarden.serve.mcp_skills import SHIPPED, Skills, tell_legacy_clients
@@ -69,12 +70,15 @@ class WardenServer(MCPServer[Any]):
         if self._tool_manager.get_tool(name) is None:
             raise MCPError(code=INVALID_PARAMS, message=f"there is no tool {line(name, 80)!r}")
         try:
+            need_whole(arguments)
             with anyio.fail_after(ASK_S if name == "teardown_request" else None):
                 return await super().call_tool(name, arguments, context)
         except TimeoutError:
             return failure(
                 self.warden, Refused(f"nobody answered within {ASK_S:g} s; nothing was touched", ASK_OUTSIDE)
             )
+        except BadRequest as bad:
+            return failure(self.warden, bad)
         except (ToolError, MCPError) as error:
             return failure(self.warden, cause(error))
 
