@@ -212,7 +212,9 @@ class Life:
         try:
             assert [hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files] == [MODEL], files
             attempts = [attempt for _, attempt in launches(self.said)]
-            assert attempts == list(range(1, len(attempts) + 1)), attempts
+            assert attempts and attempts == sorted(set(attempts)), attempts
+            # A machine may be taken back before its job's first word; nothing else keeps an attempt from its launch.
+            assert attempts == list(range(1, len(attempts) + 1)) or self.kind == "preempted", self.told(ledger)
             assert len(attempts) == 1 or self.resumed, attempts
             truths = self.cloud.truths()
             assert truths and not any(t.meter for t in truths.values())
