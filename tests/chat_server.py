@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 Answer = dict[str, Any] | tuple[int, dict[str, str], str]
 Script = Callable[[int, dict[str, Any]], Answer]
 """(how many requests came before, the request's body) -> a completion, or (status, headers, body)."""
 CUT: Answer = (-1, {}, "")
 """An answer that breaks off in the middle."""
+
+S = TypeVar("S", bound=ThreadingHTTPServer)
 
 
 class Chat(ThreadingHTTPServer):
@@ -57,7 +59,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def chat(script: Script) -> Iterator[Chat]:
-    with Chat(script) as server:
+    with serving(Chat(script)) as server:
+        yield server
+
+
+@contextmanager
+def serving(server: S) -> Iterator[S]:
+    """A server that answers from a thread of its own, and is closed at the end."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

@@ -6,7 +6,6 @@ to the proofs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ from gpuwarden.providers.runpod import RunPod
 from gpuwarden.providers.vastai import Vast
 from gpuwarden.rehearsal.model import Fault as CloudFault
 from gpuwarden.serve.approval import grant_spending
-from lifecycle_kit import open_house, story
+from lifecycle_kit import JumpingClock, open_house, story
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
@@ -137,20 +136,6 @@ each_platform = pytest.mark.parametrize(
     [pytest.param(p, id=p.name, marks=() if p.name in ORDINARY else pytest.mark.prove) for p in PLATFORMS],
     indirect=True,
 )
-
-
-class JumpingClock:
-    """The machine's clock, ahead of it by what was slept: boots and second looks take no time, processes do."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead
-
-    async def sleep(self, seconds: float) -> None:
-        self.ahead += seconds
-        await anyio.lowlevel.checkpoint()
 
 
 class House:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+
+import anyio
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.models import JobSpec, Level, Report, Verdict
@@ -24,6 +27,21 @@ from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
 PLATFORM = "rehearsal/vastai"
 WEALTHY = Policy(rehearsal_caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 FAST = Settings(boot_s=0.05, stop_s=0.02, resume_s=0.05, settle_s=0.05)
+
+
+class JumpingClock:
+    """The machine's clock, ahead of it by what was slept: boots and second looks take no time, processes do."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead
+
+    async def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+        await anyio.lowlevel.checkpoint()
+
 
 # A job that says that it was started (a line in a file outside of the machine), works a while, and saves a checkpoint.
 TRAIN = """

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from chat_server import serving
 
 SHELL = "Bash"
 
@@ -94,14 +95,8 @@ class Model(ThreadingHTTPServer):
 
 @contextmanager
 def model(mind: Mind) -> Iterator[Model]:
-    with Model(mind) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Model(mind)) as server:
+        yield server
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,12 @@ from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.spending import spent_today
 from gpuwarden.lifecycle.submit import submit
 from gpuwarden.lifecycle.warden import Warden
-from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, records, rent_cloud, training
+from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
 Twist = Callable[[Instance], Instance]
 THRIFTY = Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=5, per_instance_usd=1))
-
-
-class JumpingClock:
-    """The machine's clock, and what a test adds to it."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead
-
-    async def sleep(self, seconds: float) -> None:
-        self.ahead += seconds
-        await anyio.lowlevel.checkpoint()
 
 
 class Liar:
