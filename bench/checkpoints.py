@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuwarden.checkpoints import manifest
-from gpuwarden.checkpoints.kernels import digests
+from gpuwarden.checkpoints.sealing import manifest
+from gpuwarden.checkpoints.values.checksums import digests
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 

@@ -18,11 +18,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evals.canonical import Transcript
-from evals.cases import load_cases
-from evals.loaders import read
-from evals.verdict import Verdict, score
-from evals.witness import witness
+from evals.scoring.cases import load_cases
+from evals.scoring.verdict import Verdict, score
+from evals.selftest.witness import witness
+from evals.transcripts.canonical import Transcript
+from evals.transcripts.loaders import read
 
 CASE = "nothing-undeclared"
 CALLS, TARGET_BYTES = 60, 280_000

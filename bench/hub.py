@@ -22,8 +22,8 @@ def main() -> None:
     """Measure, and print one line for each side."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("HF_HOME", tempfile.mkdtemp())
-    from gpuwarden.rehearsal.hub_seed import TOKEN
-    from gpuwarden.rehearsal.hub_server import HubServer
+    from gpuwarden.rehearsal.hub.seed import TOKEN
+    from gpuwarden.rehearsal.hub.server import HubServer
 
     with tempfile.TemporaryDirectory() as root, HubServer(Path(root)) as server:
         server.store.add_user(TOKEN, "rehearsal")

@@ -32,7 +32,7 @@ from gpuwarden.backends.base import roster, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Handle, Place
-from gpuwarden.remote.receive import receive
+from gpuwarden.remote.transfer.receive import receive
 from sshd import Sshd
 
 

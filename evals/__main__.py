@@ -16,29 +16,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evals import evidence, export_atif, export_inspect, outcome, report_html, report_json, report_markdown
-from evals.cases import Case, load_cases
-from evals.checks import Judge
-from evals.compare import Exit, compare, plan
-from evals.digests import of_pack, of_scorer
-from evals.endstate import read as read_end
+from evals.environments.stage import stages
+from evals.environments.worlds import load_worlds
 from evals.errors import EvalError
-from evals.judge import agreement, judge
-from evals.loaders import formats, read
-from evals.proxy import hide_memory
-from evals.runner import agents, is_real
-from evals.selftest import selftest
-from evals.setup import Setup, add_flags, from_flags
-from evals.shown import as_text, schemas, shown
-from evals.stage import stages
-from evals.summary import Summary, summarize
-from evals.surface import HERE
-from evals.trials import Trial, read_run, score_file, score_run
-from evals.uplift import Arm
-from evals.uplift import report as uplift_report
-from evals.verdict import Verdict, score
-from evals.witness import is_script, read_script
-from evals.worlds import load_worlds
+from evals.harness.proxy import hide_memory
+from evals.harness.runner import agents, is_real
+from evals.harness.setup import Setup, add_flags, from_flags
+from evals.harness.tool_schemas import as_text, schemas, shown
+from evals.reports import evidence, html, json_report, markdown
+from evals.reports.ablation import Arm
+from evals.reports.ablation import report as uplift_report
+from evals.reports.compare import Exit, compare, plan
+from evals.reports.summary import Summary, summarize
+from evals.scoring import outcome
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.checks import Judge
+from evals.scoring.digests import of_pack, of_scorer
+from evals.scoring.endstate import read as read_end
+from evals.scoring.judge import agreement, judge
+from evals.scoring.surface import HERE
+from evals.scoring.trials import Trial, read_run, score_file, score_run
+from evals.scoring.verdict import Verdict, score
+from evals.selftest.run import selftest
+from evals.selftest.witness import is_script, read_script
+from evals.transcripts import export_atif, export_inspect
+from evals.transcripts.loaders import formats, read
 
 Args = argparse.Namespace
 
@@ -72,7 +74,7 @@ def cmd_cases(_: Args) -> int:
     load_worlds(cases)
     rows: list[Sequence[object]] = [("case", "cluster", "split", "twin", "checks")]
     rows += [(c.id, c.cluster, c.split, c.twin, len(c.checks)) for c in cases.values()]
-    print("\n".join(report_markdown.table(rows)))
+    print("\n".join(markdown.table(rows)))
     return Exit.PASS
 
 
@@ -84,7 +86,7 @@ def cmd_check(args: Args) -> int:
     end = read_end(args.world) if args.world else None
     trials = score_file(case, args.file, end=end, format=args.format, bare=args.bare)
     for trial in trials:
-        print(json.dumps(report_json.trial_row(trial), indent=2))
+        print(json.dumps(json_report.trial_row(trial), indent=2))
     return Exit.PASS if all(t.score.verdict is Verdict.PASS for t in trials) else Exit.REGRESSION
 
 
@@ -92,20 +94,20 @@ def _check_witness(case: Case, path: Path) -> int:
     script = read_script(path)
     transcript = script.transcript()
     found = Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)
-    print(json.dumps(report_json.trial_row(found), indent=2))
+    print(json.dumps(json_report.trial_row(found), indent=2))
     return Exit.PASS if found.score.verdict is Verdict.PASS else Exit.REGRESSION
 
 
 def cmd_score(args: Args) -> int:
     """Score a run and write its reports."""
     summary, trials, cases = _scored(args.run, _judge(args))
-    print(report_markdown.report(summary))
+    print(markdown.report(summary))
     if args.json:
-        _write(args.json, json.dumps(report_json.report(summary, trials), indent=1))
+        _write(args.json, json.dumps(json_report.report(summary, trials), indent=1))
     if args.markdown:
-        _write(args.markdown, report_markdown.report(summary))
+        _write(args.markdown, markdown.report(summary))
     if args.html:
-        _write(args.html, report_html.page(summary, trials, scripted=args.scripted))
+        _write(args.html, html.page(summary, trials, scripted=args.scripted))
     if args.inspect:
         _write(args.inspect, json.dumps(export_inspect.export(summary, trials, cases)))
     if summary.undecidable:
@@ -118,7 +120,7 @@ def cmd_compare(args: Args) -> int:
     before, old, _ = _scored(args.before, None)
     after, new, _ = _scored(args.after, None)
     found = compare(before, after, old, new)
-    print(report_markdown.comparison(found))
+    print(markdown.comparison(found))
     return found.exit
 
 
@@ -153,7 +155,7 @@ def cmd_tools(args: Args) -> int:
 
 def cmd_export(args: Args) -> int:
     """Write a transcript as ATIF or in our own form."""
-    from evals.canonical import dump
+    from evals.transcripts.canonical import dump
 
     for transcript in read(args.file, format=args.format, bare=args.bare):
         for problem in transcript.problems:

@@ -28,20 +28,20 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolDef, ToolParams
 from inspect_ai.util import LimitExceededError
 
-from evals import runner
-from evals.cases import Case, load_cases
-from evals.digests import of_pack
+from evals.environments.stage import OpenScene, stage
+from evals.environments.worlds import World, load_worlds
 from evals.errors import EvalError
-from evals.export_inspect import SCORER
-from evals.pack import Pack, load_pack
-from evals.recorder import LimitReached, Recorder, SceneDied
-from evals.shown import Shown, shown
-from evals.skill_tool import DESCRIPTION, PARAMETERS, SKILL, read_skill, system
-from evals.stage import OpenScene, stage
-from evals.surface import HERE
-from evals.trials import Run, score_trial
-from evals.verdict import Verdict
-from evals.worlds import World, load_worlds
+from evals.harness import runner
+from evals.harness.recorder import LimitReached, Recorder, SceneDied
+from evals.harness.skill_pack import Pack, load_pack
+from evals.harness.skill_tool import DESCRIPTION, PARAMETERS, SKILL, read_skill, system
+from evals.harness.tool_schemas import Shown, shown
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.digests import of_pack
+from evals.scoring.surface import HERE
+from evals.scoring.trials import Run, score_trial
+from evals.scoring.verdict import Verdict
+from evals.transcripts.export_inspect import SCORER
 
 EXTRA_TURNS = 20
 MOST_INFRA = 0.05

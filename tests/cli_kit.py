@@ -12,15 +12,15 @@ import anyio
 import pytest
 
 from doors import JOB, PLATFORM, TRAIN, environment, quick_warden
-from gpuwarden import cli
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.pull import pull
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import request
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.interfaces.cli import main
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.submission.submit import submit
 
 
 @pytest.fixture(name="home")
@@ -28,13 +28,13 @@ def home_fixture(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(name="w")
-def w_fixture(home: Path) -> Warden:
+@pytest.fixture(name="ctx")
+def w_fixture(home: Path) -> Context:
     return quick_warden(home)
 
 
-def metering(w: Warden) -> bool:
-    return any(t.meter for t in w.provider(PLATFORM).cloud.truths().values())  # type: ignore[attr-defined]
+def metering(ctx: Context) -> bool:
+    return any(t.meter for t in ctx.provider(PLATFORM).cloud.truths().values())  # type: ignore[attr-defined]
 
 
 class Cli:
@@ -48,7 +48,7 @@ class Cli:
             monkeypatch.setenv(name, value)
 
     def __call__(self, *words: str) -> tuple[int, dict[str, Any]]:
-        code = cli.run([*words, "--json"])
+        code = main.run([*words, "--json"])
         out, err = self.capsys.readouterr()
         assert out.count("\n") == 1 and err == "", out + err
         body = json.loads(out)
@@ -59,13 +59,13 @@ class Cli:
         return code, body
 
     def shown(self, *words: str) -> tuple[int, str]:
-        code = cli.run(list(words))
+        code = main.run(list(words))
         out, err = self.capsys.readouterr()
         return code, out + err
 
 
 @pytest.fixture(name="run")
-def run_fixture(w: Warden, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+def run_fixture(ctx: Context, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(home, monkeypatch, capsys)
 
 
@@ -104,27 +104,27 @@ def proven(run: Cli, train: Path) -> str:
 class Life:
     """Brings a job to where a person is needed, without going through a door."""
 
-    def __init__(self, w: Warden) -> None:
-        self.w = w
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
 
     async def blocked(self) -> str:
         """The ticket of a job that has ended; nothing of it is copied yet."""
         spec = build(JobSpec, JOB)
-        job = (await submit(self.w, spec, receipt=(await submit(self.w, spec)).receipt)).job
+        job = (await submit(self.ctx, spec, receipt=(await submit(self.ctx, spec)).receipt)).job
         assert job is not None
-        while (await check(self.w, job.id)).job.state != "succeeded":
+        while (await check(self.ctx, job.id)).job.state != "succeeded":
             await anyio.sleep(0.05)
         self.job_id = job.id
-        return (await request(self.w, job.id, "terminate")).record.id
+        return (await request(self.ctx, job.id, "terminate")).record.id
 
     async def waiting(self) -> str:
         """The ticket of one whose copy is proven: only a yes is missing."""
         ticket = await self.blocked()
-        await pull(self.w, self.job_id)
-        await verify_job(self.w, self.job_id)
+        await pull(self.ctx, self.job_id)
+        await verify_job(self.ctx, self.job_id)
         return ticket
 
 
 @pytest.fixture(name="life")
-def life_fixture(w: Warden) -> Life:
-    return Life(w)
+def life_fixture(ctx: Context) -> Life:
+    return Life(ctx)

@@ -28,12 +28,13 @@ from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Teardown
-from gpuwarden.lifecycle.check import Checked, check
-from gpuwarden.lifecycle.pull import PullResult, pull
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import approve, proceed, request
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.interfaces.cli.approval import grant_spending
+from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers._http import Api
 from gpuwarden.providers.autodl import AutoDL
 from gpuwarden.providers.lambda_cloud import LambdaCloud
@@ -42,7 +43,6 @@ from gpuwarden.providers.prime_intellect import PrimeIntellect
 from gpuwarden.providers.runpod import RunPod
 from gpuwarden.providers.vastai import Vast
 from gpuwarden.rehearsal.model import Fault as CloudFault
-from gpuwarden.serve.approval import grant_spending
 from lifecycle_kit import JumpingClock, open_house, story
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
@@ -159,23 +159,23 @@ class House:
                 self.account.keys[1]["publicKey"] = self.machines.key
             case PaperspaceTeam():
                 self.machines.image_keys = [self.machines.key]
-        self.w = self.opens()
+        self.ctx = self.opens()
 
-    def opens(self) -> Warden:
+    def opens(self) -> Context:
         """A process of gpuwarden, knowing only what is in the ledger."""
-        w = open_house(self.home / "house", self.clock, policy=RICH)
-        w._backends["ssh"] = SshBackend(self.clock, config=self.machines.config)
-        return w
+        ctx = open_house(self.home / "house", self.clock, policy=RICH)
+        ctx._backends["ssh"] = SshBackend(self.clock, config=self.machines.config)
+        return ctx
 
     async def reopens(self) -> None:
         await self.closes()
-        self.w = self.opens()
+        self.ctx = self.opens()
 
     async def closes(self) -> None:
-        backend = self.w.backend("ssh")
+        backend = self.ctx.backend("ssh")
         assert isinstance(backend, SshBackend)
         await backend.aclose()
-        self.w.ledger.close()
+        self.ctx.ledger.close()
 
     def spec(self, how: str = "go", **changes: Any) -> JobSpec:
         values = {
@@ -185,21 +185,21 @@ class House:
         return JobSpec.model_validate(values | changes)
 
     async def launch(self, spec: JobSpec) -> str:
-        first = await submit(self.w, spec)
+        first = await submit(self.ctx, spec)
         assert first.job is None and first.receipt
         if first.ask:  # a price that the platform does not tell is always a person's decision
-            issued = self.w.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
+            issued = self.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
             assert issued is not None and "unknown" in first.ask
-            grant_spending(self.w, issued, "terminal", "test")
+            grant_spending(self.ctx, issued, "terminal", "test")
         self.clock.ahead += 15  # or a rate limit answers the create, whose reply is lost in its stead
-        done = await submit(self.w, spec, receipt=first.receipt)
+        done = await submit(self.ctx, spec, receipt=first.receipt)
         assert done.job is not None
         return done.job.id
 
     async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
         """Check again and again, as an agent does."""
         for _ in range(150):
-            seen = await check(self.w, job)
+            seen = await check(self.ctx, job)
             if done(seen):
                 return seen
             self.clock.ahead += jump_s
@@ -242,7 +242,7 @@ class House:
         return [ident for ident, truth in self.account.cloud.truths().items() if truth.meter]
 
     def story(self) -> str:
-        return story(self.w.ledger.events(limit=10_000))
+        return story(self.ctx.ledger.events(limit=10_000))
 
 
 @pytest.fixture
@@ -260,22 +260,22 @@ def house(
 
 async def bring_home(house: House, job: str) -> PullResult:
     """Pull and prove what a job saved."""
-    pulled = await pull(house.w, job)
+    pulled = await pull(house.ctx, job)
     assert not pulled.missing and not pulled.received.problems and pulled.log
-    report = await verify_job(house.w, job)
+    report = await verify_job(house.ctx, job)
     assert report.verdict is Verdict.PROVEN, report
     return pulled
 
 
 async def take_down(house: House, job: str, loss: str | None = None) -> None:
     """Ask, approve as a person does, and look until the machine is seen gone."""
-    view = await request(house.w, job, "terminate")
+    view = await request(house.ctx, job, "terminate")
     assert view.record.state is (Teardown.BLOCKED if loss else Teardown.AWAITING_HUMAN), view.findings
     assert view.record.digest
-    view = await approve(house.w, view.record.id, view.record.digest, channel="terminal", by="test", loss=loss)
+    view = await approve(house.ctx, view.record.id, view.record.digest, channel="terminal", by="test", loss=loss)
     for _ in range(12):
         if view.record.state is Teardown.VERIFIED_STOPPED:
             break
         house.clock.ahead += 61
-        view = await proceed(house.w, view.record.id)
+        view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.VERIFIED_STOPPED, house.story()

@@ -24,13 +24,13 @@ import gpuwarden
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.instances import list_instances
-from gpuwarden.lifecycle.pull import pull
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import approve, request
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import approve, request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import open_house
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
@@ -76,29 +76,29 @@ class Tripwire:
         return self.step
 
 
-async def act(w: Warden, order: dict[str, Any]) -> dict[str, Any]:
+async def act(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
     """Carry out one use case; what a caller would learn from it."""
     match order["phase"]:
         case "quote":
-            return {"receipt": (await submit(w, JobSpec.model_validate(order["spec"]))).receipt}
+            return {"receipt": (await submit(ctx, JobSpec.model_validate(order["spec"]))).receipt}
         case "submit":
-            done = await submit(w, JobSpec.model_validate(order["spec"]), receipt=order["receipt"])
+            done = await submit(ctx, JobSpec.model_validate(order["spec"]), receipt=order["receipt"])
             return {"job": done.job.id if done.job else None}
         case "check":
-            seen = await check(w, order["job"])
+            seen = await check(ctx, order["job"])
             return {"state": seen.job.state, "why": seen.job.why}
         case "pull":
-            got = await pull(w, order["job"])
+            got = await pull(ctx, order["job"])
             return {"files": [f.local for f in got.received.files], "complete": got.received.complete}
         case "verify":
-            return {"verdict": (await verify_job(w, order["job"])).verdict}
+            return {"verdict": (await verify_job(ctx, order["job"])).verdict}
         case "list":
-            found = await list_instances(w)
+            found = await list_instances(ctx)
             return {"rows": [[r.instance_id, r.billing, r.ours] for r in found.rows], "unknown": found.unknown}
         case "teardown":
-            view = await request(w, order["job"], "terminate")
+            view = await request(ctx, order["job"], "terminate")
         case _:  # approve
-            view = await approve(w, order["ticket"], order["digest"], channel="terminal", by="a person in a test")
+            view = await approve(ctx, order["ticket"], order["digest"], channel="terminal", by="a person in a test")
     return {
         "ticket": view.record.id,
         "digest": view.record.digest,
@@ -112,9 +112,9 @@ def child(order: dict[str, Any], note: int) -> None:
     wire = Tripwire(order.get("line"), note)
     wire.arm()
     clock = SystemClock() if order.get("hosts") else PlainClock()
-    w = open_house(Path(order["home"]), clock)
+    ctx = open_house(Path(order["home"]), clock)
     try:
-        answer = anyio.run(act, w, order)
+        answer = anyio.run(act, ctx, order)
     except WardenError as error:
         answer = {"error": error.code, "message": error.message}
     wire.disarm()

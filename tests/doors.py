@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.app import open_warden
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.app import open_context
+from gpuwarden.lifecycle.context import Context
 from gpuwarden.rehearsal.model import Settings
 
 PLATFORM = "rehearsal/vastai"
@@ -53,11 +53,11 @@ def policy_file(home: Path) -> Path:
     return file
 
 
-def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Warden:
+def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Context:
     """A warden of this process over a cloud whose machines boot and stop at once; other processes see the same."""
-    w = open_warden("test", env=environment(home, GPUWARDEN_SECRETS_ALLOWED="HF_TOKEN,MY_TOKEN,PLAIN_NAME", **env))
-    w.provider(platform).cloud.configure(QUICK)  # type: ignore[attr-defined]
-    return w
+    ctx = open_context("test", env=environment(home, GPUWARDEN_SECRETS_ALLOWED="HF_TOKEN,MY_TOKEN,PLAIN_NAME", **env))
+    ctx.provider(platform).cloud.configure(QUICK)  # type: ignore[attr-defined]
+    return ctx
 
 
 def gpuwarden(

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evals import runner
-from evals.cases import Case, Check, load_cases
-from evals.mcp_client import McpClient
-from evals.runner import Play, new_run
-from evals.stage import OpenScene
-from evals.trials import Trial, read_run, score_run
-from evals.worlds import World, load_worlds
+from evals.environments.stage import OpenScene
+from evals.environments.worlds import World, load_worlds
+from evals.harness import runner
+from evals.harness.mcp_client import McpClient
+from evals.harness.runner import Play, new_run
+from evals.scoring.cases import Case, Check, load_cases
+from evals.scoring.trials import Trial, read_run, score_run
 
 from doors import environment
 

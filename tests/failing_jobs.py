@@ -12,9 +12,9 @@ import pytest
 from mcp.client.client import Client
 
 from doors import environment
-from gpuwarden.app import open_warden
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve.mcp_server import make_server
+from gpuwarden.app import open_context
+from gpuwarden.interfaces.mcp.server import make_server
+from gpuwarden.lifecycle.context import Context
 
 ENDED = {"succeeded", "failed", "canceled", "preempted"}
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -47,7 +47,7 @@ def over(body: dict[str, Any]) -> bool:
 class Jobs:
     """A client's conversation with the server about jobs on this machine."""
 
-    def __init__(self, client: Client, warden: Warden) -> None:
+    def __init__(self, client: Client, warden: Context) -> None:
         self.client, self.warden = client, warden
         self.runs = Path(warden.profile("local").run_root).expanduser()
 
@@ -93,6 +93,6 @@ async def jobs_here(home: Path) -> AsyncIterator[Jobs]:
     """One server over a home folder of its own, for as many jobs as wanted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home / "user"))
-        warden = open_warden("test", env=environment(home))
+        warden = open_context("test", env=environment(home))
         async with Client(make_server(warden)) as client:
             yield Jobs(client, warden)

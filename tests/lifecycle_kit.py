@@ -16,10 +16,10 @@ from gpuwarden.core.models import JobSpec, Level, Report, Verdict
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, Job, Lease, Teardown
 from gpuwarden.ledger.store import Event, Ledger
-from gpuwarden.lifecycle import copies
+from gpuwarden.lifecycle.artifacts import local_copies
+from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Record, Settings
@@ -74,35 +74,37 @@ def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
     return JobSpec.model_validate(values | changes)
 
 
-def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Warden:
+def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Context:
     """A warden over a home folder; as many as you like may be open."""
-    return Warden(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
+    return Context(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
 
 
-def rent_cloud(w: Warden, *faults: Fault, platform: str = PLATFORM, settings: Settings = FAST, seed: int = 0) -> Cloud:
+def rent_cloud(
+    ctx: Context, *faults: Fault, platform: str = PLATFORM, settings: Settings = FAST, seed: int = 0
+) -> Cloud:
     """Set up the cloud that a warden's provider for `platform` looks at. Nothing moves in it unless somebody looks."""
-    profile = w.profile(platform)
-    root = w.home / "providers" / "rehearsal" / profile.id
-    cloud = Cloud(root, profile, w.clock, settings=settings, faults=Faults(seed=seed, faults=faults), supervise=False)
-    w._providers[platform] = RehearsalProvider(cloud)
+    profile = ctx.profile(platform)
+    root = ctx.home / "providers" / "rehearsal" / profile.id
+    cloud = Cloud(root, profile, ctx.clock, settings=settings, faults=Faults(seed=seed, faults=faults), supervise=False)
+    ctx._providers[platform] = RehearsalProvider(cloud)
     return cloud
 
 
-async def launch(w: Warden, spec: JobSpec) -> str:
+async def launch(ctx: Context, spec: JobSpec) -> str:
     """Submit twice, the second time with the receipt; the job's id."""
-    first = await submit(w, spec)
-    done = await submit(w, spec, receipt=first.receipt)
+    first = await submit(ctx, spec)
+    done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job is not None
     return done.job.id
 
 
-async def prove(w: Warden, job_id: str) -> Report | None:
+async def prove(ctx: Context, job_id: str) -> Report | None:
     """Record that the pulled copies are whole, as a verification does; what a checkpoint is, is not the point here."""
-    job, pulled = read_job(w.ledger, job_id), copies.last_pull(w, job_id)
+    job, pulled = read_job(ctx.ledger, job_id), local_copies.last_pull(ctx, job_id)
     if pulled is None:
         return None
     report = Report(path=pulled.dest, level=Level.LOAD, verdict=Verdict.PROVEN, files=())
-    copies.save_verified(w, job, pulled, copies.seal(pulled), report)
+    local_copies.save_verified(ctx, job, pulled, local_copies.seal(pulled), report)
     return report
 
 

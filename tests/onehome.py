@@ -17,7 +17,7 @@ from typing import Any
 
 from gpuwarden.core.policy import Policy
 from gpuwarden.frontmatter import read_front_matter
-from gpuwarden.knowledge.catalogue import read_tree
+from gpuwarden.knowledge.catalog import read_tree
 from gpuwarden.knowledge.words import STOP, stem
 
 ALIKE = 0.5

@@ -34,7 +34,7 @@ from gpuwarden.remote.launch import DIED
 
 
 class Processes:
-    """Stands in for `gpuwarden.rehearsal.procs`: which run folders of which instances have a living process."""
+    """Stands in for `gpuwarden.rehearsal.processes`: which run folders of which instances have a living process."""
 
     def __init__(self) -> None:
         self.living: dict[str, set[str]] = {}

@@ -8,11 +8,11 @@ from typing import Any
 from gpuwarden.core.models import JobSpec, Known, Quote
 from gpuwarden.core.policy import Policy
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.hub.gather import hub_facts
-from gpuwarden.lifecycle.submit_facts import read_spec
+from gpuwarden.hub.preflight_facts import hub_facts
+from gpuwarden.lifecycle.submission.facts import read_spec
 from gpuwarden.profiles import load_profile
-from gpuwarden.rehearsal.hub_seed import TOKEN as HF_TOKEN
-from gpuwarden.rehearsal.hub_store import HubStore
+from gpuwarden.rehearsal.hub.seed import TOKEN as HF_TOKEN
+from gpuwarden.rehearsal.hub.store import HubStore
 from gpuwarden.rules.facts import SubmitFacts
 
 __all__ = ["HF_TOKEN", "facts_for", "seed_for_rules"]

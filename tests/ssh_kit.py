@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
 from sshd import Sshd
 
 

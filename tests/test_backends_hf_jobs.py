@@ -12,7 +12,7 @@ import anyio
 import pytest
 from mcp.client import Client
 
-from gpuwarden.app import open_warden
+from gpuwarden.app import open_context
 from gpuwarden.backends.base import load_backend
 from gpuwarden.backends.hf_jobs import HfJobsBackend, observation
 from gpuwarden.core.clock import SystemClock
@@ -29,13 +29,13 @@ from gpuwarden.core.models import (
     Unknown,
 )
 from gpuwarden.core.states import Job
-from gpuwarden.hub.client import HubClient, HubConfig, Reply
+from gpuwarden.hub.client import HubClient, HubConfig, HubResponse
 from gpuwarden.hub.jobs import flavor_of, moment, prices
+from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.hf_jobs import HfJobsProvider
-from gpuwarden.rehearsal.hub_seed import TOKEN, USER
-from gpuwarden.rehearsal.hub_server import Fault, HubServer
-from gpuwarden.serve.mcp_server import make_server
+from gpuwarden.rehearsal.hub.seed import TOKEN, USER
+from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import READER, config, hub_server
 
 pytestmark = pytest.mark.anyio
@@ -204,8 +204,8 @@ def test_flavors() -> None:
 async def test_a_price_that_nothing_can_be_reckoned_with_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"name": str(cost), "unitCostMicroUSD": cost, "unitLabel": "hour"} for cost in (-1, 1e308, 10**400, 5e5)]
 
-    async def told(*_: object) -> Reply:
-        return Reply(200, [*rows, "t4", None], {})
+    async def told(*_: object) -> HubResponse:
+        return HubResponse(200, [*rows, "t4", None], {})
 
     monkeypatch.setattr(HubClient, "get", told)
     async with HubClient(HubConfig(endpoint="http://127.0.0.1:1"), clock=SystemClock()) as hub:
@@ -292,12 +292,12 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
     env = {**server.env, "HF_TOKEN": TOKEN, "GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(policy)}
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    w = open_warden("mcp", env=env)
+    ctx = open_context("mcp", env=env)
     request: dict[str, Any] = {
         "platform": "hf-jobs", "gpu": "t4-small", "secrets": ["HF_TOKEN"], "timeout_s": 1200, "max_cost_usd": 1.0,
         "outputs": ["/hub/models/rehearsal/walked"], "env": {"HF_HUB_DISABLE_XET": "1"},
     }  # fmt: skip
-    async with Client(make_server(w)) as client:
+    async with Client(make_server(ctx)) as client:
 
         async def call(tool: str, **args: Any) -> dict[str, Any]:
             reply = (await client.call_tool(tool, args)).structured_content
@@ -361,13 +361,13 @@ async def test_a_repo_that_moves_between_check_and_launch_sends_the_job_back(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     from gpuwarden.core.errors import Conflict
-    from gpuwarden.lifecycle.submit import submit
+    from gpuwarden.lifecycle.submission.submit import submit
 
-    w = open_warden("cli", env=env)
+    ctx = open_context("cli", env=env)
     spec = job("", command=(), script=SCRIPT.format(data="trl-lib/Capybara"), secrets=["HF_TOKEN"],
                outputs=["/hub/models/rehearsal/walked"], timeout_s=1200, max_cost_usd=1.0)  # fmt: skip
-    issued = await submit(w, spec)
+    issued = await submit(ctx, spec)
     server.store.put("dataset", "trl-lib/Capybara", {"README.md": "changed"})
     with pytest.raises(Conflict, match="dataset trl-lib/Capybara was"):
-        await submit(w, spec, receipt=issued.receipt)
+        await submit(ctx, spec, receipt=issued.receipt)
     assert server.jobs.jobs == {}

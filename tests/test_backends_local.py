@@ -15,7 +15,8 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Unreachable, WardenError
 from gpuwarden.core.models import JobSpec, Place, Unknown
 from gpuwarden.core.states import Job
-from gpuwarden.remote import interpreter, launch
+from gpuwarden.remote import launch
+from gpuwarden.remote.host import interpreter
 
 pytestmark = pytest.mark.anyio
 

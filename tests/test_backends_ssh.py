@@ -18,10 +18,10 @@ from gpuwarden.core.errors import BadReply, NotSupported
 from gpuwarden.core.models import Artifact, Handle, Place, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Job
-from gpuwarden.remote.connect import HostKeyChanged, fingerprint
-from gpuwarden.remote.hello import read_hello
-from gpuwarden.remote.receive import receive
-from gpuwarden.remote.ssh import SESSIONS, _Session
+from gpuwarden.remote.host.host_info import read_hello
+from gpuwarden.remote.ssh.connect import HostKeyChanged, fingerprint
+from gpuwarden.remote.ssh.session import SESSIONS, _Session
+from gpuwarden.remote.transfer.receive import receive
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio

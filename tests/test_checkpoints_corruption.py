@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from conftest import need
-from gpuwarden.checkpoints import manifest
-from gpuwarden.checkpoints.anatomy import Limits, Tensor
 from gpuwarden.checkpoints.examine import reader
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Limits, Tensor
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 

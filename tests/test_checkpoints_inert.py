@@ -20,18 +20,18 @@ import pytest
 from safetensors.numpy import save
 
 from conftest import need
-from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.lifecycle import copies
-from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.artifacts import local_copies
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.teardown import request
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
 from lifecycle_kit import launch, open_house, rent_cloud, training
 
 WEIGHTS = save({"w": np.random.default_rng(0).normal(size=(64, 64)).astype("f4")})
@@ -233,20 +233,20 @@ def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- the gate
 
 
-async def torn_down(w: Warden, said: Path, shown: dict[str, bytes]) -> dict[str, str]:
+async def torn_down(ctx: Context, said: Path, shown: dict[str, bytes]) -> dict[str, str]:
     """Pull and verify a job whose outputs are these files; the findings that speak of its copy."""
-    job = await launch(w, training(said, 0.0))
+    job = await launch(ctx, training(said, 0.0))
     with anyio.fail_after(30):
-        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
             await anyio.sleep(0.05)
-    handle = read_job(w.ledger, job).handle
+    handle = read_job(ctx.ledger, job).handle
     assert handle is not None
     for name, content in shown.items():
         (Path(handle.run_dir) / "work/out" / name).write_bytes(content)
-    await pull(w, job)
-    await verify_job(w, job)
-    assert copies.last_pull(w, job) is not None
-    view = await request(w, job, "terminate")
+    await pull(ctx, job)
+    await verify_job(ctx, job)
+    assert local_copies.last_pull(ctx, job) is not None
+    view = await request(ctx, job, "terminate")
     return {f.rule: str(f.severity) for f in view.findings if f.rule.startswith(("TD-LOAD", "TD-COPY"))}
 
 
@@ -271,34 +271,34 @@ async def torn_down(w: Warden, said: Path, shown: dict[str, bytes]) -> dict[str,
     ],
 )
 async def test_what_the_gate_says_of_them(tmp_path: Path, shown: dict[str, bytes], severity: str | None) -> None:
-    w = open_house(tmp_path / "home", SystemClock())
-    rent_cloud(w)
-    found = await torn_down(w, tmp_path / "said", shown)
+    ctx = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(ctx)
+    found = await torn_down(ctx, tmp_path / "said", shown)
     assert found == ({"TD-LOAD-001": severity} if severity else {})
 
 
 @pytest.mark.anyio
 async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_path: Path) -> None:
     """A torn file of a canceled job is lost already; a good one whose copy changed is not, until the machine dies."""
-    w = open_house(tmp_path / "home", SystemClock())
-    rent_cloud(w)
-    job = await launch(w, training(tmp_path / "said", 600.0))
+    ctx = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(ctx)
+    job = await launch(ctx, training(tmp_path / "said", 600.0))
     with anyio.fail_after(30):
         while not (tmp_path / "said").exists():
             await anyio.sleep(0.05)
-            handle = (await check(w, job)).job.handle
+            handle = (await check(ctx, job)).job.handle
     assert handle is not None
     out = Path(handle.run_dir) / "work/out"
     out.mkdir()
     (out / "good.safetensors").write_bytes(WEIGHTS)
     (out / "torn.safetensors").write_bytes(WEIGHTS[:-1])
-    await cancel(w, job)
+    await cancel(ctx, job)
     with anyio.fail_after(30):
-        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
             await anyio.sleep(0.05)
-    copy = (await pull(w, job)).dest / "out/good.safetensors"
+    copy = (await pull(ctx, job)).dest / "out/good.safetensors"
     for change, severity in ((0, "warning"), (1, "error")):
         copy.write_bytes(WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ change]))
-        await verify_job(w, job)
-        view = await request(w, job, "terminate")
+        await verify_job(ctx, job)
+        view = await request(ctx, job, "terminate")
         assert {str(f.severity) for f in view.findings if f.rule == "TD-LOAD-001"} == {severity}

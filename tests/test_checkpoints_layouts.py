@@ -14,12 +14,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import need
-from gpuwarden.checkpoints import examine, formats, manifest
-from gpuwarden.checkpoints.anatomy import Limits
-from gpuwarden.checkpoints.crc32c import crc32c, masked
+from gpuwarden.checkpoints import examine, formats
+from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.formats import dcp as our_dcp
 from gpuwarden.checkpoints.formats import gguf as our_gguf
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.sealing import manifest
+from gpuwarden.checkpoints.values.crc32c import crc32c, masked
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Report, Verdict
 

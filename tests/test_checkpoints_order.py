@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from gpuwarden.checkpoints import kernels, manifest, order, scan
+from gpuwarden.checkpoints import scheduling
+from gpuwarden.checkpoints.sealing import manifest
+from gpuwarden.checkpoints.values import checksums, content_scan
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 
@@ -32,19 +34,19 @@ def names(*sizes: int) -> dict[str, int]:
     ],
 )
 def test_large_files_that_leave_threads_idle_are_shared(sizes: tuple[int, ...], together: list[str]) -> None:
-    assert order.plan(names(*sizes), 2, 8)[0] == together
-    assert order.plan(names(*sizes), 1, 8)[0] == []
+    assert scheduling.plan(names(*sizes), 2, 8)[0] == together
+    assert scheduling.plan(names(*sizes), 1, 8)[0] == []
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 8), st.integers(0, 500))
 def test_every_file_is_looked_at_once(sizes: list[int], threads: int, least: int) -> None:
-    together, apart = order.plan(names(*sizes), threads, least)
+    together, apart = scheduling.plan(names(*sizes), threads, least)
     assert sorted(together + apart) == sorted(names(*sizes))
     assert [sizes[int(n[1:])] for n in apart] == sorted((sizes[int(n[1:])] for n in apart), reverse=True)
 
 
 def test_a_lone_large_file_is_shared_and_judged_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(content_scan, "SEGMENT", 1 << 16)
     values = np.random.default_rng(0).normal(size=(500, 1000)).astype("f4")
     save_file({"w": values, "half": values.astype("f2"), "z": np.zeros((64, 64), "f4")}, tmp_path / "a.safetensors")
     seen = set()
@@ -58,7 +60,7 @@ def test_a_lone_large_file_is_shared_and_judged_as_ever(tmp_path: Path, monkeypa
 
 
 def test_crcs_of_a_lone_large_archive_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(content_scan, "SEGMENT", 1 << 16)
     np.savez(tmp_path / "a.npz", w=np.random.default_rng(0).normal(size=200_000), v=np.ones(9))
     assert "the CRC of 2 members fits" in verify(tmp_path / "a.npz").files[0].proved
     data = bytearray((tmp_path / "a.npz").read_bytes())
@@ -74,5 +76,5 @@ def test_one_digest_is_compared_the_one_that_the_purpose_asks_for(tmp_path: Path
     assert "sha256 equals the manifest's" in verify(tmp_path, Level.CONTENT, manifest=roster).files[0].proved
     manifest.write(tmp_path, taken)
     beside = next(f for f in verify(tmp_path).files if f.path == "a.safetensors")
-    assert set(kernels.digests()) <= set(taken["files"][0])
-    assert f"{kernels.digests()[-1]} equals the manifest's" in beside.proved
+    assert set(checksums.digests()) <= set(taken["files"][0])
+    assert f"{checksums.digests()[-1]} equals the manifest's" in beside.proved

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from conftest import need
-from gpuwarden.checkpoints.anatomy import Limits
 from gpuwarden.checkpoints.examine import look, reader
+from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.findings import Ask
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Report, Verdict
 
@@ -182,7 +182,7 @@ def savers() -> dict[str, tuple[Callable[[Path, int], object], Callable[[Path], 
     import torch
     from safetensors.torch import load_file, save_file
 
-    from gpuwarden.checkpoints import savelib
+    from gpuwarden.checkpoints.sealing import save_helper
 
     weights = {f"w{i}": torch.randn(256, 512) for i in range(8)}
 
@@ -199,7 +199,7 @@ def savers() -> dict[str, tuple[Callable[[Path, int], object], Callable[[Path], 
         save_file(weights, folder / "model.safetensors")
 
     def helper(folder: Path, step: int) -> None:
-        savelib.save(folder.parent, step, {"model": weights, "optimizer": {}})
+        save_helper.save(folder.parent, step, {"model": weights, "optimizer": {}})
 
     def load(folder: Path) -> object:
         return torch.load(folder / "state.pt", weights_only=True)

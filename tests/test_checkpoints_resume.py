@@ -189,9 +189,9 @@ def test_what_else_a_resume_needs(tmp_path: Path, change: Callable[[Path], objec
 
 def test_our_own_helper_says_whether_it_knows_the_place_in_the_data(tmp_path: Path) -> None:
     t = torch()
-    from gpuwarden.checkpoints import savelib
+    from gpuwarden.checkpoints.sealing import save_helper
 
-    savelib.save(tmp_path, 1, {"model": {"w": t.ones(2)}, "optimizer": {}})
-    savelib.save(tmp_path, 2, {"model": {"w": t.ones(2)}, "optimizer": {}, "sampler": {"at": 7}})
+    save_helper.save(tmp_path, 1, {"model": {"w": t.ones(2)}, "optimizer": {}})
+    save_helper.save(tmp_path, 2, {"model": {"w": t.ones(2)}, "optimizer": {}, "sampler": {"at": 7}})
     one, two = sorted(verify(tmp_path, Level.CONTENT).checkpoints, key=lambda c: c.path)
     assert "where in the data to go on" in one.warnings[0] and not two.warnings

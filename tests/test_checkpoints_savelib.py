@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.checkpoints import savelib
+from gpuwarden.checkpoints.sealing import save_helper
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.models import Level, Verdict
 
@@ -30,7 +30,7 @@ for step in range(1, 100000):
 
 
 def write(root: Path, step: int, text: str = "{}") -> None:
-    with savelib.saving(root, step, keep=2, parts=("model", "optimizer")) as folder:
+    with save_helper.saving(root, step, keep=2, parts=("model", "optimizer")) as folder:
         (folder / "weights.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         (folder / "extra.json").write_text(text)
 
@@ -38,7 +38,7 @@ def write(root: Path, step: int, text: str = "{}") -> None:
 def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
     for step in (5, 10, 20):
         write(tmp_path, step)
-    latest = savelib.load_latest(tmp_path)
+    latest = save_helper.load_latest(tmp_path)
     assert latest is not None
     assert (latest.step, latest.path.name, latest.state) == (20, "checkpoint-20", None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-20"]
@@ -51,7 +51,7 @@ def test_a_damaged_one_is_stepped_over_by_both(tmp_path: Path, capsys: pytest.Ca
     write(tmp_path, 1)
     write(tmp_path, 2)
     (tmp_path / "checkpoint-2/extra.json").write_text("[]")
-    latest = savelib.load_latest(tmp_path)
+    latest = save_helper.load_latest(tmp_path)
     assert latest is not None
     assert latest.step == 1
     assert "checkpoint-2 is passed over: extra.json has other bytes" in capsys.readouterr().out
@@ -62,17 +62,19 @@ def test_nothing_is_overwritten_and_an_error_leaves_nothing(tmp_path: Path) -> N
     write(tmp_path, 1)
     with pytest.raises(FileExistsError):
         write(tmp_path, 1)
-    with pytest.raises(RuntimeError), savelib.saving(tmp_path, 2):
+    with pytest.raises(RuntimeError), save_helper.saving(tmp_path, 2):
         raise RuntimeError
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
-    assert savelib.load_latest(tmp_path / "nowhere") is None
+    assert save_helper.load_latest(tmp_path / "nowhere") is None
 
 
 def killed_run(root: Path, moments: random.Random, kills: int) -> None:
     """Kill the saver again and again; after each kill the newest whole checkpoint is at least the last announced."""
     for _ in range(kills):
         with subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(savelib.__file__), str(root / "out")], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SAVER, str(save_helper.__file__), str(root / "out")],
+            stdout=subprocess.PIPE,
+            text=True,
         ) as child:
             assert child.stdout is not None
             child.stdout.readline()
@@ -83,12 +85,12 @@ def killed_run(root: Path, moments: random.Random, kills: int) -> None:
         assert not any(c.verdict is Verdict.REFUTED for c in report.checkpoints), report
         assert report.step is not None
         assert report.step >= max(said, default=1)
-        latest = savelib.load_latest(root / "out")
+        latest = save_helper.load_latest(root / "out")
         assert latest is not None
         assert latest.step == report.step
         for folder in (root / "out").iterdir():
             if folder.name.startswith("checkpoint-"):
-                savelib.shutil.rmtree(folder)
+                save_helper.shutil.rmtree(folder)
 
 
 def test_a_kill_during_a_save_costs_at_most_that_save(tmp_path: Path) -> None:

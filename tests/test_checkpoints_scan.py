@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
-from gpuwarden.checkpoints import kernels, oddity, scan
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Span, Tensor
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Doubtful, Span, Tensor
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.values import checksums, content_scan, nonfinite
 
-TESTS = [functools.cache(lambda t, b=False: kernels.numpy_test(np, t, b)), functools.cache(kernels.plain_test)]
+TESTS = [functools.cache(lambda t, b=False: checksums.numpy_test(np, t, b)), functools.cache(checksums.plain_test)]
 
 
 def real_torch() -> Any:
@@ -76,7 +76,7 @@ def test_wide_floats_agree_with_numpy(make: Any, dtype: str, code: str, big: boo
 @pytest.mark.parametrize("start", [0, 1, 3, 8])
 @pytest.mark.parametrize("place", [0, 1, 62, 63, 64, 65, 127, 128, 999])
 def test_chunks_may_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, place: int) -> None:
-    monkeypatch.setattr(scan, "CHUNK", 257)
+    monkeypatch.setattr(content_scan, "CHUNK", 257)
     values = np.ones(1000, "f4")
     values[place] = np.inf
     data = b"\xff" * start + values.tobytes() + b"\xff" * 9
@@ -84,22 +84,22 @@ def test_chunks_may_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tensors = [Tensor("bad", "F32", (1000,), start, 4000)]
     spans = [Span("all", 0, len(data), zlib.crc32(data)), Span("part", 5, 900, zlib.crc32(data[5:900]) ^ 1)]
     with Source(tmp_path / "x") as source:
-        seen = scan.sweep(source, Anatomy("x", tensors=tensors, spans=spans), ("sha256", "xxh3_128"))
+        seen = content_scan.sweep(source, Anatomy("x", tensors=tensors, spans=spans), ("sha256", "xxh3_128"))
         assert [t.name for t in seen.strange] == ["bad"]
-        assert str(oddity.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
+        assert str(nonfinite.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
     assert seen.bad_spans == ["part"]
     assert seen.digests["sha256"] == hashlib.sha256(data).hexdigest()
     values[place] = 0
     (tmp_path / "x").write_bytes(b"\xff" * start + values.tobytes() + b"\xff" * 9)
     with Source(tmp_path / "x") as source:
-        assert not scan.sweep(source, Anatomy("x", tensors=tensors)).strange
+        assert not content_scan.sweep(source, Anatomy("x", tensors=tensors)).strange
 
 
 def test_tensors_that_share_bytes_are_scanned_once(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(np.zeros(1000, "f4").tobytes())
     many = [Tensor(f"t{i}", "F32", (1000,), 0, 4000) for i in range(5000)]
     with Source(tmp_path / "x") as source:
-        seen = scan.sweep(source, Anatomy("x", tensors=many))
+        seen = content_scan.sweep(source, Anatomy("x", tensors=many))
     assert (seen.scanned, len(seen.zero)) == (1, 5000)
 
 
@@ -108,7 +108,7 @@ def test_tensors_that_share_bytes_as_two_types_by_turns_are_scanned_once_each(tm
     (tmp_path / "f").write_bytes(bytes(1 << 16))
     tensors = [Tensor(str(i), ("F32", "F16")[i % 2], (1,), 0, 1 << 16) for i in range(1000)]
     with Source(tmp_path / "f") as source:
-        seen = scan.sweep(source, Anatomy("x", tensors=tensors))
+        seen = content_scan.sweep(source, Anatomy("x", tensors=tensors))
     assert seen.scanned == 2 and len(seen.zero) == 1000
 
 
@@ -119,10 +119,10 @@ def test_without_the_fast_wheels_the_answers_are_the_same(tmp_path: Path, monkey
         "x", tensors=[Tensor("t", "F16", (5000,), 0, 10_000)], spans=[Span("s", 0, 10_000, zlib.crc32(data))]
     )
     with Source(tmp_path / "x") as source:
-        fast = scan.sweep(source, anatomy, ("sha256",))
+        fast = content_scan.sweep(source, anatomy, ("sha256",))
         for name in ("numpy", "isal", "xxhash"):
             monkeypatch.setitem(sys.modules, name, None)
-        plain = scan.sweep(source, anatomy, ("sha256", "xxh3_128"))
+        plain = content_scan.sweep(source, anatomy, ("sha256", "xxh3_128"))
     assert (plain.digests, plain.bad_spans, plain.strange, plain.zero) == (fast.digests, [], [], [])
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     with Source(tmp_path / "x") as source:
         (tmp_path / "x").write_bytes(b"1" * 10)
         with pytest.raises(Broken):
-            scan.sweep(source, Anatomy("x"))
+            content_scan.sweep(source, Anatomy("x"))
         assert source.changed()
 
 
@@ -169,7 +169,7 @@ def test_complex_values_are_judged_as_torch_judges_them(tmp_path: Path, big: boo
     (tmp_path / "x").write_bytes(values.astype(values.dtype.newbyteorder(">" if big else "<")).tobytes())
     with Source(tmp_path / "x") as source:
         tensor = Tensor("t", dtype, (1000,), 0, values.nbytes)
-        seen = scan.sweep(source, Anatomy("x", tensors=[tensor], big_endian=big))
+        seen = content_scan.sweep(source, Anatomy("x", tensors=[tensor], big_endian=big))
     assert bool(seen.strange) == (not bool(torch.isfinite(torch.from_numpy(values)).all()))
     assert bool(seen.zero) == (value == 0)
 
@@ -196,7 +196,7 @@ def test_a_view_costs_no_more_than_its_bytes(
     extent = 4 * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
     started = time.process_time()
     with Source(tmp_path / "x") as source:
-        assert str(oddity.oddity(source, Tensor("t", "F32", shape, 0, extent, stride))) == said
+        assert str(nonfinite.oddity(source, Tensor("t", "F32", shape, 0, extent, stride))) == said
     assert time.process_time() - started < 2
 
 
@@ -205,17 +205,17 @@ def test_a_view_costs_no_more_than_its_bytes(
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_crc_of_two_pieces_is_joined(a: bytes, b: bytes) -> None:
-    assert kernels.crc32_joined(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
+    assert checksums.crc32_joined(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
 
 
 def test_crcs_of_huge_pieces_are_joined_at_once() -> None:
     """Zeros, a terabyte of them by doubling: joining pieces in any order must give one answer."""
     known = {1: zlib.crc32(b"\0")}
     for n in range(40):
-        known[2 << n] = kernels.crc32_joined(known[1 << n], known[1 << n], 1 << n)
+        known[2 << n] = checksums.crc32_joined(known[1 << n], known[1 << n], 1 << n)
     assert known[1 << 20] == zlib.crc32(b"\0" * (1 << 20))
-    left = kernels.crc32_joined(kernels.crc32_joined(7, known[1 << 40], 1 << 40), known[1 << 33], 1 << 33)
-    right = kernels.crc32_joined(kernels.crc32_joined(7, known[1 << 33], 1 << 33), known[1 << 40], 1 << 40)
+    left = checksums.crc32_joined(checksums.crc32_joined(7, known[1 << 40], 1 << 40), known[1 << 33], 1 << 33)
+    right = checksums.crc32_joined(checksums.crc32_joined(7, known[1 << 33], 1 << 33), known[1 << 40], 1 << 40)
     assert left == right
 
 
@@ -242,22 +242,22 @@ def files(draw: st.DrawFn) -> tuple[bytes, list[Tensor], list[Span]]:
 def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Span]], segment: int, chunk: int) -> None:
     data, tensors, spans = made
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "SEGMENT", segment)
+        patch.setattr(content_scan, "SEGMENT", segment)
         (Path(folder) / "x").write_bytes(data)
         counts: list[int] = []
         with Source(Path(folder) / "x") as source:
             anatomy = Anatomy("x", tensors=tensors, spans=spans)
-            whole = scan.sweep(source, anatomy, ("sha256", "crc32"))
+            whole = content_scan.sweep(source, anatomy, ("sha256", "crc32"))
             assert whole.digests == {"sha256": hashlib.sha256(data).hexdigest(), "crc32": f"{zlib.crc32(data):08x}"}
-            patch.setattr(scan, "CHUNK", chunk)
-            assert scan.sweep(source, anatomy, ("sha256", "crc32")) == whole
-            assert scan.sweep(source, anatomy, ("sha256", "crc32"), counts.append, threads=3) == whole
+            patch.setattr(content_scan, "CHUNK", chunk)
+            assert content_scan.sweep(source, anatomy, ("sha256", "crc32")) == whole
+            assert content_scan.sweep(source, anatomy, ("sha256", "crc32"), counts.append, threads=3) == whole
             assert sum(counts) == len(data)
-            patch.setattr(scan, "_JOIN", 1)
+            patch.setattr(content_scan, "_JOIN", 1)
             del whole.digests["sha256"]
-            assert scan.sweep(source, anatomy, ("crc32",), threads=2) == whole
+            assert content_scan.sweep(source, anatomy, ("crc32",), threads=2) == whole
             whole.digests.clear()
-            assert scan.sweep(source, anatomy, threads=3) == whole
+            assert content_scan.sweep(source, anatomy, threads=3) == whole
     by_hand = [t.name for t in tensors if t.dtype != "I32" and t.numel and not finite(data, t)]
     found = {t.name for t in whole.strange}
     assert set(by_hand) <= found  # tensors that share bytes are blamed together; the exact count tells them apart
@@ -273,7 +273,7 @@ def finite(data: bytes, t: Tensor) -> bool:
 
 
 def test_what_progress_raises_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "SEGMENT", 1 << 16)
+    monkeypatch.setattr(content_scan, "SEGMENT", 1 << 16)
     (tmp_path / "x").write_bytes(b"1" * (1 << 20))
 
     def enough(count: int) -> None:
@@ -282,4 +282,4 @@ def test_what_progress_raises_ends_the_pass(tmp_path: Path, monkeypatch: pytest.
     with Source(tmp_path / "x") as source:
         for threads in (1, 2):
             with pytest.raises(Doubtful, match="enough"):
-                scan.sweep(source, Anatomy("x"), ("sha256",), enough, threads)
+                content_scan.sweep(source, Anatomy("x"), ("sha256",), enough, threads)

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.checkpoints import book, ship
-from gpuwarden.checkpoints.seal import Sealer
+from gpuwarden.checkpoints import archive
+from gpuwarden.checkpoints.sealing import seal_log
+from gpuwarden.checkpoints.sealing.seal import Sealer
 from gpuwarden.remote.launch import checker
-from gpuwarden.remote.runner.disclose import processes
+from gpuwarden.remote.runner.inventory import processes
 from gpuwarden.remote.runner.observe import observe
 from gpuwarden.remote.runner.process import all_pids
 from gpuwarden.remote.runner.seals import seals
@@ -102,20 +103,20 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
-    rows = until(lambda: book.read(folder / "seals.jsonl"))
+    rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     assert str(place) in rows
     known = roster(folder)
     row = known["out/checkpoint-1/model.safetensors"]
     assert row["seal"] == {k: rows[str(place)][k] for k in ("sha256", "sealed_at", "mac")}
     assert row["sha256"] == row["seal"]["sha256"], "what is there now is what was saved"
-    assert book.made_with(KEY.encode(), rows[str(place)])
+    assert seal_log.made_with(KEY.encode(), rows[str(place)])
     assert set(known) == {"out/checkpoint-1/model.safetensors", "out/checkpoint-1/trainer_state.json"}
 
 
 def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
-    until(lambda: book.read(folder / "seals.jsonl"))
+    until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     before, times = roster(folder)["out/checkpoint-1/model.safetensors"], place.stat()
     data = bytearray(place.read_bytes())
@@ -128,16 +129,16 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
 
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
-    until(lambda: book.read(folder / "seals.jsonl"))
+    until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
-    sealed = book.read(folder / "seals.jsonl")[str(place)]
+    sealed = seal_log.read(folder / "seals.jsonl")[str(place)]
     data = bytearray(place.read_bytes())
     data[-2] ^= 4
     place.write_bytes(data)
     # No program can set back the time of change, so the book is told that it never moved.
-    size, mtime, ctime = book.stamp_of(str(place)) or (0, 0, 0)
+    size, mtime, ctime = seal_log.stamp_of(str(place)) or (0, 0, 0)
     same = {**sealed, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}
-    book.add(folder / "seals.jsonl", [{**same, "mac": book.mac(KEY.encode(), same)}])
+    seal_log.add(folder / "seals.jsonl", [{**same, "mac": seal_log.mac(KEY.encode(), same)}])
     row = roster(folder)["out/checkpoint-1/model.safetensors"]
     assert row["seal"]["sha256"] == sealed["sha256"] != row["sha256"], "what was saved, and what is there now"
     *_, found, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
@@ -149,7 +150,7 @@ def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path)
 def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
     start(folder, "time.sleep(1); save(2)", seal_quiet_s=3600)
     until(lambda: over(folder))
-    rows = until(lambda: book.read(folder / "seals.jsonl"))
+    rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
     assert str(folder / "work/out/checkpoint-2/model.safetensors") in rows
 
 
@@ -165,9 +166,9 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
     assert {p.name for p in (folder / "work/out").iterdir()} == {"checkpoint-58", "checkpoint-59"}
 
 
-@pytest.mark.parametrize("archive", ["", "../evil.pyz", "gpuwarden-checkpoints-0123456789abcdef.pyz", None, 7])
-def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, archive: object) -> None:
-    start(folder, "time.sleep(0.6); save(1)", archive=archive)
+@pytest.mark.parametrize("pyz", ["", "../evil.pyz", "gpuwarden-checkpoints-0123456789abcdef.pyz", None, 7])
+def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object) -> None:
+    start(folder, "time.sleep(0.6); save(1)", archive=pyz)
     until(lambda: over(folder))
     assert observe(str(folder))["state"] == "succeeded"
     assert not (folder / "seals.jsonl").exists()
@@ -177,7 +178,7 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, archive: obj
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
-    until(lambda: book.read(folder / "seals.jsonl"))
+    until(lambda: seal_log.read(folder / "seals.jsonl"))
 
     def sealers() -> list[int]:
         lines = {p: Path(f"/proc/{p}/cmdline") for p in all_pids()}
@@ -208,10 +209,10 @@ def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
         time.sleep(dice.uniform(0.1, 0.5))  # the moment of death is the point of the test
         child.kill()
         child.wait()
-        for place, row in book.read(tmp_path / "book").items():
-            assert book.stamp(row) == book.stamp_of(place)
+        for place, row in seal_log.read(tmp_path / "book").items():
+            assert seal_log.stamp(row) == seal_log.stamp_of(place)
     subprocess.run([*argv, "--book", str(tmp_path / "book"), "--once"], check=True, timeout=60, capture_output=True)
-    rows = book.read(tmp_path / "book")
+    rows = seal_log.read(tmp_path / "book")
     assert len(rows) == 12
     assert seals(str(tmp_path)) == {}
     (tmp_path / "book").rename(tmp_path / "seals.jsonl")
@@ -221,10 +222,10 @@ def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
 def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
     row = {"path": "/a", "size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": "0" * 64, "sealed_at": 1.0}
     (tmp_path / "seals.jsonl").write_bytes(b'{"path": "/cut", "size": 1, "mtime')
-    book.add(tmp_path / "seals.jsonl", [row])
+    seal_log.add(tmp_path / "seals.jsonl", [row])
     with (tmp_path / "seals.jsonl").open("ab") as out:
         out.write(b"[" * 100_000 + b"\n{}\n7\n\xff\xfe\n" + json.dumps({**row, "path": "/b", "sha256": "x"}).encode())
-    assert book.read(tmp_path / "seals.jsonl").keys() == {"/a"}
+    assert seal_log.read(tmp_path / "seals.jsonl").keys() == {"/a"}
     assert seals(str(tmp_path)).keys() == {"/a"}
 
 
@@ -241,7 +242,7 @@ def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> N
 
 
 def test_the_archive_is_small_and_the_same_every_time() -> None:
-    assert ship.archive() == checker()[1]
+    assert archive.build() == checker()[1]
     assert len(checker()[1]) < 150_000
 
 
@@ -263,7 +264,7 @@ FORGED: list[dict[str, Any]] = [
 def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[str, Any]) -> None:
     """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
     start(folder, "save(1); time.sleep(60)")
-    rows = until(lambda: book.read(folder / "seals.jsonl"))
+    rows = until(lambda: seal_log.read(folder / "seals.jsonl"))
     place = str(folder / "work/out/checkpoint-1/model.safetensors")
     with (folder / "seals.jsonl").open("a") as out:
         out.write("\n" + json.dumps({**rows[place], **forged}) + "\n")
@@ -275,7 +276,7 @@ def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> None:
     start(folder, "save(1); print(dict(os.environ)); time.sleep(60)")
-    until(lambda: book.read(folder / "seals.jsonl", KEY.encode()))
+    until(lambda: seal_log.read(folder / "seals.jsonl", KEY.encode()))
     for path in (p for p in folder.rglob("*") if p.is_file()):
         assert KEY.encode() not in path.read_bytes(), path
     supervisor = int(observe(str(folder))["pid"])
@@ -325,7 +326,7 @@ print(*map(readable, (lambda: None, seal.hide_memory, process.hide_memory)))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_a_process_of_the_same_user_can_not_read_the_key_out_of_the_memory() -> None:
-    server = Path(str(book.__file__)).parents[2]
+    server = Path(str(seal_log.__file__)).parents[2]
     done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=60)
     open_one, *hidden = done.stdout.split()
     if open_one == "False":
@@ -340,14 +341,14 @@ def command_of(pid: int) -> bytes:
 def test_a_sealer_takes_no_line_for_its_own_that_it_did_not_make(tmp_path: Path) -> None:
     """A job that writes the digest of its choice into the book does not keep the sealer from its work."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
-    size, mtime, ctime = book.stamp_of(str(path)) or (0, 0, 0)
+    size, mtime, ctime = seal_log.stamp_of(str(path)) or (0, 0, 0)
     forged = {"path": str(path), "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": "0" * 64}
-    for more in ({}, {"mac": ""}, {"mac": "\u00e9"}, {"mac": book.mac(b"guess", {**forged, "sealed_at": 1.0})}):
-        book.add(tmp_path / "book", [{**forged, "sealed_at": 1.0, **more}])
+    for more in ({}, {"mac": ""}, {"mac": "\u00e9"}, {"mac": seal_log.mac(b"guess", {**forged, "sealed_at": 1.0})}):
+        seal_log.add(tmp_path / "book", [{**forged, "sealed_at": 1.0, **more}])
     sealer = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book", key=KEY.encode())
     assert sealer.look() == ["checkpoint-1"]
-    row = book.read(tmp_path / "book", KEY.encode())[str(path)]
-    assert row["sha256"] != "0" * 64 and book.made_with(KEY.encode(), row)
+    row = seal_log.read(tmp_path / "book", KEY.encode())[str(path)]
+    assert row["sha256"] != "0" * 64 and seal_log.made_with(KEY.encode(), row)
     again = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book", key=KEY.encode())
     assert again.look() == [], "it knows its own line"
 
@@ -362,7 +363,7 @@ def test_a_book_that_is_a_pipe_or_a_link_holds_nobody_up(tmp_path: Path, what: s
         (tmp_path / "book").symlink_to(target)
     weights(tmp_path / "out/checkpoint-1/model.safetensors")
     with no_longer_than(20):
-        assert book.read(tmp_path / "book") == {}
+        assert seal_log.read(tmp_path / "book") == {}
         assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == []
     assert not target.stat().st_size
 
@@ -383,8 +384,8 @@ def test_a_mapped_file_that_changes_after_its_seal_loses_it(tmp_path: Path) -> N
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[-1] = 1
         assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == ["checkpoint-1"]
-        row = book.read(tmp_path / "book")[str(path)]
-        assert book.stamp(row) == book.stamp_of(str(path))
+        row = seal_log.read(tmp_path / "book")[str(path)]
+        assert seal_log.stamp(row) == seal_log.stamp_of(str(path))
         time.sleep(0.02)  # the kernel's times have a grain
         mapped[-1] = 2
-        assert book.stamp(row) != book.stamp_of(str(path))
+        assert seal_log.stamp(row) != seal_log.stamp_of(str(path))

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gpuwarden.checkpoints import manifest, savelib, ship
-from gpuwarden.checkpoints.seal import Sealer
+from gpuwarden.checkpoints import archive
+from gpuwarden.checkpoints.sealing import manifest, save_helper
+from gpuwarden.checkpoints.sealing.seal import Sealer
 from gpuwarden.checkpoints.verify import WHO, verify
 from gpuwarden.core.models import Level, Manifest, Verdict
 
@@ -38,46 +39,46 @@ def pythons() -> list[str]:
     return [sys.executable, *(p for p in found if subprocess.run([p, "-V"], capture_output=True).returncode == 0)]
 
 
-def shipped(python: str, archive: Path, *args: str) -> Any:
+def shipped(python: str, pyz: Path, *args: str) -> Any:
     """Run the archive with nothing but the standard library (-S leaves out site-packages)."""
     done = subprocess.run(
-        [python, "-S", "-I", str(archive), *args], capture_output=True, text=True, timeout=60, check=False
+        [python, "-S", "-I", str(pyz), *args], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    data = ship.archive()
-    assert data == ship.archive()
-    path = tmp_path / ship.name(data)
+def pyz(tmp_path: Path) -> Path:
+    data = archive.build()
+    assert data == archive.build()
+    path = tmp_path / archive.name(data)
     path.write_bytes(data)
     return path
 
 
 @pytest.mark.parametrize("python", pythons())
-def test_it_runs_on_the_standard_library_alone(tmp_path: Path, archive: Path, python: str) -> None:
+def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python: str) -> None:
     root = outputs(tmp_path)
-    answer = shipped(python, archive, "examine", str(root))
+    answer = shipped(python, pyz, "examine", str(root))
     assert {f["verdict"] for f in answer[0]["files"]} == {"proven"}
     assert answer[0]["folders"][0]["step"] == 10
-    roster = Manifest.model_validate(shipped(python, archive, "manifest", str(root))[0])
+    roster = Manifest.model_validate(shipped(python, pyz, "manifest", str(root))[0])
     assert verify(root, Level.CONTENT, manifest=roster).verdict is Verdict.PROVEN
 
 
-def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, archive: Path) -> None:
+def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path) -> None:
     bad = np.ones((300, 300), "f4")
     bad[200, 7] = np.nan
     save_file({"w": bad}, tmp_path / "a.safetensors")
-    answer = shipped(sys.executable, archive, "examine", str(tmp_path / "a.safetensors"))
+    answer = shipped(sys.executable, pyz, "examine", str(tmp_path / "a.safetensors"))
     assert answer[0]["files"][0]["problems"] == ["not finite: w (NaN or infinity)"]
 
 
 def test_what_travels_imports_the_standard_library_only() -> None:
-    home = Path(str(ship.__file__)).parent
+    home = Path(str(archive.__file__)).parent
     allowed = {"numpy", "isal", "xxhash", "safetensors"}  # asked for first, done without where missing
-    for path in [p for p in home.rglob("*.py") if p.name not in ship._HOME] + [Path(str(savelib.__file__))]:
+    for path in [p for p in home.rglob("*.py") if p.name not in archive._HOME] + [Path(str(save_helper.__file__))]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

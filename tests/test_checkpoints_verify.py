@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gpuwarden.checkpoints import manifest
+from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import Level, Manifest, Report, Verdict

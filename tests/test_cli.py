@@ -24,12 +24,12 @@ from cli_kit import (  # noqa: F401
     w_fixture,
 )
 from doors import PLATFORM, environment
-from gpuwarden import cli
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve import replies, terminal
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli import console, main
+from gpuwarden.lifecycle.context import Context
 
 
-def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: Path, w: Warden) -> None:
+def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: Path, ctx: Context) -> None:
     job_id = launched(run, train)
     assert ended(run, job_id)["meter"]["billing"] is True
     assert run("teardown", job_id)[0] == 1, "nothing was pulled"
@@ -59,7 +59,7 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
     assert run("cancel", job_id)[1]["state"] == "succeeded"
     events = run("history", job_id)[1]["events"]
     assert {"job.accepted", "artifacts.pulled", "teardown.withdrawn"} <= {e["kind"] for e in events}
-    assert metering(w)
+    assert metering(ctx)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_scripts_that_are_none(run: Cli, tmp_path: Path) -> None:
 
 
 def test_json_behind_two_dashes_is_the_jobs_word(run: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["submit", "--platform", "moonbase", "--", "true", "--json"]) == 1
+    assert main.run(["submit", "--platform", "moonbase", "--", "true", "--json"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "PF-PLT-001" in err
 
@@ -160,13 +160,13 @@ def test_a_mistake_of_ours_is_one_error(
     def explode(*_: object) -> None:
         raise RuntimeError("secret inside")
 
-    monkeypatch.setattr("gpuwarden.app.open_warden", explode)
+    monkeypatch.setattr("gpuwarden.app.open_context", explode)
     code, body = run("instances")
     assert (code, body["code"]) == (1, "internal") and "secret inside" not in json.dumps(body)
     code, text = run.shown("instances")
     assert code == 1 and "internal" in text and "Traceback" not in text
     monkeypatch.setenv("GPUWARDEN_DEBUG", "1")
-    assert cli.run(["instances", "--json"]) == 1
+    assert main.run(["instances", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["code"] == "internal" and "secret inside" in err
 
@@ -179,12 +179,12 @@ def test_an_interruption_is_said_plainly(
         def stop(*_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("gpuwarden.app.open_warden", stop)
-        assert cli.run(["instances", "--json"]) == 2
+        monkeypatch.setattr("gpuwarden.app.open_context", stop)
+        assert main.run(["instances", "--json"]) == 2
         assert json.loads(capsys.readouterr().out)["message"] == "interrupted"
 
 
-def test_a_closed_pipe_is_no_crash(home: Path, w: Warden) -> None:
+def test_a_closed_pipe_is_no_crash(home: Path, ctx: Context) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", "rules"],
         env=environment(home),
@@ -204,15 +204,15 @@ def test_a_closed_pipe_is_no_crash(home: Path, w: Warden) -> None:
 def test_tables_fit_80_columns_and_break_no_id(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(terminal, "out", Console(width=80, highlight=False))
+    monkeypatch.setattr(console, "out", Console(width=80, highlight=False))
     machine = {
         "platform": "rehearsal/prime_intellect", "instance_id": "r23243ea3-17", "ours": True, "state": "terminating",
         "billing": None, "price_usd_per_hour": 28.8, "cost_usd": 1234.5678, "since": 1.8e9, "job_id": "j0123456789",
         "job_state": "provisioning", "note": "unverified: counts as billing; the job is failed and the meter runs",
     }  # fmt: skip
-    terminal.listed(replies.InstancesReply(instances=[replies.InstanceReply.model_validate(machine)]))
+    console.listed(results.InstancesReply(instances=[results.InstanceReply.model_validate(machine)]))
     event = {"seq": 1, "at": 1.8e9, "subject": "receipt/r0123456789abcdef", "kind": "lease.created"}
-    terminal.history([{**event, "state": "metering", "body": {"why": "seen \x1b[2J " + "gone " * 40}}])
+    console.history([{**event, "state": "metering", "body": {"why": "seen \x1b[2J " + "gone " * 40}}])
     shown = capsys.readouterr().out
     assert all(len(text) <= 80 for text in shown.splitlines())
     for whole in ("rehearsal/prime_intellect", "r23243ea3-17", "$1,234.57", "$28.80/h", "j0123456789", "unknown"):
@@ -236,7 +236,9 @@ HEAVY = {"mcp", "numpy", "paramiko", "huggingface_hub", "torch", "safetensors"}
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["check", "j1"], ["rules"], ["instances"]])
 def test_a_command_brings_nothing_heavy(home: Path, words: list[str]) -> None:
-    code = "import sys; from gpuwarden.cli import run; run(sys.argv[1:]); print('MODULES', *sys.modules)"
+    code = (
+        "import sys; from gpuwarden.interfaces.cli.main import run; run(sys.argv[1:]); print('MODULES', *sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
         env=environment(home),

@@ -22,8 +22,8 @@ from cli_kit import (  # noqa: F401
 from doors import answer, at_terminal, gpuwarden
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.policy import hash_pin
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve.approval import Terminal, ask
+from gpuwarden.interfaces.cli.approval import Terminal, ask
+from gpuwarden.lifecycle.context import Context
 
 YES = {"Type yes to approve: ": "yes"}
 
@@ -45,50 +45,50 @@ class Typed(Terminal):
     secret = ask
 
 
-async def typed(w: Warden, ticket: str, *answers: str, without_proof: bool = False) -> tuple[str, str]:
+async def typed(ctx: Context, ticket: str, *answers: str, without_proof: bool = False) -> tuple[str, str]:
     """What came of answering like that, and what was shown."""
     person = Typed(*answers)
     try:
-        return (await ask(w, ticket, person, without_proof=without_proof)).code, person.shown
+        return (await ask(ctx, ticket, person, without_proof=without_proof)).code, person.shown
     except WardenError as error:
         return error.code, person.shown + error.message
 
 
-def test_a_pipe_is_no_person(home: Path, w: Warden, run: Cli, train: Path) -> None:
+def test_a_pipe_is_no_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     job_id = proven(run, train)
     ticket = run("teardown", job_id)[1]["ticket"]
     for words in (["approve", ticket], ["approve", "--set-pin"]):
         done = gpuwarden(home, *words, "--json", stdin="yes\nyes\ntrain\n")
         assert done.returncode == 1 and answer(done)["code"] == "refused", done.stdout
-    assert metering(w) and not w.ledger.events(kind="approval.granted")
+    assert metering(ctx) and not ctx.ledger.events(kind="approval.granted")
 
 
 @pytest.mark.anyio
-async def test_a_person_approves_and_sees_the_meter_stop(home: Path, w: Warden, train: Path, life: Life) -> None:
+async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Context, train: Path, life: Life) -> None:
     ticket = await life.waiting()
     for no in ("no", "", "y", "YES"):
-        code, shown = await typed(w, ticket, no)
-        assert code == "refused" and "out/model.safetensors" in shown and metering(w)
+        code, shown = await typed(ctx, ticket, no)
+        assert code == "refused" and "out/model.safetensors" in shown and metering(ctx)
     exit_code, shown = await to_thread.run_sync(lambda: at_terminal(home, "approve", ticket, says=YES))
     assert exit_code == 0 and "meter was seen to have stopped" in " ".join(shown.split()), shown
-    assert not metering(w)
-    code, shown = await typed(w, ticket)
+    assert not metering(ctx)
+    code, shown = await typed(ctx, ticket)
     assert code == "verified_stopped" and shown == "", "a used ticket is not asked about again"
-    assert len(w.ledger.events(kind="approval.used")) == 1
+    assert len(ctx.ledger.events(kind="approval.used")) == 1
 
 
 @pytest.mark.anyio
-async def test_giving_up_what_is_not_proven_takes_the_jobs_name(home: Path, w: Warden, life: Life) -> None:
+async def test_giving_up_what_is_not_proven_takes_the_jobs_name(home: Path, ctx: Context, life: Life) -> None:
     ticket = await life.blocked()
-    code, shown = await typed(w, ticket)
+    code, shown = await typed(ctx, ticket)
     assert code == "refused" and "TD-COPY-001" in shown and "not everything is proven" in shown
     for name in ("yes", "Tiny", ""):
-        code, shown = await typed(w, ticket, name, without_proof=True)
-        assert code == "refused" and "nothing was touched" in shown and metering(w)
+        code, shown = await typed(ctx, ticket, name, without_proof=True)
+        assert code == "refused" and "nothing was touched" in shown and metering(ctx)
     words = ("approve", ticket, "--without-proof")
     exit_code, shown = await to_thread.run_sync(lambda: at_terminal(home, *words, says={"to give it up: ": "tiny"}))
-    assert exit_code == 0 and "NOT COPIED" in shown and not metering(w), shown
-    assert [e.body["without_proof"] for e in w.ledger.events(kind="approval.granted")] == [True]
+    assert exit_code == 0 and "NOT COPIED" in shown and not metering(ctx), shown
+    assert [e.body["without_proof"] for e in ctx.ledger.events(kind="approval.granted")] == [True]
 
 
 def test_a_pin_is_chosen_at_a_terminal(home: Path) -> None:
@@ -104,32 +104,32 @@ def test_a_pin_is_chosen_at_a_terminal(home: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_pin_can_not_be_tried_out(w: Warden, life: Life) -> None:
-    approval = w.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})
-    w.policy = w.policy.model_copy(update={"approval": approval})
+async def test_a_pin_can_not_be_tried_out(ctx: Context, life: Life) -> None:
+    approval = ctx.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})
+    ctx.policy = ctx.policy.model_copy(update={"approval": approval})
     ticket = await life.waiting()
     for _ in range(5):
-        code, shown = await typed(w, ticket, "yes", "1111")
+        code, shown = await typed(ctx, ticket, "yes", "1111")
         assert code == "refused" and "not the PIN" in shown
-    code, shown = await typed(w, ticket, "yes", "2468")
-    assert code == "refused" and "5 wrong PINs" in shown and metering(w), "the right one comes too late"
+    code, shown = await typed(ctx, ticket, "yes", "2468")
+    assert code == "refused" and "5 wrong PINs" in shown and metering(ctx), "the right one comes too late"
 
 
 @pytest.mark.anyio
-async def test_the_right_pin_approves(home: Path, w: Warden, life: Life) -> None:
+async def test_the_right_pin_approves(home: Path, ctx: Context, life: Life) -> None:
     (home.parent / "policy.toml").write_text(f'[approval]\npin_hash = "{hash_pin("2468")}"\n')
     ticket = await life.waiting()
     says = [*YES.items(), ("PIN: ", "2468")]
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "approve", ticket, says=says))
-    assert code == 0 and "2468" not in shown and not metering(w), shown
+    assert code == 0 and "2468" not in shown and not metering(ctx), shown
 
 
-def test_a_spending_above_the_caps_takes_a_person(home: Path, w: Warden, run: Cli, train: Path) -> None:
+def test_a_spending_above_the_caps_takes_a_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     (home.parent / "policy.toml").write_text("[rehearsal_caps]\nper_job_usd = 0\n")
     code, body = run("submit", str(train), *OPTIONS)
     assert (code, body["code"]) == (0, "approval_required")
     again = ("submit", str(train), *OPTIONS, "--receipt", body["receipt"])
-    assert run(*again)[1]["code"] == "approval_required" and not w.ledger.events(kind="job.accepted")
+    assert run(*again)[1]["code"] == "approval_required" and not ctx.ledger.events(kind="job.accepted")
     code, shown = at_terminal(home, "approve", body["receipt"], says=YES)
     assert code == 0 and "price $" in shown and "/h" in shown, shown
     assert run(*again)[1]["code"] == "accepted"

@@ -12,7 +12,7 @@ import pytest
 
 from cli_kit import OPTIONS, Cli, home_fixture, run_fixture, train_fixture, w_fixture  # noqa: F401
 from doors import answer, environment, gpuwarden
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.context import Context
 
 
 def test_a_ledger_that_is_no_ledger(run: Cli, home: Path) -> None:
@@ -28,8 +28,8 @@ def test_a_ledger_that_is_no_ledger(run: Cli, home: Path) -> None:
     assert code == 1 and body["checks"][0] == {"what": "ledger", "ok": False, "found": body["checks"][0]["found"]}
 
 
-def test_a_ledger_of_a_newer_version(run: Cli, w: Warden, home: Path) -> None:
-    w.ledger.close()
+def test_a_ledger_of_a_newer_version(run: Cli, ctx: Context, home: Path) -> None:
+    ctx.ledger.close()
     with sqlite3.connect(home / "ledger.db") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
@@ -44,7 +44,7 @@ def test_a_home_that_cant_be_made(run: Cli, tmp_path: Path, monkeypatch: pytest.
     assert (code, body["code"]) == (1, "ledger_error") and "GPUWARDEN_HOME" in body["hint"]
 
 
-def test_a_read_only_home(run: Cli, w: Warden, home: Path, train: Path) -> None:
+def test_a_read_only_home(run: Cli, ctx: Context, home: Path, train: Path) -> None:
     if os.geteuid() == 0:
         need_mount()
         subprocess.run(["mount", "--bind", "-o", "ro", home, home], check=True)
@@ -59,7 +59,7 @@ def test_a_read_only_home(run: Cli, w: Warden, home: Path, train: Path) -> None:
         assert code == 1 and body["code"] in {"ledger_error", "disk_error"}, body
     finally:
         subprocess.run(undo, check=True)
-    assert not w.ledger.events(kind="job.accepted")
+    assert not ctx.ledger.events(kind="job.accepted")
 
 
 def need_mount() -> None:
@@ -69,11 +69,11 @@ def need_mount() -> None:
         pytest.skip("mounts are not allowed here")
 
 
-def test_a_full_disk(home: Path, w: Warden, train: Path) -> None:
+def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
     """A limit on the size of files stands for the disk: the ledger can't grow any more."""
     size = (home / "ledger.db").stat().st_size
     code = "import resource, sys; n = int(sys.argv.pop(1)); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
-    code += "from gpuwarden.cli import run; sys.exit(run())"
+    code += "from gpuwarden.interfaces.cli.main import run; sys.exit(run())"
     done = subprocess.run(
         [sys.executable, "-c", code, str(size), "submit", str(train), *OPTIONS, "--json"],
         env=environment(home), capture_output=True, text=True, timeout=60, check=False,

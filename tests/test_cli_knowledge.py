@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from doors import answer, gpuwarden
-from gpuwarden import cli
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import parse_yaml
-from gpuwarden.serve.upkeep import look_over
+from gpuwarden.interfaces.cli import main
+from gpuwarden.interfaces.cli.knowledge_maintenance import look_over
 
 LESSON = (
     "--page", "training/oom-memory.md", "--title", "The frobnicator runs out of beans",
@@ -100,7 +100,7 @@ def test_a_proposal_below_the_bar_is_refused(
     words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = references()
-    assert cli.run(["knowledge", "propose", *words, "--json"]) != 0
+    assert main.run(["knowledge", "propose", *words, "--json"]) != 0
     assert told in json.loads(capsys.readouterr().out)["message"] and references() == before
 
 

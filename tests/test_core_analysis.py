@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.core.analysis import Push, Uses
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.hardware import gpu_of
-from gpuwarden.core.script import decode, read_command, read_script
-from gpuwarden.core.syntax import UNKNOWN, Program, flags
-from gpuwarden.core.training import closure, read_requirement
+from gpuwarden.scripts.ecosystem_tables import closure, read_requirement
+from gpuwarden.scripts.script import decode, read_command, read_script
+from gpuwarden.scripts.script_usage import Push, Uses
+from gpuwarden.scripts.static_eval import UNKNOWN, Program, flags
 
 
 def value_of(text: str, env: dict[str, str] | None = None, argv: tuple[str, ...] = ()) -> object:

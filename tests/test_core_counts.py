@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.core.counts import counted
+from gpuwarden.core.plural import counted
 
 PACKAGE = Path(__file__).resolve().parents[1] / "server/gpuwarden"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuwarden.core.estimate import Method, Run, duration, run_of, vram
 from gpuwarden.core.hardware import GPUS
-from gpuwarden.core.script import read_script
+from gpuwarden.scripts.estimate import Method, Run, duration, run_of, vram
+from gpuwarden.scripts.script import read_script
 
 # Parameters in billions, method, gigabytes of a GPU, whether it is known to fit with batch 1 and checkpointing. The
 # sizing table of the training facts: what people run, and what fails.

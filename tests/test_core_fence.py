@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.core.fence import HIDDEN, fence, line, plain, redact
+from gpuwarden.core.sanitize import HIDDEN, fence, line, plain, redact
 
 
 @given(st.text(max_size=300), st.integers(1, 100))

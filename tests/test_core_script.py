@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.script import Header, read_header, read_script
+from gpuwarden.scripts.script import Header, read_header, read_script
 
 HEADER = """\
 # /// script

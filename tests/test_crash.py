@@ -101,9 +101,9 @@ class Life:
         self.spec = training(self.said, 0.4 if self.resumed else 0.05, interruptible=self.resumed)
         self.hosts = kind == "hosts"
         home.mkdir()
-        w = open_house(home, PlainClock())
-        self.cloud = rent_cloud(w, *FAULTS.get(kind, ()), settings=SETTINGS, seed=rng.randrange(1_000_000))
-        w.ledger.close()
+        ctx = open_house(home, PlainClock())
+        self.cloud = rent_cloud(ctx, *FAULTS.get(kind, ()), settings=SETTINGS, seed=rng.randrange(1_000_000))
+        ctx.ledger.close()
 
     def step(self, phase: str, **more: Any) -> dict[str, Any]:
         """Carry a use case out, in as many processes as it takes until one lives to answer."""

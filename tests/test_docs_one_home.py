@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.commands.knowledge import knowledge_check
+from gpuwarden.interfaces.cli.knowledge import knowledge_check
 from onehome import (
     Fact,
     Sentence,
@@ -44,7 +44,7 @@ def facts() -> list[Fact]:
     return [
         *profile_facts(ROOT),
         *policy_facts(),
-        constant("commands/knowledge.py (--months)", "months", MONTHS, "verified"),
+        constant("interfaces/cli/knowledge.py (--months)", "months", MONTHS, "verified"),
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_planted_repeat_is_found_with_both_places(page: str, text: str) -> Non
         ("README.md", "Featurize keeps 30 GB for nothing.", "profiles/featurize.md"),
         ("profiles/autodl.md", "Unlike Vast.ai (vastai), where it is 48 hours.", "profiles/vastai.md"),
         ("references/lifecycle.md", "A receipt has a ttl of 30 minutes.", "core/policy.py (receipt_ttl_s)"),
-        ("AGENTS.md", "A fact is stale when it was verified six months ago.", "commands/knowledge.py (--months)"),
+        ("AGENTS.md", "A fact is stale when it was verified six months ago.", "interfaces/cli/knowledge.py (--months)"),
     ],
 )
 def test_a_planted_number_is_found_with_its_home(page: str, text: str, home: str) -> None:

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import surface
-from evals.cases import CLUSTERS, load_cases
-from evals.endstate import Damage, parse
+from evals.environments.worlds import load_worlds
 from evals.errors import EvalError
-from evals.matching import match, same
-from evals.rewrite import put
-from evals.surface import faults
-from evals.witness import orphans, read_script, witness
-from evals.worlds import load_worlds
+from evals.scoring import surface
+from evals.scoring.cases import CLUSTERS, load_cases
+from evals.scoring.endstate import Damage, parse
+from evals.scoring.matching import match, same
+from evals.scoring.surface import faults
+from evals.selftest.rewrite import put
+from evals.selftest.witness import orphans, read_script, witness
 from hypothesis import given
 from hypothesis import strategies as st
 
-HOUSE = surface.HERE / "house.jsonl"
+HOUSE = surface.HERE / "invariants.jsonl"
 
 
 def two() -> list[dict[str, Any]]:

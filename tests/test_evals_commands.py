@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from evals.__main__ import main
-from evals.cases import load_cases
-from evals.compare import Exit
-from evals.witness import witness
+from evals.reports.compare import Exit
+from evals.scoring.cases import load_cases
+from evals.selftest.witness import witness
 
 from chat_server import chat, completion
 from evals_kit import KEY

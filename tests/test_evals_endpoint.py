@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import agent_endpoint
-from evals.chat import Endpoint
+from evals.agents import endpoint
 from evals.errors import EvalError
-from evals.pack import Pack, load_pack
-from evals.recorder import AgentDied
-from evals.runner import agent
-from evals.setup import Setup
-from evals.trials import Trial
-from evals.verdict import Verdict
+from evals.harness.chat import Endpoint
+from evals.harness.recorder import AgentDied
+from evals.harness.runner import agent
+from evals.harness.setup import Setup
+from evals.harness.skill_pack import Pack, load_pack
+from evals.scoring.trials import Trial
+from evals.scoring.verdict import Verdict
 
 from chat_server import CUT, Answer, Chat, Script, chat, completion
 from evals_kit import KEY, play_once
@@ -70,7 +70,7 @@ def test_a_model_asks_the_server_and_answers(talk: Talk) -> None:
 
 
 def agent_surface() -> list[str]:
-    from evals.surface import TOOLS
+    from evals.scoring.surface import TOOLS
 
     return sorted(TOOLS)
 
@@ -144,7 +144,7 @@ def test_what_may_pass_is_tried_again(bad: Answer, waited: float | None, talk: T
 
 
 def test_a_date_to_wait_for() -> None:
-    from evals.chat import _retry_after
+    from evals.harness.chat import _retry_after
 
     soon = _retry_after(email.utils.formatdate(time.time() + 30, usegmt=True))
     assert soon is not None and 25 < soon <= 31
@@ -242,7 +242,7 @@ def test_a_skill_is_no_way_out_through_a_link(tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_named_before_anything_runs(change: dict[str, Any], words: str) -> None:
     with pytest.raises(EvalError, match=words):
-        agent_endpoint.make(Setup(**{"model": "m", "env": {"OPENAI_API_KEY": KEY}, **change}))
+        endpoint.make(Setup(**{"model": "m", "env": {"OPENAI_API_KEY": KEY}, **change}))
 
 
 def test_an_endpoint_without_keys_gets_none(tmp_path: Path) -> None:
@@ -254,11 +254,11 @@ def test_an_endpoint_without_keys_gets_none(tmp_path: Path) -> None:
 
 
 def test_the_key_is_in_no_words_of_the_endpoint() -> None:
-    endpoint = Endpoint("https://host.invalid/v1", "m", KEY, sleep=lambda _: None)
-    assert KEY not in repr(endpoint)
+    loop = Endpoint("https://host.invalid/v1", "m", KEY, sleep=lambda _: None)
+    assert KEY not in repr(loop)
 
 
 def test_an_endpoint_that_is_not_there() -> None:
-    endpoint = Endpoint("http://127.0.0.1:9/v1", "m", KEY, sleep=WAITS.append)
+    loop = Endpoint("http://127.0.0.1:9/v1", "m", KEY, sleep=WAITS.append)
     with pytest.raises(AgentDied, match="failed 6 times: no answer"):
-        endpoint.complete([], [])
+        loop.complete([], [])

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from evals.cases import load_cases
-from evals.evidence import ARMS, differences, table
-from evals.outcome import outcome
-from evals.trials import read_run, score_run
-from evals.verdict import Verdict
-from evals.worlds import load_worlds
+from evals.environments.worlds import load_worlds
+from evals.reports.evidence import ARMS, differences, table
+from evals.scoring.cases import load_cases
+from evals.scoring.outcome import outcome
+from evals.scoring.trials import read_run, score_run
+from evals.scoring.verdict import Verdict
 
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(sys.platform == "win32", reason="worlds run POSIX processes")]
 

@@ -10,10 +10,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from evals.load_inspect import claims
-from evals.loaders import read
-from evals.source import Source
-from evals.surface import HERE
+from evals.scoring.surface import HERE
+from evals.transcripts.load_inspect import claims
+from evals.transcripts.loaders import read
+from evals.transcripts.source import Source
 
 from conftest import need
 

@@ -8,13 +8,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from evals.canonical import FORMAT, Transcript, dump
-from evals.cases import load_cases
-from evals.loaders import formats, read, recognise
-from evals.mutate import sealed
-from evals.source import Source
-from evals.verdict import Verdict, score
-from evals.witness import Script, witness
+from evals.scoring.cases import load_cases
+from evals.scoring.verdict import Verdict, score
+from evals.selftest.mutate import sealed
+from evals.selftest.witness import Script, witness
+from evals.transcripts.canonical import FORMAT, Transcript, dump
+from evals.transcripts.loaders import formats, read, recognise
+from evals.transcripts.source import Source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -132,7 +132,7 @@ ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 
 @given(st.lists(st.tuples(ids, st.booleans(), JSON, st.text(max_size=9)), max_size=6, unique_by=lambda t: t[0]))
 def test_the_canonical_form_reads_back_what_it_wrote(events: list) -> None:
-    from evals.load_canonical import of_rows
+    from evals.transcripts.load_canonical import of_rows
 
     rows: list[dict] = [{"type": "say", "role": "user", "text": "go"}]
     for name, ok, value, text in events:
@@ -177,7 +177,7 @@ def test_a_problem_names_file_line_and_remedy(tmp_path: Path) -> None:
 
 
 def test_a_gigantic_line_is_named_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evals.source.MAX_LINE", 1 << 20)
+    monkeypatch.setattr("evals.transcripts.source.MAX_LINE", 1 << 20)
     text = canon(call(), result(text="x" * (1 << 20)))
     found = load_text(text, tmp_path)
     assert str(found.problems[0]).startswith("t.jsonl:3: a line of 1,048,")
@@ -435,7 +435,7 @@ def test_that_codex_waits_for_a_helper_is_no_problem(tmp_path: Path) -> None:
 
 def test_noise_never_changes_a_verdict() -> None:
     script = witness(CASES["verified-request"])
-    from evals.benign import BENIGN
+    from evals.selftest.equivalent_mutations import BENIGN
 
     for make in BENIGN.values():
         for variant in make(script):

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from evals import checks
-from evals.cases import load_cases
-from evals.selftest import selftest
+from evals.scoring import checks
+from evals.scoring.cases import load_cases
+from evals.selftest.run import selftest
 
 FOLDER = Path(checks.__file__).parent
 CASES = load_cases()

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import agent_codex, program
+from evals.agents import codex
 from evals.errors import EvalError
-from evals.pack import Pack, load_pack
-from evals.runner import agent
-from evals.setup import Setup
-from evals.trials import Trial
-from evals.verdict import Verdict
+from evals.harness import subprocess_agent
+from evals.harness.runner import agent
+from evals.harness.setup import Setup
+from evals.harness.skill_pack import Pack, load_pack
+from evals.scoring.trials import Trial
+from evals.scoring.verdict import Verdict
 
 from evals_kit import CASE, KEY, RealServer, play_once
 
@@ -180,7 +181,7 @@ def test_a_program_that_hangs_is_stopped(playing: Playing) -> None:
 
 
 def test_a_program_that_writes_without_end_is_stopped(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_MAX_OUTPUT", 4 << 20)
+    monkeypatch.setattr(subprocess_agent, "_MAX_OUTPUT", 4 << 20)
     trial = playing("claude", LIST, {"trick": "flood"})
     assert trial.score.verdict in (Verdict.INFRA, Verdict.INVALID)
     assert trial.score.verdict is not Verdict.PASS
@@ -215,7 +216,7 @@ def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_p
 
 def test_the_configuration_of_codex_holds_any_text() -> None:
     forced = 'a "quote", a \\ backslash, 训练,\nlines\t\x7f and \x01'
-    read = tomllib.loads(agent_codex.config(["/a b/python", "-I", 'x"y'], forced, Path('/a "b"')))
+    read = tomllib.loads(codex.config(["/a b/python", "-I", 'x"y'], forced, Path('/a "b"')))
     assert read["developer_instructions"] == forced
     assert read["mcp_servers"]["gpuwarden"]["args"] == ["-I", 'x"y']
     assert read["projects"] == {'/a "b"': {"trust_level": "trusted"}}
@@ -234,12 +235,12 @@ def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
     with pytest.raises(EvalError, match="none of MY_KEY is set"):
         agent("codex", here)
     agent("codex", replace(here, key_env=""))
-    read = tomllib.loads(agent_codex.config(["s"], "", Path("/w"), here.url, here.key_env))
+    read = tomllib.loads(codex.config(["s"], "", Path("/w"), here.url, here.key_env))
     assert read["model_provider"] == "given"
     assert read["model_providers"]["given"] == {
         "name": "given", "base_url": here.url, "wire_api": "responses", "env_key": "MY_KEY"
     }  # fmt: skip
-    assert "env_key" not in agent_codex.config(["s"], "", Path("/w"), here.url)
+    assert "env_key" not in codex.config(["s"], "", Path("/w"), here.url)
 
 
 def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) -> None:
@@ -249,8 +250,8 @@ def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) 
 
 def test_attempts_to_connect_again_close_nothing() -> None:
     again = b'{"type": "error", "message": "Reconnecting... 2/5"}\n'
-    assert not program._closed(again, agent_codex._ENDS)
-    assert program._closed(again + b'{"type": "turn.failed", "error": {"message": "x"}}\n', agent_codex._ENDS)
+    assert not subprocess_agent._closed(again, codex._ENDS)
+    assert subprocess_agent._closed(again + b'{"type": "turn.failed", "error": {"message": "x"}}\n', codex._ENDS)
 
 
 @SLOW

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals.proxy import Door
-from evals.recorder import Recorder, SceneDied
-from evals.seals import Chain, check
+from evals.harness.proxy import Door
+from evals.harness.recorder import Recorder, SceneDied
+from evals.transcripts.seals import Chain, check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -125,7 +125,7 @@ def test_a_call_is_sealed_in_its_text_and_nowhere_else(bench: Bench, raw: Raw, t
     assert body["seal"]["n"] == 1 and body["words"] == "训练 \u2028 </x>"
     assert (first["result"]["isError"], second["result"]["isError"]) == (False, True)
     bench.recorder.write(tmp_path / "t.jsonl", "completed")
-    from evals.loaders import read
+    from evals.transcripts.loaders import read
 
     (found,) = read(tmp_path / "t.jsonl")
     assert check(found.calls, bench.chain()) == []

@@ -6,23 +6,23 @@ import re
 import shutil
 from pathlib import Path
 
-from evals import surface
-from evals.cases import load_cases
-from evals.checks import load_kinds
-from evals.loaders import formats
-from evals.matching import OPERATORS
-from evals.pack import ARMS
-from evals.runner import agents
-from evals.selftest import selftest
-from evals.stage import stages
-from evals.worlds import load_worlds
+from evals.environments.stage import stages
+from evals.environments.worlds import load_worlds
+from evals.harness.runner import agents
+from evals.harness.skill_pack import ARMS
+from evals.scoring import surface
+from evals.scoring.cases import load_cases
+from evals.scoring.checks import load_kinds
+from evals.scoring.matching import OPERATORS
+from evals.selftest.run import selftest
+from evals.transcripts.loaders import formats
 
 PAGE = (surface.HERE / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"```json (\S+)\n(.*?)```", re.DOTALL)
 
 
 def test_the_example_of_the_page_works(tmp_path: Path) -> None:
-    for name in ("cases.jsonl", "worlds.jsonl", "house.jsonl"):
+    for name in ("cases.jsonl", "worlds.jsonl", "invariants.jsonl"):
         shutil.copy(surface.HERE / name, tmp_path / name)
     (tmp_path / "witness").mkdir()
     blocks = BLOCK.findall(PAGE)
@@ -35,7 +35,7 @@ def test_the_example_of_the_page_works(tmp_path: Path) -> None:
     for name, text in blocks:
         with (tmp_path / name).open("a", encoding="utf-8") as file:
             file.write(text)
-    cases = load_cases(tmp_path / "cases.jsonl", tmp_path / "house.jsonl")
+    cases = load_cases(tmp_path / "cases.jsonl", tmp_path / "invariants.jsonl")
     assert "HF_TOKEN" in load_worlds(cases, tmp_path / "worlds.jsonl")["token_unset"].hidden
     mine = {name: cases[name] for name in ("token-set", "token-unset")}
     report = selftest(mine, tmp_path / "witness")

@@ -16,20 +16,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from evals import agent_claude, agent_codex, agent_oracle
-from evals.canonical import Transcript
-from evals.cases import Case, load_cases
-from evals.loaders import read
-from evals.pack import load_pack
-from evals.recorder import Recorder
-from evals.runner import agent
-from evals.seals import without_seal
-from evals.setup import Setup
-from evals.stage import stage
-from evals.surface import TOOLS
-from evals.trials import Trial, read_run, score_run
-from evals.verdict import Verdict
-from evals.witness import witness
+from evals.agents import claude, codex, oracle
+from evals.environments.stage import stage
+from evals.harness.recorder import Recorder
+from evals.harness.runner import agent
+from evals.harness.setup import Setup
+from evals.harness.skill_pack import load_pack
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.surface import TOOLS
+from evals.scoring.trials import Trial, read_run, score_run
+from evals.scoring.verdict import Verdict
+from evals.selftest.witness import witness
+from evals.transcripts.canonical import Transcript
+from evals.transcripts.loaders import read
+from evals.transcripts.seals import without_seal
 
 from evals_kit import play_once
 from model_server import SHELL, Asked, Model, Say, Step, Use, model, plan
@@ -72,7 +72,7 @@ class Oracle:
         return self._steps[len(asked.results)]
 
     def _play(self, case: Case) -> None:
-        agent_oracle.play(case, cast("Recorder", self))
+        oracle.play(case, cast("Recorder", self))
         self._next.put(Say("\n".join(self._said)))
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, 
     assert server.keys == {KEY}
     deeds = [call.tool for call in witness(case).transcript().calls]
     assert [call.tool for call in trial.transcript.calls if call.ours] == deeds
-    direct = play_once(tmp_path / "direct", agent_oracle.play, case=case, open_scene=stage("gated"))
+    direct = play_once(tmp_path / "direct", oracle.play, case=case, open_scene=stage("gated"))
     assert results(trial) == results(direct)
     assert trial.transcript.final_words().split()[:3] == direct.transcript.final_words().split()[:3]
 
@@ -203,14 +203,14 @@ def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str,
     steps = [LIST, Use("search_references", {"query": "CUDA out of memory"}), Use(SHELL, {"command": "echo hello"})]
     with model(plan(*steps, DONE)) as server:
         env = clean(home, ANTHROPIC_API_KEY=KEY, OPENAI_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
-        env |= {"GPUWARDEN_HOME": str(tmp_path / "gw"), **agent_claude.WAITS}
+        env |= {"GPUWARDEN_HOME": str(tmp_path / "gw"), **claude.WAITS}
         if name == "claude":
             entry = {"type": "stdio", "command": command[0], "args": command[1:]}
             (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}))
             words = ["-p", "--output-format", "stream-json", "--verbose", "--mcp-config", str(tmp_path / "mcp.json")]
             words += ["--allowedTools", "mcp__gpuwarden,Bash"]
         else:
-            page = agent_codex.config(command, "", work, f"{server.url}/v1", "OPENAI_API_KEY")
+            page = codex.config(command, "", work, f"{server.url}/v1", "OPENAI_API_KEY")
             (home / ".codex" / "config.toml").write_text(page)
             words = ["exec", "--json", "--skip-git-repo-check", *(["--model", of] if of else []), "-"]
         done = subprocess.run(

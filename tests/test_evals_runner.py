@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals.agent_oracle import play as oracle
-from evals.cases import Case, load_cases
+from evals.agents.oracle import play as oracle
+from evals.environments.stage import stage, stages
+from evals.environments.worlds import World, load_worlds
 from evals.errors import EvalError
-from evals.recorder import Recorder
-from evals.runner import agent, agents, fill, new_run, run
-from evals.stage import stage, stages
-from evals.summary import summarize
-from evals.trials import read_run, score_run
-from evals.verdict import Verdict
-from evals.witness import witness
-from evals.worlds import World, load_worlds
+from evals.harness.recorder import Recorder
+from evals.harness.runner import agent, agents, fill, new_run, run
+from evals.reports.summary import summarize
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.trials import read_run, score_run
+from evals.scoring.verdict import Verdict
+from evals.selftest.witness import witness
 
 CASES = load_cases()
 WORLDS = load_worlds(CASES)

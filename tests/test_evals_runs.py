@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import trial_file
 from evals.__main__ import main
-from evals.canonical import Transcript, dump
-from evals.cases import Case, load_cases
-from evals.compare import Exit, Plan, compare, plan
-from evals.digests import of_pack, of_scorer, of_trial
-from evals.endstate import EndState
+from evals.environments.worlds import load_worlds
 from evals.errors import EvalError
-from evals.export_atif import export
-from evals.judge import judge, prompt, verdict
-from evals.loaders import read
-from evals.mutate import sealed
-from evals.report_html import page
-from evals.report_markdown import report
-from evals.rewrite import failed, without
-from evals.summary import Summary, summarize
-from evals.trials import Trial, read_run, score_run
-from evals.uplift import Arm, pairs
-from evals.verdict import Verdict, score
-from evals.witness import WITNESSES, Script, witness
-from evals.worlds import load_worlds
+from evals.reports.ablation import Arm, pairs
+from evals.reports.compare import Exit, Plan, compare, plan
+from evals.reports.html import page
+from evals.reports.markdown import report
+from evals.reports.summary import Summary, summarize
+from evals.scoring import trial_file
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.digests import of_pack, of_scorer, of_trial
+from evals.scoring.endstate import EndState
+from evals.scoring.judge import judge, prompt, verdict
+from evals.scoring.trials import Trial, read_run, score_run
+from evals.scoring.verdict import Verdict, score
+from evals.selftest.mutate import sealed
+from evals.selftest.rewrite import failed, without
+from evals.selftest.witness import WITNESSES, Script, witness
+from evals.transcripts.canonical import Transcript, dump
+from evals.transcripts.export_atif import export
+from evals.transcripts.loaders import read
 
 CASES = load_cases()
 SOME = ("columns-present", "columns-missing", "verified-request", "unverified-refused", "final-proven", "over-cap")

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from evals.stats import (
+from evals.scoring.stats import (
     cluster_bootstrap,
     kappa,
     newcombe,

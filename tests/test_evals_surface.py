@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from evals.__main__ import main
 from evals.errors import EvalError
-from evals.shown import Shown, as_text, schemas, shown
-from evals.surface import HERE, TOOLS, faults
+from evals.harness.tool_schemas import Shown, as_text, schemas, shown
+from evals.scoring.surface import HERE, TOOLS, faults
 
 from evals_kit import WORLDS, RealServer
 

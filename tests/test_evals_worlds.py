@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import ledger_check, person, trial_file
-from evals.agent_oracle import play as oracle
-from evals.cases import Case, load_cases
-from evals.evidence import differences, play, write
-from evals.mcp_client import McpClient
-from evals.outcome import by_cluster, outcome
-from evals.recorder import Recorder
-from evals.runner import trial
-from evals.seals import Sealer
-from evals.stage import stage
-from evals.stage_gated import GatedScene
-from evals.trials import Trial, read_run, score_run
-from evals.verdict import Verdict
-from evals.wire import Wire, WireError
-from evals.worlds import World, load_worlds
+from evals.agents.oracle import play as oracle
+from evals.environments import simulated_user
+from evals.environments.stage import stage
+from evals.environments.stage_gated import GatedScene
+from evals.environments.worlds import World, load_worlds
+from evals.harness.json_process import Wire, WireError
+from evals.harness.mcp_client import McpClient
+from evals.harness.recorder import Recorder
+from evals.harness.runner import trial
+from evals.reports.evidence import differences, play, write
+from evals.scoring import ledger_check, trial_file
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.outcome import by_cluster, outcome
+from evals.scoring.trials import Trial, read_run, score_run
+from evals.scoring.verdict import Verdict
+from evals.transcripts.seals import Sealer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the pretend worlds run POSIX processes")
 
@@ -156,9 +157,9 @@ def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path) -> None:
 def test_a_pipe_is_no_person(tmp_path: Path) -> None:
     code = "import sys; print(sys.stdin.isatty(), sys.stdin.readline())"
     argv = [sys.executable, "-c", code]
-    assert person.run(argv, {"PATH": "/usr/bin"}, tmp_path, None)[1].split() == ["False", "yes"]
+    assert simulated_user.run(argv, {"PATH": "/usr/bin"}, tmp_path, None)[1].split() == ["False", "yes"]
     asks = [sys.executable, "-c", "print('hello', input('name? '), __import__('sys').stdin.isatty())"]
-    assert "hello Ada True" in person.run(asks, {"PATH": "/usr/bin"}, tmp_path, {"name?": "Ada"})[1]
+    assert "hello Ada True" in simulated_user.run(asks, {"PATH": "/usr/bin"}, tmp_path, {"name?": "Ada"})[1]
 
 
 ROWS = "| agent | gates | cases | pass | $ spent | $ wasted | $ over | lost | billing | twice |\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from failing_jobs import Jobs, jobs_here, script, told
+from gpuwarden.interfaces.results.check import _diagnosis
 from gpuwarden.knowledge import Seen, Sign, diagnose, shipped
-from gpuwarden.lifecycle.copies import read_piece
-from gpuwarden.lifecycle.diagnose import TAIL
-from gpuwarden.serve.replies.check import _diagnosis
+from gpuwarden.lifecycle.artifacts.local_copies import read_piece
+from gpuwarden.lifecycle.monitoring.diagnose import TAIL
 from test_knowledge_signatures import PAIRS, hostile_lines
 
 pytestmark = pytest.mark.anyio

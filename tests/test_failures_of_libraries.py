@@ -13,7 +13,7 @@ from conftest import need
 from corpus.failures.record import command_of
 from failing_jobs import Jobs, jobs_here, told
 from gpuwarden.knowledge import shipped
-from gpuwarden.knowledge.patterns import compiled_signature
+from gpuwarden.knowledge.signatures import compiled_signature
 from real_limits import in_namespace, memory_group
 
 pytestmark = [

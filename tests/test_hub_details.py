@@ -14,8 +14,8 @@ from gpuwarden.hub.details import look, repo_details
 from gpuwarden.hub.search import dataset_search
 from gpuwarden.hub.suggest import rank, suggest
 from gpuwarden.hub.viewer import short_type
-from gpuwarden.rehearsal.hub_seed import TOKEN, USER
-from gpuwarden.rehearsal.hub_server import Fault, HubServer
+from gpuwarden.rehearsal.hub.seed import TOKEN, USER
+from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import STRANGER, config, hub_server
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.checkpoints.anatomy import Doubtful
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.file_model import Doubtful
 from gpuwarden.core.errors import BadReply
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.hub.files import Address, HubFile, Listing, RangeSource, list_files

@@ -34,7 +34,7 @@ ONLY_IN = {"mcp": ("serve/mcp_*.py", "serve/tools/*.py")}
 HEAVY = frozenset({"torch", "paramiko", "huggingface_hub", "numpy", "mcp", "rich"})
 HEAVY_AT_TOP = {
     "mcp": ONLY_IN["mcp"],
-    "rich": ("serve/terminal.py", "serve/demo.py", "serve/verdicts.py"),
+    "rich": ("interfaces/cli/console.py", "interfaces/cli/demo.py", "interfaces/cli/verify_report.py"),
 }
 
 # Run in a fresh interpreter: import every module, one after the other, and name the first that brings a heavy one.
@@ -200,8 +200,8 @@ def import_all(names: list[str]) -> list[str]:
         ("core/models.py", "from gpuwarden import backends", "core imports gpuwarden.backends"),
         (
             "core/models.py",
-            "def f():\n    from gpuwarden.cli import main",
-            "core/models.py:2: core imports gpuwarden.cli",
+            "def f():\n    from gpuwarden.interfaces.cli.main import main",
+            "core/models.py:2: core imports gpuwarden.interfaces.cli.main",
         ),
         ("core/models.py", "if TYPE_CHECKING:\n    from gpuwarden.hub import x", "core imports gpuwarden.hub"),
         ("core/models.py", "import importlib\nimportlib.import_module('gpuwarden.serve')", "imports gpuwarden.serve"),
@@ -210,16 +210,16 @@ def import_all(names: list[str]) -> list[str]:
         ("core/models.py", "def f():\n    import numpy", "core imports numpy"),
         ("ledger/store.py", "from gpuwarden.lifecycle import submit", "which stands above it"),
         ("rules/pf.py", "from gpuwarden.providers.base import x", "which stands above it"),
-        ("backends/ssh.py", "from gpuwarden.lifecycle.submit import x", "which stands above it"),
-        ("lifecycle/submit.py", "from gpuwarden.cli import main", "which stands above it"),
-        ("lifecycle/submit.py", "import mcp.types", "only serve/mcp_*.py, serve/tools/*.py imports mcp"),
+        ("backends/ssh.py", "from gpuwarden.lifecycle.submission.submit import x", "which stands above it"),
+        ("lifecycle/submission/submit.py", "from gpuwarden.interfaces.cli.main import main", "which stands above it"),
+        ("lifecycle/submission/submit.py", "import mcp.types", "only serve/mcp_*.py, serve/tools/*.py imports mcp"),
         (
             "serve/http_server.py",
             "def f():\n    from mcp import x",
             "only serve/mcp_*.py, serve/tools/*.py imports mcp",
         ),
         ("hub/details.py", "import huggingface_hub", "huggingface_hub is heavy"),
-        ("remote/ssh.py", "try:\n    import paramiko\nexcept ImportError:\n    pass", "paramiko is heavy"),
+        ("remote/ssh/session.py", "try:\n    import paramiko\nexcept ImportError:\n    pass", "paramiko is heavy"),
         ("checkpoints/torch.py", "class A:\n    import torch", "torch is heavy"),
         ("serve/web.py", "if not TYPE_CHECKING:\n    import numpy", "numpy is heavy"),
         ("serve/web.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import numpy", "numpy is heavy"),
@@ -227,7 +227,7 @@ def import_all(names: list[str]) -> list[str]:
         ("hub/details.py", "from ..core import x", "relative import"),
         ("newroom/x.py", "", "the room 'newroom' is not in the table"),
         ("newfile.py", "", "the room 'newfile' is not in the table"),
-        ("cli.py", "import gpuwarden.nowhere", "the room 'nowhere' is not in the table"),
+        ("interfaces/cli/main.py", "import gpuwarden.nowhere", "the room 'nowhere' is not in the table"),
     ],
 )
 def test_the_checker_sees_a_wrong_import(file: str, source: str, fault: str):
@@ -239,10 +239,10 @@ def test_the_checker_sees_a_wrong_import(file: str, source: str, fault: str):
     [
         ("core/models.py", "import json\nfrom pydantic import BaseModel\nfrom gpuwarden.core import errors"),
         ("core/clock.py", "import anyio"),
-        ("cli.py", "from gpuwarden import __version__\nfrom gpuwarden.lifecycle import submit"),
-        ("serve/mcp_server.py", "import mcp"),
-        ("serve/tools/jobs.py", "import mcp"),
-        ("remote/ssh.py", "def f():\n    import paramiko"),
+        ("interfaces/cli/main.py", "from gpuwarden import __version__\nfrom gpuwarden.lifecycle import submit"),
+        ("interfaces/mcp/server.py", "import mcp"),
+        ("interfaces/mcp/tools/jobs.py", "import mcp"),
+        ("remote/ssh/session.py", "def f():\n    import paramiko"),
         ("hub/details.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import huggingface_hub"),
         ("providers/rehearsal.py", "from gpuwarden.rehearsal import cloud"),
         ("backends/ssh.py", "from gpuwarden.remote import ssh\nfrom gpuwarden.core.models import Place"),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.knowledge import search, shipped
-from gpuwarden.knowledge.finder import MAX_QUERY
-from gpuwarden.knowledge.pasted import MOST, gist
+from gpuwarden.knowledge.report_parsing import MOST, gist
+from gpuwarden.knowledge.search import MAX_QUERY
 
 REPORT = """\
 Loss turns into nan after two hours

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.knowledge import diagnose, shipped
 from gpuwarden.knowledge.diagnosis import MAX_LINE, MAX_LOG
-from gpuwarden.knowledge.patterns import compiled_signature, complaint, literal_of
+from gpuwarden.knowledge.signatures import compiled_signature, complaint, literal_of
 
 HEALTHY = sorted((Path(__file__).parent / "corpus" / "logs" / "healthy").glob("*.log"))
 PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]

@@ -8,8 +8,8 @@ import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.errors import NotSupported, Refused
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.profiles import load_profile, profile_names
 from lifecycle_kit import open_house, training
 
@@ -18,35 +18,35 @@ BY_HAND = [n for n in profile_names() if load_profile(n).by_hand]
 
 
 @pytest.fixture
-def w(tmp_path: Path) -> Warden:
+def ctx(tmp_path: Path) -> Context:
     return open_house(tmp_path / "home", FakeClock())
 
 
 @pytest.mark.parametrize("platform", BY_HAND)
 async def test_a_job_for_it_is_refused_with_the_way_out_and_rents_nothing(
-    w: Warden, tmp_path: Path, platform: str
+    ctx: Context, tmp_path: Path, platform: str
 ) -> None:
     with pytest.raises(Refused) as caught:
-        await submit(w, training(tmp_path / "said", platform=platform))
+        await submit(ctx, training(tmp_path / "said", platform=platform))
     [finding] = [f for f in caught.value.findings if f.rule == "PF-PLT-003"]
     assert "no provider" in finding.message and "by hand" in finding.message
-    assert w.ledger.subjects("lease") == []
+    assert ctx.ledger.subjects("lease") == []
 
 
 @pytest.mark.parametrize("platform", BY_HAND)
-def test_there_is_no_door_to_its_meter(w: Warden, platform: str) -> None:
+def test_there_is_no_door_to_its_meter(ctx: Context, platform: str) -> None:
     with pytest.raises(NotSupported, match=f"no provider for {platform}"):
-        w.provider(platform)
+        ctx.provider(platform)
 
 
 @pytest.mark.parametrize("platform", BY_HAND)
-async def test_its_rules_can_be_rehearsed(w: Warden, tmp_path: Path, platform: str) -> None:
+async def test_its_rules_can_be_rehearsed(ctx: Context, tmp_path: Path, platform: str) -> None:
     spec = training(tmp_path / "said", platform=f"rehearsal/{platform}")
-    assert (await submit(w, spec, dry_run=True)).receipt
+    assert (await submit(ctx, spec, dry_run=True)).receipt
     lost = spec.model_copy(update={"outputs": ("/opt/out",)})
     dies = "PF-OUT-002"
     try:
-        findings = (await submit(w, lost, dry_run=True)).findings
+        findings = (await submit(ctx, lost, dry_run=True)).findings
     except Refused as refused:
         findings = refused.findings
     assert dies in [f.rule for f in findings]

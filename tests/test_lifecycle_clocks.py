@@ -10,34 +10,34 @@ from fakes import FakeClock
 from gpuwarden.core.models import Instance, InstanceState
 from gpuwarden.core.profile import DangerClock
 from gpuwarden.core.states import Job, Lease
-from gpuwarden.lifecycle.clocks import clocks_of, stopped_at
+from gpuwarden.interfaces.results import ClockReply, InstanceReply, InstancesReply
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve.replies import ClockReply, InstanceReply, InstancesReply
 from lifecycle_kit import open_house, training
 
 DAY = 86_400.0
 FACT = {"trigger": "idle", "effect": "gone", "verified": "2026-09", "source": "https://example.org"}
 
 
-def rented(w: Warden, tmp_path: Path, platform: str, *states: InstanceState, **spec: object) -> None:
+def rented(ctx: Context, tmp_path: Path, platform: str, *states: InstanceState, **spec: object) -> None:
     """A job and a lease whose machine was seen in these states, a day apart."""
     body = {"spec": training(tmp_path / "said", platform=platform, **spec).model_dump(mode="json")}
-    w.ledger.add("job/j1", "job.accepted", body, state=Job.ACCEPTED)
-    w.ledger.add("lease/l1", "create.intent", {"job": "j1", "platform": platform}, state=Lease.UNVERIFIED)
+    ctx.ledger.add("job/j1", "job.accepted", body, state=Job.ACCEPTED)
+    ctx.ledger.add("lease/l1", "create.intent", {"job": "j1", "platform": platform}, state=Lease.UNVERIFIED)
     for n, state in enumerate(states):
-        seen = Instance(id="i1", state=state, created_at=w.clock.now() - 60 if n == 0 else None)
-        w.ledger.add(
+        seen = Instance(id="i1", state=state, created_at=ctx.clock.now() - 60 if n == 0 else None)
+        ctx.ledger.add(
             "lease/l1",
             "lease.observed",
             {"instance": seen.model_dump(mode="json")},
             state=Lease.METERING if n == 0 else None,
         )
-        w.clock.advance(DAY)  # type: ignore[attr-defined]
+        ctx.clock.advance(DAY)  # type: ignore[attr-defined]
 
 
-def dates(w: Warden) -> list[float]:
-    return [c.at for c in clocks_of(w, read_lease(w.ledger, "l1"), read_job(w.ledger, "j1"))]
+def dates(ctx: Context) -> list[float]:
+    return [c.at for c in clocks_of(ctx, read_lease(ctx.ledger, "l1"), read_job(ctx.ledger, "j1"))]
 
 
 def test_a_stopped_machine_is_released_fifteen_days_after_it_was_first_seen_off(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_a_stopped_machine_is_released_fifteen_days_after_it_was_first_seen_off(
 
 @pytest.mark.parametrize("state", [InstanceState.RUNNING, InstanceState.GONE])
 def test_no_clock_runs_for_a_machine_that_is_on_or_gone(tmp_path: Path, state: InstanceState) -> None:
-    w = open_house(tmp_path, FakeClock())
-    rented(w, tmp_path, "rehearsal/autodl", state)
-    assert dates(w) == []
+    ctx = open_house(tmp_path, FakeClock())
+    rented(ctx, tmp_path, "rehearsal/autodl", state)
+    assert dates(ctx) == []
 
 
 @pytest.mark.parametrize(("timeout", "runs"), [(None, True), (3600, False)])

@@ -13,14 +13,14 @@ from gpuwarden.core.errors import Conflict, Refused, WardenError
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.instances import list_instances
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.interfaces.results import checked as check_reply
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.ending.teardown import approve, request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.teardown import approve, request
-from gpuwarden.lifecycle.watch import Watcher
-from gpuwarden.remote.connect import HostKeyChanged, fingerprint
-from gpuwarden.serve.replies import checked as check_reply
+from gpuwarden.remote.ssh.connect import HostKeyChanged, fingerprint
 from lifecycle_kit import open_house
 
 pytestmark = pytest.mark.anyio
@@ -58,13 +58,13 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
     platform = house.platform
     house.account.faults = [Fault("lost_reply", platform.creates), Fault("lost_reply", platform.ends)]
     job = await house.launch(house.spec("wait", interruptible=platform.spot))
-    assert read_job(house.w.ledger, job).state is Job.PROVISIONING
+    assert read_job(house.ctx.ledger, job).state is Job.PROVISIONING
     await house.reopens()
 
     seen = await house.running(job)
     assert len(house.account.own) == 1, "the create whose reply was lost was adopted, not repeated"
-    assert seen.lease is not None and house.w.ledger.last(seen.lease.subject, "lease.adopted")
-    trusted = house.w.ledger.last(seen.lease.subject, "host.trusted")
+    assert seen.lease is not None and house.ctx.ledger.last(seen.lease.subject, "lease.adopted")
+    trusted = house.ctx.ledger.last(seen.lease.subject, "host.trusted")
     key = (house.machines.folder / house.machine() / "hostkey.pub").read_text()
     assert trusted and "first use" in trusted.body["why"] and trusted.body["fingerprint"] == fingerprint(key)
     meter = check_reply(seen).meter
@@ -79,12 +79,12 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
     begun = 0 if platform.taken == "gone" else 3
     assert seen.log and f"begins at step {begun}" in seen.log.text
     assert seen.lease and seen.lease.state in LIVE_LEASES and house.billing() == [house.machine()]
-    assert len(house.w.ledger.events(f"lease/{seen.lease.id}", kind="host.checked")) == 1
+    assert len(house.ctx.ledger.events(f"lease/{seen.lease.id}", kind="host.checked")) == 1
 
-    blocked = await request(house.w, job, "terminate")
+    blocked = await request(house.ctx, job, "terminate")
     assert blocked.record.state is Teardown.BLOCKED and "TD-COPY-001" in {f.rule for f in blocked.findings}
     with pytest.raises(Refused):
-        await approve(house.w, blocked.record.id, str(blocked.record.digest), channel="terminal", by="test")
+        await approve(house.ctx, blocked.record.id, str(blocked.record.digest), channel="terminal", by="test")
 
     await house.reopens()
     pulled = await bring_home(house, job)
@@ -93,12 +93,12 @@ async def test_the_whole_life_of_a_job(house: House) -> None:
 
     await take_down(house, job)
     assert house.billing() == []
-    after = await check(house.w, job)
+    after = await check(house.ctx, job)
     assert after.log and after.log.text == seen.log.text and "as it was pulled" in after.note
     assert [f.count for f in house.account.faults] == [0, 0], "both replies were lost"
-    lease = read_lease(house.w.ledger, f"{job}-i1")
-    assert lease.state is Lease.STOPPED and lease_ids(house.w.ledger, *LIVE_LEASES) == []
-    assert not [row for row in (await list_instances(house.w)).rows if row.billing is not False]
+    lease = read_lease(house.ctx.ledger, f"{job}-i1")
+    assert lease.state is Lease.STOPPED and lease_ids(house.ctx.ledger, *LIVE_LEASES) == []
+    assert not [row for row in (await list_instances(house.ctx)).rows if row.billing is not False]
 
 
 async def resumed(house: House, job: str) -> str:
@@ -114,12 +114,12 @@ async def lies_stopped(house: House, job: str) -> str:
     assert "taken back in the middle of the run" in seen.job.why
     for _ in range(4):
         house.clock.ahead += 60
-        assert (await check(house.w, job)).job.state is Job.PREEMPTED
+        assert (await check(house.ctx, job)).job.state is Job.PREEMPTED
     assert house.billing() == [] and len(house.account.own) == 1
-    (row,) = (await list_instances(house.w)).rows
+    (row,) = (await list_instances(house.ctx)).rows
     assert row.state == "stopped" and "its disk may bill" in row.note
     assert row.instance_id
-    await house.w.provider(house.platform.name).start(row.instance_id)
+    await house.ctx.provider(house.platform.name).start(row.instance_id)
     return await resumed(house, job)
 
 
@@ -129,9 +129,9 @@ async def is_gone(house: House, job: str) -> str:
     assert "the instance is gone, and the job with it" in seen.job.why
     assert seen.lease and seen.lease.state is Lease.STOPPED and house.billing() == []
     with pytest.raises(Conflict, match=r"gone"):
-        await request(house.w, job, "terminate")
+        await request(house.ctx, job, "terminate")
     with pytest.raises(WardenError):
-        await pull(house.w, job)
+        await pull(house.ctx, job)
     again = await house.launch(house.spec(interruptible=house.platform.spot))
     assert len(house.account.own) == 2 and again != job
     await house.running(again)
@@ -144,7 +144,7 @@ TAKEN = {"resumed": resumed, "stopped": lies_stopped, "gone": is_gone}
 def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
     """The account's key is in no order, in no file of the machine, in no copy, and not in the ledger."""
     assert all(KEY not in json.dumps(a.body, default=str) for a in house.account.asked)
-    place = read_job(house.w.ledger, job).place
+    place = read_job(house.ctx.ledger, job).place
     assert place is not None
     there = house.machines.disk(house.machine()) / place.run_root.lstrip("/")
     kept = [f for folder in (there, copies, house.home / "house") for f in folder.rglob("*") if f.is_file()]
@@ -163,7 +163,7 @@ async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(ho
     assert "still rented" in seen.job.why
     assert not list(house.machines.disk(house.machine()).rglob("*.py")), "nothing was sent there"
     house.clock.ahead += 3600
-    await list_instances(house.w)
+    await list_instances(house.ctx)
     assert house.billing() == [house.machine()], "its end is a person's decision"
     await take_down(house, job)
     assert house.billing() == []
@@ -174,10 +174,10 @@ async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_wit
     job = await house.launch(house.spec())
     seen = await house.until(job, lambda c: c.lease is not None and c.lease.instance_id is not None, jump_s=20)
     house.clock.ahead += 20
-    seen = await check(house.w, job)
+    seen = await check(house.ctx, job)
     assert seen.job.state is Job.PROVISIONING and house.billing() == [house.machine()]
-    house.clock.ahead += house.w.profile("runpod").limits.boot_timeout_s
-    await check(house.w, job)
+    house.clock.ahead += house.ctx.profile("runpod").limits.boot_timeout_s
+    await check(house.ctx, job)
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=60)
     assert "could not be reached" in seen.job.why and "cost so far: $" in seen.job.why
     await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
@@ -197,7 +197,7 @@ async def test_another_host_at_the_address_gets_nothing(house: House) -> None:
     assert "host key" in seen.job.why and "changed" in seen.job.why
     await house.reopens()
     with pytest.raises(HostKeyChanged):
-        await pull(house.w, job)
+        await pull(house.ctx, job)
     assert not list(house.machines.disk(house.machine()).rglob("seen.2.json"))
     assert house.billing() == [house.machine()]
 
@@ -211,7 +211,7 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     async def dies(*_: object) -> list[Finding]:
         raise Died
 
-    monkeypatch.setattr(house.w.backend("ssh"), "check", dies)
+    monkeypatch.setattr(house.ctx.backend("ssh"), "check", dies)
     job = await house.launch(house.spec())
     with pytest.raises(Died):
         await house.running(job)
@@ -219,7 +219,7 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     await house.running(job)
     seen = await house.ended(job)
     assert seen.job.state is Job.SUCCEEDED, house.story()
-    kinds = [e.kind for e in house.w.ledger.events(f"lease/{job}-i1")]
+    kinds = [e.kind for e in house.ctx.ledger.events(f"lease/{job}-i1")]
     assert kinds.count("host.trusted") == kinds.count("host.checked") == 1
 
 
@@ -230,13 +230,13 @@ async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: Hou
     await house.running(job)
     await house.reached(job, 3)
     house.clock.ahead += 3600
-    assert (await check(house.w, job)).job.state is Job.RUNNING
+    assert (await check(house.ctx, job)).job.state is Job.RUNNING
     house.clock.ahead += 3 * 3600
-    told = [a for _ in range(3) for a in (await Watcher(house.w).round()).news]
+    told = [a for _ in range(3) for a in (await Watcher(house.ctx).round()).news]
     seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
     assert seen.job.state is Job.CANCELED and "max_cost_usd" in seen.job.why
     (asked,) = [a for a in told if a.kind == "cost_cap"]
     assert "its process is" in asked.text and "stays and bills" in asked.text and "May it go?" in asked.text
-    assert house.billing() == [house.machine()] and house.w.ledger.events(kind="verb.sent") == []
+    assert house.billing() == [house.machine()] and house.ctx.ledger.events(kind="verb.sent") == []
     pulled = await bring_home(house, job)
     assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/parked.txt"]

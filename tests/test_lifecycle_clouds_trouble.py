@@ -11,12 +11,12 @@ from clouds.vastai import VastCloud
 from clouds_house import PLATFORMS, House, bring_home, each_platform, every_platform, house, take_down, web  # noqa: F401
 from gpuwarden.core.errors import Refused
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.instances import list_instances
+from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import approve, proceed, request
-from gpuwarden.lifecycle.watch import Watcher
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault as CloudFault
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: Hou
     seen = await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
     assert house.billing() == [] and len(house.account.own) == 1
     assert house.account.faults[0].count == 0, "the request that was lost was sent again"
-    assert house.w.ledger.events(kind="submit.intent") == [], "nothing was launched there"
+    assert house.ctx.ledger.events(kind="submit.intent") == [], "nothing was launched there"
 
 
 # ------------------------------------------------------------------------------------------------------- the create
@@ -56,16 +56,16 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: Hou
 async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_and_then_made_anew(house: House) -> None:
     house.account.faults = [Fault("other", house.platform.creates, body=NOT_DONE)]
     job = await house.launch(house.spec())
-    assert house.account.own == {} and read_lease(house.w.ledger, f"{job}-i1").state is Lease.UNVERIFIED
+    assert house.account.own == {} and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
     seen = await house.until(job, lambda c: c.job.handle is not None, jump_s=20)
     assert seen.job.generation == 2 and len(house.account.own) == 1
-    assert read_lease(house.w.ledger, f"{job}-i1").state is Lease.NONE
+    assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.NONE
 
 
 @each_platform
 async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform hands out a machine of somebody else's; ours is found by its token."""
-    provider = house.w.provider(house.platform.name)
+    provider = house.ctx.provider(house.platform.name)
     create = provider.create
 
     async def confused(*args: object) -> object:
@@ -75,9 +75,9 @@ async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatc
     monkeypatch.setattr(provider, "create", confused)
     job = await house.launch(house.spec())
     await house.running(job)
-    lease = read_lease(house.w.ledger, f"{job}-i1")
+    lease = read_lease(house.ctx.ledger, f"{job}-i1")
     assert lease.instance_id != "someone-elses" and len(house.account.own) == 1
-    unknown = house.w.ledger.last(lease.subject, "create.unknown")
+    unknown = house.ctx.ledger.last(lease.subject, "create.unknown")
     assert unknown and "someone-elses" in unknown.body["why"]
 
 
@@ -88,11 +88,11 @@ async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House)
         house.account.end_date = house.clock.now() + 3 * 3600
     job = await house.launch(house.spec())
     await house.running(job)
-    (row,) = (await list_instances(house.w)).rows
+    (row,) = (await list_instances(house.ctx)).rows
     assert [(c.trigger, round((c.at - house.clock.now()) / 3600)) for c in row.clocks] == [
         ("the end that the platform has set", 3)
     ]
-    news = (await Watcher(house.w).round()).news
+    news = (await Watcher(house.ctx).round()).news
     assert "danger_clock" in {a.kind for a in news}
 
 
@@ -100,7 +100,7 @@ async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House)
 async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(house: House) -> None:
     job = await house.launch(house.spec())
     order = json.dumps([a.body for a in house.account.asked if a.method in {"POST", "PUT"}], default=str)
-    price = read_job(house.w.ledger, job).price
+    price = read_job(house.ctx.ledger, job).price
     assert (price is None) == (house.platform.name in {"autodl", "paperspace"})
     assert ("maxPrice" in order) == (house.platform.name == "prime-intellect")
     assert ('"autoShutdownTimeout": 3' in order) == (house.platform.name == "paperspace")
@@ -110,10 +110,10 @@ async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(house: Ho
 @pytest.mark.parametrize("price", [0.0, -1.0])
 async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House, price: float) -> None:
     house.account.prices = dict.fromkeys(house.account.prices, price)
-    first = await submit(house.w, house.spec())
+    first = await submit(house.ctx, house.spec())
     assert first.ask == "its price is unknown" and first.worst_cost_usd is None
     with pytest.raises(Refused) as refused:
-        await submit(house.w, house.spec(max_cost_usd=None))
+        await submit(house.ctx, house.spec(max_cost_usd=None))
     assert "PF-COST-001" in {f.rule for f in refused.value.findings}
     assert house.account.own == {}
 
@@ -122,10 +122,10 @@ async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(house: House
 async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house: House) -> None:
     """Vast keeps the disk; Prime Intellect sells interruptions, and nobody knows what they keep; others sell none."""
     if house.platform.spot:
-        assert (await submit(house.w, house.spec(interruptible=True))).receipt
+        assert (await submit(house.ctx, house.spec(interruptible=True))).receipt
         return
     with pytest.raises(Refused) as refused:
-        await submit(house.w, house.spec(interruptible=True))
+        await submit(house.ctx, house.spec(interruptible=True))
     rules = {f.rule for f in refused.value.findings if f.blocks}
     assert ("PF-OUT-002" if house.platform.name == "prime-intellect" else "PF-SPOT-001") in rules
     assert house.account.own == {}
@@ -139,19 +139,19 @@ async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_of
     job = await finished(house)
     await bring_home(house, job)
     house.account.faults = [Fault("limited", house.platform.ends, count=10**6, headers={"Retry-After": "3"})]
-    view = await request(house.w, job, "terminate")
-    view = await approve(house.w, view.record.id, str(view.record.digest), channel="terminal", by="test")
+    view = await request(house.ctx, job, "terminate")
+    view = await approve(house.ctx, view.record.id, str(view.record.digest), channel="terminal", by="test")
     for _ in range(30):
         house.clock.ahead += 3
-        view = await proceed(house.w, view.record.id)
+        view = await proceed(house.ctx, view.record.id)
         assert view.record.state is Teardown.EXECUTING
     assert (view.lease.state in LIVE_LEASES) == bool(house.billing()), "only a stop that was seen ends the bill"
     assert 2 <= 10**6 - house.account.faults[0].count <= 6
-    assert [row.ours for row in (await list_instances(house.w)).rows] == [True]
+    assert [row.ours for row in (await list_instances(house.ctx)).rows] == [True]
     house.account.faults = []
     for _ in range(12):
         house.clock.ahead += 61
-        view = await proceed(house.w, view.record.id)
+        view = await proceed(house.ctx, view.record.id)
     assert view.record.state is Teardown.VERIFIED_STOPPED and house.billing() == [], house.story()
 
 
@@ -162,8 +162,8 @@ async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: 
     house.account.faults = [Fault("other", house.platform.ends, body=NOT_DONE)]
     await take_down(house, job)
     assert house.billing() == [] and house.account.faults[0].count == 0
-    (lease,) = lease_ids(house.w.ledger)
-    sent = [e.body["answer"] for e in house.w.ledger.events(f"lease/{lease}", kind="verb.sent")]
+    (lease,) = lease_ids(house.ctx.ledger)
+    sent = [e.body["answer"] for e in house.ctx.ledger.events(f"lease/{lease}", kind="verb.sent")]
     assert any(answer != "taken" for answer in sent) and sent[-1] == "taken"
 
 
@@ -173,12 +173,12 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(h
     await bring_home(house, job)
     house.account.cloud.inject(house.machine(), CloudFault(kind="comes_back", seconds=5000))
     await take_down(house, job)
-    assert house.billing() == [] and lease_ids(house.w.ledger, *LIVE_LEASES) == []
+    assert house.billing() == [] and lease_ids(house.ctx.ledger, *LIVE_LEASES) == []
     house.clock.ahead += 5100
-    (row,) = (await list_instances(house.w)).rows
+    (row,) = (await list_instances(house.ctx)).rows
     assert row.ours and row.billing is not False and house.billing() == [house.machine()]
-    assert read_lease(house.w.ledger, f"{job}-i1").state is Lease.METERING
-    assert (await check(house.w, job)).job.state is Job.SUCCEEDED
+    assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.METERING
+    assert (await check(house.ctx, job)).job.state is Job.SUCCEEDED
     await take_down(house, job, loss="train")  # what was on it is not there any more, and only a person can say so
     assert house.billing() == []
 
@@ -192,11 +192,11 @@ async def test_durable_storage_is_asked_for_and_outlives_the_machine(house: Hous
     out = house.platform.durable
     if out is None:
         with pytest.raises(Refused) as refused:
-            await submit(house.w, house.spec(durable_storage=True))
+            await submit(house.ctx, house.spec(durable_storage=True))
         assert any("durable" in f.message or "storage" in f.message for f in refused.value.findings)
         return
     job = await finished(house, durable_storage=True, outputs=(out,), env={"OUT": out})
-    view = await request(house.w, job, "terminate")
+    view = await request(house.ctx, job, "terminate")
     assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
     assert not view.dying and [f.path.rpartition("/")[2] for f in view.kept] == ["model.safetensors"]
     await take_down(house, job)

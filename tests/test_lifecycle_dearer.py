@@ -10,11 +10,12 @@ from clouds_house import House, house, web  # noqa: F401
 from gpuwarden.core.errors import Conflict
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
-from gpuwarden.lifecycle.check import Checked, cancel, check
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.watch import Watcher
-from gpuwarden.serve import approval, replies
-from gpuwarden.serve.approval import Terminal, grant_spending
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli import approval
+from gpuwarden.interfaces.cli.approval import Terminal, grant_spending
+from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.submission.submit import submit
 
 pytestmark = pytest.mark.anyio
 H100 = "NVIDIA H100 80GB HBM3"
@@ -27,13 +28,13 @@ def caps(job: float = 2.0, day: float = 1000.0) -> Policy:
 async def asked(house: House, policy: Policy) -> tuple[str, Checked]:  # noqa: F811
     """RunPod lists an H100 at a dollar, and bills 2.99."""
     house.account.prices[H100] = 1.0
-    house.w.policy = policy
+    house.ctx.policy = policy
     job = await house.launch(house.spec())
     return job, await house.until(job, lambda c: c.job.state is not Job.ACCEPTED and bool(c.onward), jump_s=5)
 
 
 def ticket(house: House, job: str) -> str:  # noqa: F811
-    event = house.w.ledger.last(f"job/{job}", "price.ask")
+    event = house.ctx.ledger.last(f"job/{job}", "price.ask")
     assert event is not None
     return str(event.body["ticket"])
 
@@ -42,33 +43,33 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: Ho
     job, seen = await asked(house, caps())
     assert "bills $2.99/h, and $1.00/h was checked: it may come to $2.99, above" in seen.onward
     assert "per_job_usd of $2.00" in seen.onward and f"gpuwarden approve {ticket(house, job)}" in seen.onward
-    assert seen.onward in replies.checked(seen).hint
+    assert seen.onward in results.checked(seen).hint
     for _ in range(3):
         house.clock.ahead += 20
-        assert (await check(house.w, job)).job.state is Job.PROVISIONING
-    assert house.w.ledger.events(kind="submit.intent") == [] and house.w.ledger.events(kind="host.trusted") == []
+        assert (await check(house.ctx, job)).job.state is Job.PROVISIONING
+    assert house.ctx.ledger.events(kind="submit.intent") == [] and house.ctx.ledger.events(kind="host.trusted") == []
     assert not list(house.machines.disk(house.machine()).rglob("gw-*")), "nothing was sent to it"
-    assert [a.kind for a in (await Watcher(house.w).round()).news] == ["dearer"]
-    assert len(house.w.ledger.events(kind="price.ask")) == 1
+    assert [a.kind for a in (await Watcher(house.ctx).round()).news] == ["dearer"]
+    assert len(house.ctx.ledger.events(kind="price.ask")) == 1
     with pytest.raises(Conflict, match="other arguments"):
-        await submit(house.w, house.spec(), receipt=ticket(house, job))
+        await submit(house.ctx, house.spec(), receipt=ticket(house, job))
 
     screen = io.StringIO()
-    reply = await approval.ask(house.w, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
+    reply = await approval.ask(house.ctx, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
     assert "$2.99/h" in screen.getvalue() and "per_job_usd" in screen.getvalue()
     assert f"check_job {job}" in reply.hint
     seen = await house.ended(job)
     assert seen.job.state is Job.SUCCEEDED and len(house.account.own) == 1 and not seen.onward
-    assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(house.w).round()).news]
+    assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(house.ctx).round()).news]
 
 
 async def test_without_a_yes_the_machine_is_given_back_with_its_cost(house: House) -> None:  # noqa: F811
     job, _ = await asked(house, caps())
-    house.clock.ahead += house.w.profile("runpod").limits.boot_timeout_s + 1
+    house.clock.ahead += house.ctx.profile("runpod").limits.boot_timeout_s + 1
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
     assert "bills more than was checked and nobody approved" in seen.job.why and "cost so far" in seen.job.why
     await house.until(job, lambda c: bool(c.lease and c.lease.state is Lease.STOPPED), jump_s=61)
-    assert house.billing() == [] and house.w.ledger.events(kind="submit.intent") == []
+    assert house.billing() == [] and house.ctx.ledger.events(kind="submit.intent") == []
 
 
 async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  # noqa: F811
@@ -78,24 +79,24 @@ async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  
 
 async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None:  # noqa: F811
     house.account.prices[H100] = 1.0
-    house.w.policy = caps(job=5.0, day=3.5)
+    house.ctx.policy = caps(job=5.0, day=3.5)
     job = await house.launch(house.spec())
     await house.running(job)
-    (event,) = house.w.ledger.events(kind="price.accepted")
+    (event,) = house.ctx.ledger.events(kind="price.accepted")
     assert event.body == {"price": 2.99, "why": "the machine bills $2.99/h, and $1.00/h was checked"}
     assert (await house.ended(job)).job.state is Job.SUCCEEDED
-    assert house.w.ledger.events(kind="price.ask") == []
+    assert house.ctx.ledger.events(kind="price.ask") == []
 
 
 async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(house: House) -> None:  # noqa: F811
     house.account.prices[H100] = 1.0
-    house.w.policy = caps(job=0.5)
-    first = await submit(house.w, house.spec())
+    house.ctx.policy = caps(job=0.5)
+    first = await submit(house.ctx, house.spec())
     assert "per_job_usd" in first.ask
-    issued = house.w.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
+    issued = house.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
     assert issued is not None
-    grant_spending(house.w, issued, "terminal", "test")
-    done = await submit(house.w, house.spec(), receipt=first.receipt)
+    grant_spending(house.ctx, issued, "terminal", "test")
+    done = await submit(house.ctx, house.spec(), receipt=first.receipt)
     assert done.job is not None
     seen = await house.until(done.job.id, lambda c: bool(c.onward), jump_s=5)
     assert "which a person approved" in seen.onward
@@ -103,7 +104,7 @@ async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(house
 
 async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(house: House) -> None:  # noqa: F811
     job, _ = await asked(house, caps())
-    assert (await cancel(house.w, job)).state is Job.CANCELED
-    seen = await check(house.w, job)
+    assert (await cancel(house.ctx, job)).state is Job.CANCELED
+    seen = await check(house.ctx, job)
     assert not seen.onward and seen.lease and seen.lease.state in LIVE_LEASES
-    assert "teardown_request" in replies.checked(seen).hint
+    assert "teardown_request" in results.checked(seen).hint

@@ -16,17 +16,18 @@ from clouds_kit import web  # noqa: F401
 from fakes import FakeClock
 from gpuwarden.core.models import Balance, Instance, Known, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
-from gpuwarden.lifecycle.funds import Funds
-from gpuwarden.lifecycle.instances import Inventory, list_instances
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.lifecycle.watch import Watcher
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli import console
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.balances import Funds
+from gpuwarden.lifecycle.monitoring.inventory import Inventory, list_instances
+from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.providers._rented import Rented
 from gpuwarden.providers.autodl import AutoDL
 from gpuwarden.providers.lambda_cloud import LambdaCloud
 from gpuwarden.providers.prime_intellect import PrimeIntellect
 from gpuwarden.providers.runpod import RunPod
 from gpuwarden.providers.vastai import Vast
-from gpuwarden.serve import replies, terminal
 from lifecycle_kit import open_house
 
 pytestmark = pytest.mark.anyio
@@ -43,11 +44,11 @@ class Account:
         self.cloud.money = 25.0
         api = provider.api
         env = {api.key_variable: KEY, api.url_variable: server.add(self.cloud), **more}
-        self.w: Warden = open_house(home, self.clock)
-        self.w.env = env
+        self.ctx: Context = open_house(home, self.clock)
+        self.ctx.env = env
         self.name = self.cloud.profile.id
-        self.w._providers[self.name] = provider(self.cloud.profile, self.clock, env)
-        self.watcher = Watcher(self.w)
+        self.ctx._providers[self.name] = provider(self.cloud.profile, self.clock, env)
+        self.watcher = Watcher(self.ctx)
 
     def rent(self, gpu: str, count: int = 1) -> Instance:
         order = {"gpuType": gpu, "gpuCount": count, "gpu": {"id": gpu, "count": count}, "image": "x"}
@@ -60,7 +61,7 @@ class Account:
         return made
 
     async def seen(self) -> tuple[Inventory, Funds]:
-        inventory = await list_instances(self.w)
+        inventory = await list_instances(self.ctx)
         (funds,) = inventory.accounts
         return inventory, funds
 
@@ -89,7 +90,7 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     assert funds.clock.effect == next(
         c.effect for c in account.cloud.profile.danger_clocks if c.counts_from == "balance"
     )
-    told = replies.listed(inventory).short()["accounts"]
+    told = results.listed(inventory).short()["accounts"]
     assert told[0]["clock"]["at"] == funds.clock.at and told[0]["balance"] == 25.0
     account.rent(gpu)
     _, both = await account.seen()
@@ -97,15 +98,15 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     for ident in list(account.cloud.own):
         account.cloud.cloud.terminate(ident)
     account.clock.advance(120)
-    assert (await list_instances(account.w)).accounts == (), first
+    assert (await list_instances(account.ctx)).accounts == (), first
 
 
 async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
-    terminal.listed(replies.listed((await account.seen())[0]))
+    console.listed(results.listed((await account.seen())[0]))
     account.cloud.faults = [Fault("error_500", "users/current")]
-    terminal.listed(replies.listed((await account.seen())[0]))
+    console.listed(results.listed((await account.seen())[0]))
     said = " ".join(capsys.readouterr().out.split())
     assert "vastai: balance $25.00, at $2.20/h it lasts until" in said
     assert "unknown vastai: the balance is unknown: Vast.ai answered" in said
@@ -114,17 +115,17 @@ async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.Ca
 async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(tmp_path: Path, web: Web) -> None:  # noqa: F811
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
-    account.cloud.money = 2.2 * (account.w.policy.watch.danger_hours + 2)
+    account.cloud.money = 2.2 * (account.ctx.policy.watch.danger_hours + 2)
     assert await account.go() == []
-    account.cloud.money = 2.2 * (account.w.policy.watch.danger_hours - 2)
+    account.cloud.money = 2.2 * (account.ctx.policy.watch.danger_hours - 2)
     assert await account.go() == ["+danger_clock"]
     assert await account.go() == []
     (alert,) = account.watcher._raised.values()
     assert "vastai: balance" in alert.text and "Add credit" in alert.text
     account.cloud.faults = [Fault("error_500", "users/current", count=3)]
     assert await account.go() == [], "an unknown balance clears nothing"
-    account.watcher = Watcher(account.w)
-    account.w.funds.clear()
+    account.watcher = Watcher(account.ctx)
+    account.ctx.funds.clear()
     assert await account.go() == [], "nor does a process that has not seen it"
     account.cloud.faults.clear()
     account.cloud.money = 500.0
@@ -155,7 +156,7 @@ async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web) -> None:
     account.cloud.faults = [Fault("html", "users/current")]
     inventory, funds = await account.seen()
     assert isinstance(funds.balance, Unknown) and funds.clock is None
-    (told,) = replies.listed(inventory).accounts
+    (told,) = results.listed(inventory).accounts
     assert told.balance is None and told.clock is None and "unknown" in told.note
 
 
@@ -175,15 +176,15 @@ async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(tmp_path:
     _, funds = await account.seen()
     assert isinstance(funds.balance, Known) and funds.balance.value == Balance(amount=175.0, currency="CNY")
     assert funds.clock is None and not funds.whole
-    assert replies.listed((await account.seen())[0]).accounts[0].note == "not every price there is known"
+    assert results.listed((await account.seen())[0]).accounts[0].note == "not every price there is known"
 
 
 async def test_a_platform_without_a_balance_is_not_mentioned(tmp_path: Path, web: Web) -> None:  # noqa: F811
     account = Account(tmp_path, web, LambdaAccount, LambdaCloud)
     made = account.rent(next(iter(account.cloud.prices)))
-    inventory = await list_instances(account.w)
+    inventory = await list_instances(account.ctx)
     assert [r.instance_id for r in inventory.rows] == [made.id] and not inventory.unknown
-    assert inventory.accounts == () and "accounts" not in replies.listed(inventory).short()
+    assert inventory.accounts == () and "accounts" not in results.listed(inventory).short()
 
 
 def funds(amount: float, burn: float, *, whole: bool = True) -> Funds:

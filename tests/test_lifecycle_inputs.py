@@ -23,17 +23,17 @@ from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
 from gpuwarden.core.models import JobSpec
-from gpuwarden.core.script import read_script
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle import inputs
-from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.inputs import Inputs, list_inputs
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import cancel, check
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.staging import stage, staged, sweep
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import request
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.submission import inputs
+from gpuwarden.lifecycle.submission.input_store import stage, staged, sweep
+from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Settings
+from gpuwarden.scripts.script import read_script
 from lifecycle_kit import FAST, launch, launches, open_house, records, rent_cloud, training
 from sshd import Sshd, sshd_fixture  # noqa: F401
 from test_crash import Driver
@@ -57,7 +57,7 @@ def near(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def w(tmp_path: Path, near: Path) -> Warden:
+def ctx(tmp_path: Path, near: Path) -> Context:
     made = open_house(tmp_path / "home", SystemClock())
     made.cwd = near
     return made
@@ -108,14 +108,14 @@ def test_no_link_leaves_the_working_directory_or_uncovers_what_is_hidden(near: P
 
 
 @pytest.mark.parametrize("name", ["home", "home/ledger.db", "near/link.db", "near/policy.toml", "near/profiles"])
-async def test_nothing_that_gpuwarden_keeps_or_decides_by_is_sent(w: Warden, near: Path, name: str) -> None:
-    (near / "link.db").symlink_to(w.home / "ledger.db")
+async def test_nothing_that_gpuwarden_keeps_or_decides_by_is_sent(ctx: Context, near: Path, name: str) -> None:
+    (near / "link.db").symlink_to(ctx.home / "ledger.db")
     (near / "policy.toml").write_text('platforms = ["local"]')
     (near / "profiles").mkdir()
     (near / "profiles" / "mine.md").write_text("mine")
-    w.cwd, w.notes_file = near.parent, near / "notes.toml"
+    ctx.cwd, ctx.notes_file = near.parent, near / "notes.toml"
     with pytest.raises(BadRequest, match="gpuwarden's own"):
-        await submit(w, training(near / "said", platform="local", inputs=(name,)))
+        await submit(ctx, training(near / "said", platform="local", inputs=(name,)))
 
 
 def test_pipes_sockets_empty_folders_and_odd_names_are_refused(near: Path, tmp_path: Path) -> None:
@@ -154,19 +154,19 @@ def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPa
         (f"{TOKEN}.txt", "x"),
     ],
 )  # fmt: skip
-async def test_what_looks_like_a_secret_closes_the_gate(w: Warden, near: Path, name: str, content: str) -> None:
-    w.env = {"MY_TOKEN": "a-value-of-ours"}
+async def test_what_looks_like_a_secret_closes_the_gate(ctx: Context, near: Path, name: str, content: str) -> None:
+    ctx.env = {"MY_TOKEN": "a-value-of-ours"}
     (near / "code" / "deep" / name).write_text(content)
     with pytest.raises(Refused) as caught:
-        await submit(w, training(near / "said", platform="local", max_cost_usd=None, inputs=["code"]))
+        await submit(ctx, training(near / "said", platform="local", max_cost_usd=None, inputs=["code"]))
     (found,) = [f for f in caught.value.findings if f.blocks]
     assert found.rule == "PF-SEC-004" and "code/deep/" in found.message
-    assert not w.ledger.subjects("job", Job.ACCEPTED) and not w.input_store.exists()
+    assert not ctx.ledger.subjects("job", Job.ACCEPTED) and not ctx.input_store.exists()
 
 
-async def test_a_platform_that_takes_no_files_says_so_at_once(w: Warden, tmp_path: Path) -> None:
+async def test_a_platform_that_takes_no_files_says_so_at_once(ctx: Context, tmp_path: Path) -> None:
     with pytest.raises(NotSupported, match="takes no inputs"):
-        await submit(w, training(tmp_path / "said", platform="hf-jobs", inputs=["data.txt"]), dry_run=True)
+        await submit(ctx, training(tmp_path / "said", platform="hf-jobs", inputs=["data.txt"]), dry_run=True)
 
 
 def test_rules_know_what_lies_beside_the_script() -> None:
@@ -177,50 +177,50 @@ def test_rules_know_what_lies_beside_the_script() -> None:
 
 
 @pytest.mark.parametrize("command", [["python", "code/train.py"], ["torchrun", "./code/train.py"]])
-async def test_a_program_that_comes_along_is_read_as_a_script_is(w: Warden, near: Path, command: list[str]) -> None:
+async def test_a_program_that_comes_along_is_read_as_a_script_is(ctx: Context, near: Path, command: list[str]) -> None:
     program = near / "code" / "train.py"
     spec = training(near / "said", platform="local", max_cost_usd=None, command=command, inputs=["code"])
     program.write_text("import torch\ntorch.save({}, 'elsewhere/model.pt'\n")
     with pytest.raises(Refused) as caught:
-        await submit(w, spec, dry_run=True)
+        await submit(ctx, spec, dry_run=True)
     assert [f.rule for f in caught.value.findings if f.blocks] == ["PF-SRC-001"]
     program.write_text("import torch\n")
-    checked = await submit(w, spec, dry_run=True)
+    checked = await submit(ctx, spec, dry_run=True)
     assert "PF-SRC-002" not in {f.rule for f in checked.findings}, "the machine may have torch: uv doesn't start it"
 
 
 # --------------------------------------------------------------------------------- what was checked is what arrives
 
 
-async def test_a_file_that_changed_after_the_receipt_is_named(w: Warden, near: Path, tmp_path: Path) -> None:
-    cloud = rent_cloud(w, settings=SLOW_BOOT)
+async def test_a_file_that_changed_after_the_receipt_is_named(ctx: Context, near: Path, tmp_path: Path) -> None:
+    cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said", inputs=["code", "data.txt"])
-    receipt = (await submit(w, spec)).receipt
+    receipt = (await submit(ctx, spec)).receipt
     (near / "data.txt").write_text("other data")
     with pytest.raises(Conflict, match=r"data\.txt"):
-        await submit(w, spec, receipt=receipt)
+        await submit(ctx, spec, receipt=receipt)
     (near / "data.txt").write_text("some data\n")
     (near / "code" / "new.py").write_text("")
     with pytest.raises(Conflict, match=r"code/new\.py"):
-        await submit(w, spec, receipt=receipt)
+        await submit(ctx, spec, receipt=receipt)
     (near / "code" / "new.py").unlink()
-    assert not records(cloud) and not w.input_store.exists()
-    assert (await submit(w, spec, receipt=receipt)).job and len(records(cloud)) == 1
+    assert not records(cloud) and not ctx.input_store.exists()
+    assert (await submit(ctx, spec, receipt=receipt)).job and len(records(cloud)) == 1
 
 
-async def test_other_bytes_are_another_job(w: Warden, near: Path, tmp_path: Path) -> None:
-    rent_cloud(w, settings=SLOW_BOOT)
+async def test_other_bytes_are_another_job(ctx: Context, near: Path, tmp_path: Path) -> None:
+    rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said", inputs=["data.txt"])
-    one, again = await launch(w, spec), (await submit(w, spec)).job
+    one, again = await launch(ctx, spec), (await submit(ctx, spec)).job
     assert again and again.id == one
     (near / "data.txt").write_text("other data")
-    two = await launch(w, spec)
-    assert two != one and len(list(w.input_store.iterdir())) == 2
+    two = await launch(ctx, spec)
+    assert two != one and len(list(ctx.input_store.iterdir())) == 2
     for job in (one, two):
-        await cancel(w, job)
-        await check(w, job)
-    await launch(w, training(tmp_path / "said", name="last", inputs=["code"]))
-    assert len(list(w.input_store.iterdir())) == 2, "what only ended jobs had is dropped"
+        await cancel(ctx, job)
+        await check(ctx, job)
+    await launch(ctx, training(tmp_path / "said", name="last", inputs=["code"]))
+    assert len(list(ctx.input_store.iterdir())) == 2, "what only ended jobs had is dropped"
 
 
 def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: Path) -> None:
@@ -241,15 +241,15 @@ def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: 
     assert not list((tmp_path / "store").iterdir())
 
 
-async def test_a_script_imports_and_reads_what_came_along(w: Warden, near: Path) -> None:
+async def test_a_script_imports_and_reads_what_came_along(ctx: Context, near: Path) -> None:
     script = "import os, sys\nfrom code_of_mine import A\nprint(A, open('data.txt').read(), os.getcwd() in sys.path)\n"
     (near / "code_of_mine.py").write_text("A = 41\n")
     spec = JobSpec(platform="local", script=script, timeout_s=60, inputs=("code_of_mine.py", "data.txt"))
-    done = await submit(w, spec)
+    done = await submit(ctx, spec)
     assert done.job is not None
     (near / "data.txt").unlink()
     for _ in range(200):
-        seen = await check(w, done.job.id)
+        seen = await check(ctx, done.job.id)
         if seen.job.state is Job.SUCCEEDED:
             break
     assert seen.log and seen.log.text == "41 some data\n True\n"
@@ -274,7 +274,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: H
     (near / "code").mkdir(parents=True)
     (near / "code" / "data.txt").write_text("first")
     (near / "code" / "mine.txt").write_text("mine")
-    house.w.cwd = near
+    house.ctx.cwd = near
     job = await house.launch(house.spec("wait", script=READS, interruptible=True, inputs=("code",)))
     (near / "code" / "data.txt").write_text("second")  # what was accepted is what goes
     await house.reopens()
@@ -284,21 +284,23 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: H
     seen = await house.ended(job)
     assert seen.job.state is Job.SUCCEEDED and seen.job.attempt == 2, house.story()
     assert seen.log and seen.log.text.count("read first mine and more\n") == 2
-    view = await request(house.w, job, "terminate")
+    view = await request(house.ctx, job, "terminate")
     told = " ".join(f.message for f in view.findings if f.rule == "TD-ELSE-001")
     assert "code/mine.txt" in told and "code/data.txt" not in told, "only the changed one is a file of the job's"
 
 
-async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(w: Warden, near: Path, tmp_path: Path) -> None:
-    cloud = rent_cloud(w, settings=FAST.model_copy(update={"resume_s": 3.0}))  # or nobody sees that it was away
+async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
+    ctx: Context, near: Path, tmp_path: Path
+) -> None:
+    cloud = rent_cloud(ctx, settings=FAST.model_copy(update={"resume_s": 3.0}))  # or nobody sees that it was away
     spec = training(tmp_path / "said", 60, interruptible=True, inputs=["data.txt"], outputs=["out", "data.txt"])
-    job = await launch(w, spec)
+    job = await launch(ctx, spec)
     with anyio.fail_after(30):
         while not launches(tmp_path / "said"):
-            await check(w, job)
+            await check(ctx, job)
             await anyio.sleep(0.02)
         (near / "data.txt").write_text("edited since")
-        handle = read_job(w.ledger, job).handle
+        handle = read_job(ctx.ledger, job).handle
         assert handle is not None
         sent = Path(handle.run_dir) / "work" / "data.txt"
         assert sent.read_text() == "some data\n"
@@ -306,10 +308,10 @@ async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(w: Warde
         (machine,) = records(cloud)
         cloud.preempt(machine.id)
         while len(launches(tmp_path / "said")) < 2:
-            await check(w, job)
+            await check(ctx, job)
             await anyio.sleep(0.02)
     assert sent.read_text() == "some data\n"
-    await cancel(w, job)
+    await cancel(ctx, job)
 
 
 # ------------------------------------------------------------------------------------------------ death on the way
@@ -353,30 +355,30 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     process.wait()
     assert parts[0].stat().st_size < 50_000_000 and not list(far.glob("*/status.json"))
 
-    w = open_house(tmp_path / "home", SystemClock())
-    w.own_profiles, w.notes_file = profiles, notes
-    w._backends["ssh"] = backend = SshBackend(w.clock, config=sshd.config)
+    ctx = open_house(tmp_path / "home", SystemClock())
+    ctx.own_profiles, ctx.notes_file = profiles, notes
+    ctx._backends["ssh"] = backend = SshBackend(ctx.clock, config=sshd.config)
     (near / "big.bin").unlink()  # the bytes are ours since the job was accepted
-    (job,) = w.ledger.subjects("job")
+    (job,) = ctx.ledger.subjects("job")
     try:
         with anyio.fail_after(60):
-            while (seen := await check(w, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
+            while (seen := await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
                 await anyio.sleep(0.05)
     finally:
         await backend.aclose()
     assert seen.log and seen.log.text == f"{whole}  big.bin\nA = 1\n"
-    assert len(w.ledger.events(job, kind="submit.intent")) == 1
+    assert len(ctx.ledger.events(job, kind="submit.intent")) == 1
 
 
 async def ends_once(home: Path) -> None:
     """There is one job, launched by one intent, and it comes to its end."""
-    w = open_house(home, SystemClock())
-    (job,) = w.ledger.subjects("job")
+    ctx = open_house(home, SystemClock())
+    (job,) = ctx.ledger.subjects("job")
     with anyio.fail_after(30):
-        while (await check(w, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
+        while (await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
             await anyio.sleep(0.02)
-    assert len(w.ledger.events(job, kind="submit.intent")) == 1
-    w.ledger.close()
+    assert len(ctx.ledger.events(job, kind="submit.intent")) == 1
+    ctx.ledger.close()
 
 
 @pytest.fixture
@@ -410,7 +412,12 @@ def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
             for at, counts in lines.items()
             for n in (counts[0], counts[-1])
             if at.startswith(
-                ("/lifecycle/staging.py", "/lifecycle/inputs.py", "/backends/local.py", "/lifecycle/running")
+                (
+                    "/lifecycle/submission/input_store.py",
+                    "/lifecycle/submission/inputs.py",
+                    "/backends/local.py",
+                    "/lifecycle/running",
+                )
             )
         }
     )
@@ -419,9 +426,9 @@ def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
     for n, line in enumerate(chosen):
         home, name = tmp_path / f"home{n}", f"job{n}"
         killed += bool(order(home, name, line=line)["killed"])
-        w = open_house(home, SystemClock())
-        live = w.ledger.subjects("job", *(s for s in Job if s is not Job.REFUSED))
-        w.ledger.close()
+        ctx = open_house(home, SystemClock())
+        live = ctx.ledger.subjects("job", *(s for s in Job if s is not Job.REFUSED))
+        ctx.ledger.close()
         if not live:
             assert not order(home, name)["killed"]
         anyio.run(ends_once, home)

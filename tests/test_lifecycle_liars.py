@@ -12,12 +12,12 @@ import pytest
 from gpuwarden.core.models import Answer, Instance, Known, Resources
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import LIVE_LEASES, Job
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.meter import spent
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import read_job, read_lease
-from gpuwarden.lifecycle.spending import spent_today
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.submission.budgets import spent_today
+from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import PLATFORM, WEALTHY, JumpingClock, launch, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -62,14 +62,14 @@ class House:
 
     def __init__(self, folder: Path, policy: Policy = WEALTHY) -> None:
         self.folder, self.clock = folder, JumpingClock()
-        self.w: Warden = open_house(folder / "home", self.clock, policy=policy)
-        self.cloud = rent_cloud(self.w)
-        self.liar = Liar(self.w._providers[PLATFORM])
-        self.w._providers[PLATFORM] = self.liar  # type: ignore[assignment]
+        self.ctx: Context = open_house(folder / "home", self.clock, policy=policy)
+        self.cloud = rent_cloud(self.ctx)
+        self.liar = Liar(self.ctx._providers[PLATFORM])
+        self.ctx._providers[PLATFORM] = self.liar  # type: ignore[assignment]
 
     async def until(self, job: str, *states: Job) -> None:
         with anyio.fail_after(30):
-            while (await check(self.w, job)).job.state not in states:
+            while (await check(self.ctx, job)).job.state not in states:
                 self.clock.ahead += 1
                 await anyio.sleep(0.02)
 
@@ -85,56 +85,56 @@ def saying(**lies: object) -> Twist:
 async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
     house = House(tmp_path)
     house.liar.twist = saying(cost_usd=cost)
-    job = await launch(house.w, house.spec("free", 600, max_cost_usd=0.5))
+    job = await launch(house.ctx, house.spec("free", 600, max_cost_usd=0.5))
     await house.until(job, Job.RUNNING)
     house.clock.ahead += 2 * HOUR
     await house.until(job, Job.CANCELED)
-    assert "stopped at max_cost_usd of $0.50" in read_job(house.w.ledger, job).why
-    assert spent(house.w, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
+    assert "stopped at max_cost_usd of $0.50" in read_job(house.ctx.ledger, job).why
+    assert spent(house.ctx, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
 
 
 @pytest.mark.parametrize("price", [None, 0.0, -5.0])
 async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, price: float | None) -> None:
     house = House(tmp_path)
-    job = await launch(house.w, house.spec("old"))
+    job = await launch(house.ctx, house.spec("old"))
     await house.until(job, Job.SUCCEEDED)
     house.liar.twist = saying(price_usd_per_hour=price, cost_usd=None)
     house.clock.ahead += 30 * HOUR
-    await check(house.w, job)
-    assert spent_today(house.w, pretend=True) == pytest.approx(24.0, abs=0.1)
+    await check(house.ctx, job)
+    assert spent_today(house.ctx, pretend=True) == pytest.approx(24.0, abs=0.1)
 
 
 async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.liar.twist = saying(price_usd_per_hour=7.0)
-    await launch(house.w, house.spec("dear", 60, timeout_s=3600))
-    assert spent_today(house.w, pretend=True) == pytest.approx(7.0, abs=0.1)
+    await launch(house.ctx, house.spec("dear", 60, timeout_s=3600))
+    assert spent_today(house.ctx, pretend=True) == pytest.approx(7.0, abs=0.1)
 
 
 async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     """Or the end of the one, proven and approved, would end the other with what nobody pulled."""
     house = House(tmp_path)
-    first = await launch(house.w, house.spec("first"))
+    first = await launch(house.ctx, house.spec("first"))
     await house.until(first, Job.SUCCEEDED)
     (machine,) = records(house.cloud)
     house.liar.twist = lambda seen: seen.model_copy(update={"id": machine.id})
-    second = await launch(house.w, house.spec("second"))
+    second = await launch(house.ctx, house.spec("second"))
     for _ in range(3):
         house.clock.ahead += 10
-        await check(house.w, second)
-    lease = read_lease(house.w.ledger, f"{second}-i1")
+        await check(house.ctx, second)
+    lease = read_lease(house.ctx.ledger, f"{second}-i1")
     assert lease.instance_id is None and lease.state in LIVE_LEASES, "it may bill, and nobody rents another for it"
-    assert read_job(house.w.ledger, second).state is Job.PROVISIONING and len(records(house.cloud)) == 2
+    assert read_job(house.ctx.ledger, second).state is Job.PROVISIONING and len(records(house.cloud)) == 2
     house.liar.twist = saying()
     await house.until(second, Job.SUCCEEDED)
-    assert read_lease(house.w.ledger, lease.id).instance_id not in {None, machine.id}
+    assert read_lease(house.ctx.ledger, lease.id).instance_id not in {None, machine.id}
 
 
 async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Path) -> None:
     """Each costs next to nothing until it ends, and its machine bills on until a person lets it go."""
     house = House(tmp_path, Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=2, per_instance_usd=1)))
     for name in ("one", "two"):
-        job = await launch(house.w, house.spec(name, timeout_s=60))
+        job = await launch(house.ctx, house.spec(name, timeout_s=60))
         await house.until(job, Job.SUCCEEDED)
-    assert "above per_day_usd of $2.00" in (await submit(house.w, house.spec("three", timeout_s=60))).ask
+    assert "above per_day_usd of $2.00" in (await submit(house.ctx, house.spec("three", timeout_s=60))).ask
     assert len(records(house.cloud)) == 2

@@ -14,15 +14,15 @@ from clouds_house import House, house, web  # noqa: F401
 from fakes import FakeClock
 from gpuwarden.core.models import Handle, JobSpec, LogChunk, Observation, Place, StopResult
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.check import Checked, cancel, check
-from gpuwarden.lifecycle.copies import last_pull
-from gpuwarden.lifecycle.onward import _below
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.interfaces import results
+from gpuwarden.lifecycle.artifacts.local_copies import last_pull
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.recovery_advice import _below
+from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.lifecycle.watch import Watcher
 from gpuwarden.rehearsal.model import Fault, Settings
-from gpuwarden.serve import replies
 from lifecycle_kit import TRAIN, launch, open_house, prove, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -60,23 +60,23 @@ class Rig:
 
     def __init__(self, tmp_path: Path) -> None:
         self.clock, self.machine = FakeClock(), Machine()
-        self.w: Warden = open_house(tmp_path, self.clock)
-        rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
-        self.w._backends["local"] = self.machine  # type: ignore[assignment]
+        self.ctx: Context = open_house(tmp_path, self.clock)
+        rent_cloud(self.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
+        self.ctx._backends["local"] = self.machine  # type: ignore[assignment]
         self.spec, self.job = training(tmp_path / "said"), ""
 
     async def state(self, seconds: float = 0) -> tuple[Job, str]:
         self.clock.advance(seconds)
         for _ in range(4):
-            await check(self.w, self.job)
-        job = read_job(self.w.ledger, self.job)
+            await check(self.ctx, self.job)
+        job = read_job(self.ctx.ledger, self.job)
         return job.state, job.why
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> Rig:
     rig = Rig(tmp_path)
-    rig.job = await launch(rig.w, rig.spec)
+    rig.job = await launch(rig.ctx, rig.spec)
     assert (await rig.state())[0] is Job.RUNNING
     return rig
 
@@ -88,9 +88,9 @@ async def test_a_machine_that_was_started_anew_without_the_folder_ends_the_job_o
     assert (await rig.state(30))[0] is Job.UNKNOWN
     state, why = await rig.state(31)
     assert state is Job.FAILED and "came back without the job's run folder, seen twice" in why
-    seen = await check(rig.w, rig.job)
+    seen = await check(rig.ctx, rig.job)
     assert "No machine is rented anew by itself" in seen.onward and "submit_job with the same arguments" in seen.onward
-    assert seen.onward in replies.checked(seen).hint and "still running" in replies.checked(seen).hint
+    assert seen.onward in results.checked(seen).hint and "still running" in results.checked(seen).hint
 
 
 async def test_a_folder_that_comes_up_late_is_the_jobs_own(rig: Rig) -> None:
@@ -109,13 +109,13 @@ async def test_without_a_restart_the_process_may_live_and_a_person_decides(rig: 
     for _ in range(5):
         state, why = await rig.state(1000)
         assert state is Job.UNKNOWN and "cancel_job closes the job" in why
-    assert (await cancel(rig.w, rig.job)).state is Job.CANCELED
+    assert (await cancel(rig.ctx, rig.job)).state is Job.CANCELED
 
 
 async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.machine.answer = MISSING
-    rig.job = await launch(rig.w, rig.spec)
+    rig.job = await launch(rig.ctx, rig.spec)
     for _ in range(4):
         assert (await rig.state(1000))[0] is not Job.FAILED
 
@@ -132,7 +132,7 @@ async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House)
     cloud.stop(ident)
     house.clock.ahead += 10
     house.machines.follow(ident)
-    seen = read_job(house.w.ledger, job)
+    seen = read_job(house.ctx.ledger, job)
     assert seen.handle is not None
     (folder,) = cloud.root.rglob(Path(seen.handle.run_dir).name)
     shutil.rmtree(folder)
@@ -153,17 +153,17 @@ class Taken:
     def __init__(self, tmp_path: Path) -> None:
         self.clock, self.cwd = FakeClock(), tmp_path / "project"
         self.cwd.mkdir()
-        self.w: Warden = open_house(tmp_path / "home", self.clock)
-        self.w.cwd = self.cwd
-        self.cloud = rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=3))
+        self.ctx: Context = open_house(tmp_path / "home", self.clock)
+        self.ctx.cwd = self.cwd
+        self.cloud = rent_cloud(self.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=3))
         command = (sys.executable, "-I", "-S", "-c", SAVES, str(tmp_path / "said"), "0")
         self.spec = training(tmp_path / "said", command=command)
         self.job = ""
 
     async def saved(self) -> Taken:
-        self.job = await launch(self.w, self.spec)
+        self.job = await launch(self.ctx, self.spec)
         for _ in range(400):
-            seen = await check(self.w, self.job)
+            seen = await check(self.ctx, self.job)
             if seen.log and "saved" in seen.log.text:
                 return self
             await anyio.sleep(0.02)
@@ -174,7 +174,7 @@ class Taken:
         self.cloud.inject(records(self.cloud)[0].id, Fault(kind="vanish"))
         for _ in range(4):
             self.clock.advance(5)
-            seen = await check(self.w, self.job)
+            seen = await check(self.ctx, self.job)
         assert seen.job.state is Job.FAILED and seen.lease and seen.lease.state is Lease.STOPPED, seen
         return seen
 
@@ -192,30 +192,30 @@ async def taken(tmp_path: Path) -> AsyncIterator[Taken]:
 async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: Taken) -> None:
     seen = await taken.lost()
     assert seen.onward.startswith("No machine is rented anew by itself. There is no verified copy")
-    told = replies.checked(seen)
+    told = results.checked(seen)
     assert seen.onward in told.hint and "nothing of it is billing" in told.hint
-    news = (await Watcher(taken.w).round()).news
+    news = (await Watcher(taken.ctx).round()).news
     (failed,) = [a for a in news if a.kind == "failed"]
     assert "No machine is rented anew by itself" in failed.text and "submit_job" in failed.text
     assert len(records(taken.cloud)) == 1
 
 
 async def test_a_copy_that_is_not_verified_is_not_called_one_to_resume_from(taken: Taken) -> None:
-    pulled = await pull(taken.w, taken.job, taken.cwd / "kept")
+    pulled = await pull(taken.ctx, taken.job, taken.cwd / "kept")
     seen = await taken.lost()
     assert "no verified copy" in seen.onward and f"{pulled.dest} is not proven: verify_checkpoint" in seen.onward
 
 
 async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(taken: Taken) -> None:
-    await pull(taken.w, taken.job, taken.cwd / "kept copy")
-    await prove(taken.w, taken.job)
+    await pull(taken.ctx, taken.job, taken.cwd / "kept copy")
+    await prove(taken.ctx, taken.job)
     seen = await taken.lost()
     assert "inputs ['kept copy']" in seen.onward and "--input 'kept copy'" in seen.onward
     script = "import os; print('resumes from', os.path.getsize('kept copy/out/model.safetensors'), flush=True)"
     spec = taken.spec.model_copy(update={"command": (sys.executable, "-c", script), "inputs": ("kept copy",)})
-    again = await launch(taken.w, spec)
+    again = await launch(taken.ctx, spec)
     for _ in range(400):
-        last = await check(taken.w, again)
+        last = await check(taken.ctx, again)
         if last.job.state in TERMINAL_JOBS:
             break
         await anyio.sleep(0.02)
@@ -223,8 +223,8 @@ async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(
 
 
 async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: Taken) -> None:
-    pulled = await pull(taken.w, taken.job)
-    await prove(taken.w, taken.job)
+    pulled = await pull(taken.ctx, taken.job)
+    await prove(taken.ctx, taken.job)
     seen = await taken.lost()
     assert f"copy {pulled.dest}, which is verified" in seen.onward and "--input resume" in seen.onward
     hidden = taken.cwd / ".kept"
@@ -233,15 +233,15 @@ async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: T
 
 
 def onward_of(taken: Taken, dest: Path) -> str | None:
-    pulled = last_pull(taken.w, taken.job)
+    pulled = last_pull(taken.ctx, taken.job)
     assert pulled is not None
-    return _below(taken.w, pulled.model_copy(update={"dest": str(dest)}))
+    return _below(taken.ctx, pulled.model_copy(update={"dest": str(dest)}))
 
 
 async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
-    await pull(taken.w, taken.job, taken.cwd / "kept")
-    await prove(taken.w, taken.job)
-    monkeypatch.setattr("gpuwarden.lifecycle.onward.MAX_BYTES", 100)
+    await pull(taken.ctx, taken.job, taken.cwd / "kept")
+    await prove(taken.ctx, taken.job)
+    monkeypatch.setattr("gpuwarden.lifecycle.execution.recovery_advice.MAX_BYTES", 100)
     seen = await taken.lost()
     assert "too large for an input" in seen.onward and "Push it to the Hub" in seen.onward
 
@@ -252,12 +252,12 @@ async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(house: H
     await house.reached(job, 3)
     house.take()
     seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
-    assert "gpuwarden does not start it" in seen.onward and "console" in replies.checked(seen).hint
-    assert "gpuwarden does not start it" in "".join(a.text for a in (await Watcher(house.w).round()).news)
+    assert "gpuwarden does not start it" in seen.onward and "console" in results.checked(seen).hint
+    assert "gpuwarden does not start it" in "".join(a.text for a in (await Watcher(house.ctx).round()).news)
 
 
 async def test_a_job_that_can_go_on_or_has_succeeded_is_told_nothing_of_the_kind(rig: Rig) -> None:
-    assert (await check(rig.w, rig.job)).onward == ""
+    assert (await check(rig.ctx, rig.job)).onward == ""
     rig.machine.answer = Observation(state=Job.SUCCEEDED, machine="boot-1/9")
     assert (await rig.state())[0] is Job.SUCCEEDED
-    assert (await check(rig.w, rig.job)).onward == ""
+    assert (await check(rig.ctx, rig.job)).onward == ""

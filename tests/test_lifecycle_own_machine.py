@@ -17,13 +17,13 @@ from gpuwarden.core.errors import NotFound, NotSupported, Refused
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
-from gpuwarden.lifecycle.check import Checked, advice, cancel, check
-from gpuwarden.lifecycle.instances import list_instances
-from gpuwarden.lifecycle.pull import pull
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import request
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import Checked, advice, cancel, check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import open_house
 from sshd import Sshd
 
@@ -38,7 +38,7 @@ def box(tmp_path: Path) -> Iterator[Sshd]:
 
 
 @pytest.fixture
-def w(tmp_path: Path, box: Sshd) -> Iterator[Warden]:
+def ctx(tmp_path: Path, box: Sshd) -> Iterator[Context]:
     """A warden whose runs on the machine go below a folder of the test's."""
     profiles = tmp_path / "profiles"
     profiles.mkdir()
@@ -46,10 +46,10 @@ def w(tmp_path: Path, box: Sshd) -> Iterator[Warden]:
     runs = "~/.local/share/gpuwarden/runs"
     assert f"run_root: {runs}" in text
     (profiles / "ssh.md").write_text(text.replace(f"run_root: {runs}", f"run_root: {tmp_path}/far"), "utf-8")
-    w = open_house(tmp_path / "home", SystemClock())
-    w.own_profiles = profiles
-    backend = w._backends["ssh"] = SshBackend(w.clock, config=box.config)
-    yield w
+    ctx = open_house(tmp_path / "home", SystemClock())
+    ctx.own_profiles = profiles
+    backend = ctx._backends["ssh"] = SshBackend(ctx.clock, config=box.config)
+    yield ctx
     anyio.run(backend.aclose)
 
 
@@ -58,36 +58,36 @@ def spec(**changes: object) -> JobSpec:
     return JobSpec.model_validate(values | changes)
 
 
-async def ended(w: Warden, job: str) -> Checked:
+async def ended(ctx: Context, job: str) -> Checked:
     for _ in range(200):
-        seen = await check(w, job)
+        seen = await check(ctx, job)
         if seen.job.state in TERMINAL_JOBS:
             return seen
         await anyio.sleep(0.05)
     raise AssertionError(seen)
 
 
-async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(w: Warden, box: Sshd) -> None:
-    done = await submit(w, spec())
+async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, box: Sshd) -> None:
+    done = await submit(ctx, spec())
     assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
     assert any("first contact with box" in f.message for f in done.findings), "the key is shown"
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
-    seen = await ended(w, done.job.id)
+    seen = await ended(ctx, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
     assert "pull_artifacts and verify_checkpoint" in advice(seen.job, seen.lease)
     assert seen.job.handle is not None
     folder = Path(seen.job.handle.run_dir)
     with pytest.raises(NotSupported, match=r"nothing of it bills.*is succeeded") as early:
-        await request(w, done.job.id, "terminate")
+        await request(ctx, done.job.id, "terminate")
     assert "the only proven copy" in early.value.hint and "pull_artifacts and verify" in early.value.hint
-    pulled = await pull(w, done.job.id)
+    pulled = await pull(ctx, done.job.id)
     with pytest.raises(NotSupported) as unproven:
-        await request(w, done.job.id, "terminate")
+        await request(ctx, done.job.id, "terminate")
     assert ": verify_checkpoint first" in unproven.value.hint
     assert [f.path for f in pulled.manifest.files] == ["out/model.safetensors"]
-    assert (await verify_job(w, done.job.id)).verdict is Verdict.PROVEN
+    assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
     with pytest.raises(NotSupported, match="nothing to tear down") as refused:
-        await request(w, done.job.id, "terminate")
+        await request(ctx, done.job.id, "terminate")
     assert str(pulled.dest) in refused.value.hint
     *ssh, far = shlex.split(refused.value.hint.split("by hand: ")[1])
     assert ssh == ["ssh", "box"] and shlex.split(far) == ["rm", "-r", "--", str(folder)]
@@ -96,63 +96,63 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(w: Warden, box: 
         ["ssh", "-F", box.config, "-o", "StrictHostKeyChecking=accept-new", "box", far], check=True, timeout=20
     )  # as the user does
     assert not folder.exists()
-    assert (await check(w, done.job.id)).job.state is Job.SUCCEEDED
+    assert (await check(ctx, done.job.id)).job.state is Job.SUCCEEDED
     with pytest.raises(NotSupported, match="is succeeded"):
-        await request(w, done.job.id, "terminate")
-    assert (await list_instances(w)).rows == ()
-    again = await submit(w, spec(args=("again",)))
-    assert again.job and (await ended(w, again.job.id)).job.state is Job.SUCCEEDED
-    assert len(w.ledger.events(kind="host.trusted")) == 1, "the key was trusted once, for every job"
+        await request(ctx, done.job.id, "terminate")
+    assert (await list_instances(ctx)).rows == ()
+    again = await submit(ctx, spec(args=("again",)))
+    assert again.job and (await ended(ctx, again.job.id)).job.state is Job.SUCCEEDED
+    assert len(ctx.ledger.events(kind="host.trusted")) == 1, "the key was trusted once, for every job"
 
 
-async def test_canceling_ends_the_job_and_nothing_else(w: Warden) -> None:
+async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     sleeper = "# /// script\n# dependencies = []\n# ///\nimport time\nprint('up', flush=True)\ntime.sleep(600)\n"
-    one, two = [await submit(w, spec(script=sleeper, args=(name,))) for name in ("one", "two")]
+    one, two = [await submit(ctx, spec(script=sleeper, args=(name,))) for name in ("one", "two")]
     assert one.job and two.job
-    assert (await cancel(w, one.job.id)).state is Job.CANCELED
-    assert (await check(w, two.job.id)).job.state is Job.RUNNING
-    assert [j.id for j in (await list_instances(w)).jobs] == [two.job.id]
+    assert (await cancel(ctx, one.job.id)).state is Job.CANCELED
+    assert (await check(ctx, two.job.id)).job.state is Job.RUNNING
+    assert [j.id for j in (await list_instances(ctx)).jobs] == [two.job.id]
     with pytest.raises(NotSupported, match=f"Job {two.job.id} is running") as refused:
-        await request(w, two.job.id, "terminate")
+        await request(ctx, two.job.id, "terminate")
     assert "cancel_job" in refused.value.hint
-    assert (await cancel(w, two.job.id)).state is Job.CANCELED
+    assert (await cancel(ctx, two.job.id)).state is Job.CANCELED
 
 
-async def test_another_key_is_refused_until_the_user_lists_it(w: Warden, box: Sshd) -> None:
-    done = await submit(w, spec())
-    assert done.job and (await ended(w, done.job.id)).job.state is Job.SUCCEEDED
-    await w.backend("ssh").aclose()  # type: ignore[attr-defined]
+async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box: Sshd) -> None:
+    done = await submit(ctx, spec())
+    assert done.job and (await ended(ctx, done.job.id)).job.state is Job.SUCCEEDED
+    await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
     box.stop()
     for file in box.folder.glob("hostkey*"):
         file.unlink()
     box.start()
-    w._backends["ssh"] = SshBackend(w.clock, config=box.config)
+    ctx._backends["ssh"] = SshBackend(ctx.clock, config=box.config)
     with pytest.raises(Refused, match="PF-PLACE-001") as refused:
-        await submit(w, spec(args=("after",)))
+        await submit(ctx, spec(args=("after",)))
     (found,) = [f for f in refused.value.findings if f.blocks]
     assert "host key" in found.message and "ssh box" in found.fix and "known_hosts" in found.fix
-    assert len(list((Path(w.profile("ssh/box").run_root)).glob("gw-*"))) == 1, "nothing was sent to it"
+    assert len(list((Path(ctx.profile("ssh/box").run_root)).glob("gw-*"))) == 1, "nothing was sent to it"
     (box.folder / "known_hosts").write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
-    await w.backend("ssh").aclose()  # type: ignore[attr-defined]
-    w._backends["ssh"] = SshBackend(w.clock, config=box.config)
-    listed = await submit(w, spec(args=("listed",)))
-    assert listed.job and (await ended(w, listed.job.id)).job.state is Job.SUCCEEDED
+    await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
+    ctx._backends["ssh"] = SshBackend(ctx.clock, config=box.config)
+    listed = await submit(ctx, spec(args=("listed",)))
+    assert listed.job and (await ended(ctx, listed.job.id)).job.state is Job.SUCCEEDED
 
 
-async def test_a_machine_that_does_not_answer_is_refused_by_the_gate(w: Warden, box: Sshd) -> None:
+async def test_a_machine_that_does_not_answer_is_refused_by_the_gate(ctx: Context, box: Sshd) -> None:
     box.stop()
     with pytest.raises(Refused, match="PF-PLACE-001"):
-        await submit(w, spec())
-    assert w.ledger.events(kind="submit.intent") == []
+        await submit(ctx, spec())
+    assert ctx.ledger.events(kind="submit.intent") == []
 
 
 @pytest.mark.parametrize("platform", ["ssh", "ssh/-oProxyCommand=x", "ssh/a b", "ssh/a/b", "ssh/", "ssh/.."])
-async def test_a_machine_is_named_by_a_plain_alias(w: Warden, platform: str) -> None:
+async def test_a_machine_is_named_by_a_plain_alias(ctx: Context, platform: str) -> None:
     with pytest.raises((ValueError, Refused)):
-        await submit(w, spec(platform=platform))
+        await submit(ctx, spec(platform=platform))
 
 
-def test_the_list_of_platforms_says_how_to_name_one(w: Warden) -> None:
-    assert "ssh/ALIAS" in w.platforms() and "ssh" not in w.platforms()
+def test_the_list_of_platforms_says_how_to_name_one(ctx: Context) -> None:
+    assert "ssh/ALIAS" in ctx.platforms() and "ssh" not in ctx.platforms()
     with pytest.raises(NotFound, match="no machine was named"):
-        w.profile("ssh")
+        ctx.profile("ssh")

@@ -16,10 +16,10 @@ from clouds_kit import web  # noqa: F401
 from fakes import FakeClock
 from gpuwarden.core.models import Instance, InstanceState, Known, Resources
 from gpuwarden.core.states import Job, Lease
-from gpuwarden.lifecycle import patience
-from gpuwarden.lifecycle.instances import list_instances, reconcile
+from gpuwarden.lifecycle import timeouts
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.inventory import list_instances, reconcile
 from gpuwarden.lifecycle.records import read_lease
-from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.providers.runpod import RunPod
 from gpuwarden.providers.vastai import Vast
 from lifecycle_kit import open_house, training
@@ -31,29 +31,29 @@ Send = Callable[..., Awaitable[Any]]
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "ASK_S", 0.2)
+    monkeypatch.setattr(timeouts, "ASK_S", 0.2)
     monkeypatch.setattr("clouds.vastai.PAGE", 1)
 
 
-def house(home: Path, server: Web) -> tuple[Warden, Vast, VastCloud]:
+def house(home: Path, server: Web) -> tuple[Context, Vast, VastCloud]:
     """Two platforms with machines; Vast.ai lists each on a page of its own."""
     clock = FakeClock()
-    w = open_house(home, clock)
-    w.env = {"VAST_API_KEY": KEY, "RUNPOD_API_KEY": KEY}
+    ctx = open_house(home, clock)
+    ctx.env = {"VAST_API_KEY": KEY, "RUNPOD_API_KEY": KEY}
     vast, runpod = VastCloud(home / "v", clock), RunPodCloud(home / "r", clock)
     vast.window = None
     for account, provider in ((vast, Vast), (runpod, RunPod)):
-        env = w.env | {provider.api.url_variable: server.add(account)}
-        w._providers[account.profile.id] = provider(account.profile, clock, env)
+        env = ctx.env | {provider.api.url_variable: server.add(account)}
+        ctx._providers[account.profile.id] = provider(account.profile, clock, env)
     runpod.rent(
         "x", Resources(gpu="NVIDIA L4"), order={"gpu": {"id": "NVIDIA L4"}, "image": "i"}, started=0, locked=False
     )
     for _ in range(30):
         vast.rent("y", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
     clock.advance(60)
-    provider = w.provider("vastai")
+    provider = ctx.provider("vastai")
     assert isinstance(provider, Vast)
-    return w, provider, vast
+    return ctx, provider, vast
 
 
 def slowly(provider: Vast, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +74,11 @@ async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
     """All of Vast.ai's pages take more than seven seconds; RunPod's one answer has three, on whatever machine."""
     w, provider, account = house(tmp_path, web)
     slowly(provider, monkeypatch)
-    monkeypatch.setattr(patience, "ASK_S", 3.0)
+    monkeypatch.setattr(timeouts, "ASK_S", 3.0)
     with anyio.fail_after(20):
         inventory = await list_instances(w)
     assert [r.platform for r in inventory.rows] == ["runpod"]
-    assert inventory.unknown == {"vastai": f"vastai did not finish its answer in {patience.ASK_S:g} s"}
+    assert inventory.unknown == {"vastai": f"vastai did not finish its answer in {timeouts.ASK_S:g} s"}
     assert 1 <= len(account.asked) < 13, "several pages were read, and each was in time"
 
 
@@ -90,7 +90,7 @@ async def test_platforms_are_asked_at_the_same_time(
     """RunPod answers only once Vast.ai was asked, and the other way round."""
     w, _, _ = house(tmp_path, web)
     asked = {"runpod": anyio.Event(), "vastai": anyio.Event()}
-    monkeypatch.setattr(patience, "ASK_S", 20)
+    monkeypatch.setattr(timeouts, "ASK_S", 20)
 
     def after_the_other(name: str) -> Callable[[], Awaitable[Known[tuple[Instance, ...]]]]:
         async def answer() -> Known[tuple[Instance, ...]]:

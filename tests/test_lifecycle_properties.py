@@ -27,17 +27,17 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
 from gpuwarden.ledger.store import Ledger
-from gpuwarden.lifecycle.advance import advance
-from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.instances import list_instances, reconcile
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import approve, proceed, request, withdraw
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances, reconcile
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease, read_teardown
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import approve, proceed, request, withdraw
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
-from gpuwarden.rehearsal.lossy import lossy
+from gpuwarden.rehearsal.faulty_backend import lossy
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 from lifecycle_kit import WEALTHY, promises, prove, records, stopped_leases, story
 from pretend_machines import PretendBackend, Processes
@@ -114,7 +114,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="gpuwarden-properties-"))
         self.clock, self.fuse, self.processes = FakeClock(), Fuse(), Processes()
         self.patches = [
-            patch(f"gpuwarden.rehearsal.procs.{name}", getattr(self.processes, name))
+            patch(f"gpuwarden.rehearsal.processes.{name}", getattr(self.processes, name))
             for name in ("of", "terminate", "kill", "held")
         ]
         for each in self.patches:
@@ -162,26 +162,26 @@ class Lifecycle(RuleBasedStateMachine):
     def reopen(self, *, first: bool = False) -> None:
         """A new process over the same home and the same cloud."""
         if not first:
-            self.w.ledger.close()
+            self.ctx.ledger.close()
         self.fuse.left = None
         ledger = MortalLedger(self.home / "ledger.db", self.clock, "test")
         ledger.fuse = self.fuse
         ledger._db.execute(
             "PRAGMA synchronous = OFF"
         )  # these deaths spare the machine, so nothing has to reach the disk
-        self.w = Warden(ledger, WEALTHY, self.clock, self.home, env={})
-        profile = self.w.profile(self.platform)
+        self.ctx = Context(ledger, WEALTHY, self.clock, self.home, env={})
+        profile = self.ctx.profile(self.platform)
         if first:
             self.cloud = Cloud(self.home / "cloud", profile, self.clock, settings=PACE, supervise=False)
         provider: Any = Mortal(RehearsalProvider(self.cloud), self.fuse)
-        self.w._providers[self.platform] = provider
-        self.w._backends["local"] = Mortal(lossy(self.backend, self.cloud), self.fuse)  # type: ignore[assignment]
+        self.ctx._providers[self.platform] = provider
+        self.ctx._backends["local"] = Mortal(lossy(self.backend, self.cloud), self.fuse)  # type: ignore[assignment]
 
     def do(self, use: Any, *args: Any, dies: int | None = None, **kwargs: Any) -> Any:
         """Carry a use case out. None when it refused or died."""
         self.fuse.left = dies
         try:
-            return anyio.run(partial(use, self.w, *args, **kwargs))
+            return anyio.run(partial(use, self.ctx, *args, **kwargs))
         except WardenError as error:
             note(f"  {use.__name__}: {error.code}: {error.message}")
             return None
@@ -216,7 +216,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.do(submit, self.receipts[receipt], receipt=receipt, dies=dies)
 
     def jobs(self) -> list[str]:
-        return [e.subject.removeprefix("job/") for e in self.w.ledger.events(kind="job.accepted")]
+        return [e.subject.removeprefix("job/") for e in self.ctx.ledger.events(kind="job.accepted")]
 
     def job(self, n: int) -> str:
         jobs = self.jobs()
@@ -263,7 +263,7 @@ class Lifecycle(RuleBasedStateMachine):
         ticket = list(self.shown)[n % len(self.shown)]
         digest = self.shown[ticket]
         self.yes[ticket, digest] += 1
-        loss = read_job(self.w.ledger, read_teardown(self.w.ledger, ticket).job_id).spec.name if gives_up else None
+        loss = read_job(self.ctx.ledger, read_teardown(self.ctx.ledger, ticket).job_id).spec.name if gives_up else None
         self.do(approve, ticket, digest, channel="terminal", by="somebody", loss=loss, dies=dies)
 
     @precondition(lambda self: self.shown)
@@ -320,14 +320,14 @@ class Lifecycle(RuleBasedStateMachine):
     @some_job
     @rule(n=nth, state=st.sampled_from(("succeeded", "succeeded", "failed")))
     def job_ends(self, n: int, state: str) -> None:
-        handle = read_job(self.w.ledger, self.job(n)).handle
+        handle = read_job(self.ctx.ledger, self.job(n)).handle
         if handle is not None:
             self.backend.end(handle, state)
 
     @some_job
     @rule(n=nth, name=st.sampled_from("ab"), content=st.binary(min_size=1, max_size=3))
     def something_writes(self, n: int, name: str, content: bytes) -> None:
-        handle = read_job(self.w.ledger, self.job(n)).handle
+        handle = read_job(self.ctx.ledger, self.job(n)).handle
         if handle is not None:
             self.backend.write(handle, name, content)
 
@@ -337,9 +337,9 @@ class Lifecycle(RuleBasedStateMachine):
     def keeps_its_promises(self) -> None:
         if not hasattr(self, "w"):
             return
-        wrong = promises(self.w.ledger, self.cloud, excused=self.pardoned())
+        wrong = promises(self.ctx.ledger, self.cloud, excused=self.pardoned())
         wrong += [*self.false_beliefs(), *self.twins(), *self.unasked()]
-        assert not wrong, f"{wrong}\n{story(self.w.ledger.events())}"
+        assert not wrong, f"{wrong}\n{story(self.ctx.ledger.events())}"
 
     def pardoned(self) -> set[str]:
         """Machines that may bill unseen until the next list: they came back, or a list lagged for too long."""
@@ -347,7 +347,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def false_beliefs(self) -> Iterator[str]:
         """A lease that was just believed stopped must be; one that was stopped may have come back since."""
-        truths, stopped = self.cloud.truths(), stopped_leases(self.w.ledger)
+        truths, stopped = self.cloud.truths(), stopped_leases(self.ctx.ledger)
         for lease in set(stopped) - self.believed:
             if truths[stopped[lease]].meter and not self.beyond:
                 yield f"{lease} is believed stopped and bills"
@@ -364,7 +364,8 @@ class Lifecycle(RuleBasedStateMachine):
     def unasked(self) -> Iterator[str]:
         """Every execution was somebody's yes to those facts, and no yes was used twice."""
         used = Counter(
-            (e.subject.removeprefix("teardown/"), e.body["digest"]) for e in self.w.ledger.events(kind="approval.used")
+            (e.subject.removeprefix("teardown/"), e.body["digest"])
+            for e in self.ctx.ledger.events(kind="approval.used")
         )
         for key, n in used.items():
             if n > self.yes[key]:
@@ -378,7 +379,7 @@ class Lifecycle(RuleBasedStateMachine):
                 self.comes_to_rest()
         finally:
             if hasattr(self, "w"):
-                self.w.ledger.close()
+                self.ctx.ledger.close()
             for each in self.patches:
                 each.stop()
             shutil.rmtree(self.home)
@@ -401,23 +402,23 @@ class Lifecycle(RuleBasedStateMachine):
             if not inventory.rows and not any(t.meter for t in self.cloud.truths().values()):
                 break
         wrong = [f"{machine} bills at the end" for machine, truth in self.cloud.truths().items() if truth.meter]
-        wrong += [f"{j} is {read_job(self.w.ledger, j).state}" for j in self.jobs() if self.unended(j)]
-        wrong += [f"lease {x} is still live" for x in lease_ids(self.w.ledger, *LIVE_LEASES)]
-        wrong += promises(self.w.ledger, self.cloud)
-        assert not wrong, f"{wrong}\n{story(self.w.ledger.events())}"
+        wrong += [f"{j} is {read_job(self.ctx.ledger, j).state}" for j in self.jobs() if self.unended(j)]
+        wrong += [f"lease {x} is still live" for x in lease_ids(self.ctx.ledger, *LIVE_LEASES)]
+        wrong += promises(self.ctx.ledger, self.cloud)
+        assert not wrong, f"{wrong}\n{story(self.ctx.ledger.events())}"
 
     def unended(self, job_id: str) -> bool:
-        return read_job(self.w.ledger, job_id).state not in TERMINAL_JOBS
+        return read_job(self.ctx.ledger, job_id).state not in TERMINAL_JOBS
 
     def in_sight(self, inventory: Any) -> None:
         assert inventory is not None and not inventory.unknown, inventory
         shown = {row.instance_id for row in inventory.rows if row.ours and row.billing is not False}
         unseen = {machine for machine, truth in self.cloud.truths().items() if truth.meter} - shown
-        assert not unseen, f"{unseen} bill and are not shown\n{story(self.w.ledger.events())}"
+        assert not unseen, f"{unseen} bill and are not shown\n{story(self.ctx.ledger.events())}"
 
     def end(self, job_id: str) -> None:
         """A person who gives everything up, with the name typed."""
-        if not any(read_lease(self.w.ledger, x).job_id == job_id for x in lease_ids(self.w.ledger, *LIVE_LEASES)):
+        if not any(read_lease(self.ctx.ledger, x).job_id == job_id for x in lease_ids(self.ctx.ledger, *LIVE_LEASES)):
             return
         view = self.do(request, job_id, "terminate")
         if view is None or view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:

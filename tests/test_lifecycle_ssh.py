@@ -13,11 +13,11 @@ from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.models import Level, Place, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS, Job
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.verify import verify_job
-from gpuwarden.lifecycle.warden import Warden
 from lifecycle_kit import launch, open_house, training
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
@@ -29,7 +29,7 @@ PROFILE = Path(__file__).resolve().parents[1] / "profiles" / "local.md"
 @pytest.fixture
 def house(
     sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Warden, SshBackend]]:
+) -> Iterator[tuple[Context, SshBackend]]:
     """A warden whose platform `box` is this machine behind a server and a proxy."""
     profiles, far = tmp_path / "profiles", tmp_path / "far"
     profiles.mkdir()
@@ -52,26 +52,26 @@ async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: 
     (profiles / "lab.md").write_text(text)
     notes.write_text(f"[platforms.lab]\nhost = 'box'\nscratch = '{tmp_path / 'scratch'}'\n")
     notes.chmod(0o600)
-    w = open_house(tmp_path / "home", NoWait())
-    w.own_profiles, w.notes_file = profiles, notes
-    w._backends["ssh"] = backend = SshBackend(w.clock, config=sshd.config)
+    ctx = open_house(tmp_path / "home", NoWait())
+    ctx.own_profiles, ctx.notes_file = profiles, notes
+    ctx._backends["ssh"] = backend = SshBackend(ctx.clock, config=sshd.config)
     try:
-        job = await launch(w, training(tmp_path / "said", platform="lab", max_cost_usd=None))
-        assert await finish(w, job) is Job.SUCCEEDED
+        job = await launch(ctx, training(tmp_path / "said", platform="lab", max_cost_usd=None))
+        assert await finish(ctx, job) is Job.SUCCEEDED
         assert list((tmp_path / "scratch").glob("*/**/model.safetensors"))
     finally:
         await backend.aclose()
 
 
-async def finish(w: Warden, job: str) -> Job:
+async def finish(ctx: Context, job: str) -> Job:
     with anyio.fail_after(60):
-        while (state := (await check(w, job)).job.state) not in TERMINAL_JOBS:
+        while (state := (await check(ctx, job)).job.state) not in TERMINAL_JOBS:
             await anyio.sleep(0.1)
     return state
 
 
 async def test_a_job_goes_its_whole_way_over_ssh(
-    house: tuple[Warden, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
+    house: tuple[Context, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
     w, backend = house
     said = tmp_path / "said"

@@ -14,9 +14,9 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Conflict, NotFound, Refused
 from gpuwarden.core.policy import Caps, Policy, Secrets
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.submit import NeedsApproval, submit
-from gpuwarden.lifecycle.warden import LOCK_PATIENCE_S, STEP_S, Warden
+from gpuwarden.lifecycle.context import LOCK_PATIENCE_S, STEP_S, Context
+from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.providers.base import account_keys
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import FAST, WEALTHY, launch, launches, open_house, records, rent_cloud, training
@@ -32,88 +32,88 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def w(tmp_path: Path, clock: FakeClock) -> Warden:
+def ctx(tmp_path: Path, clock: FakeClock) -> Context:
     return open_house(tmp_path / "home", clock)
 
 
-async def test_a_receipt_that_is_used_twice_is_one_job(w: Warden, tmp_path: Path) -> None:
-    cloud = rent_cloud(w, settings=SLOW_BOOT)
+async def test_a_receipt_that_is_used_twice_is_one_job(ctx: Context, tmp_path: Path) -> None:
+    cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
-    receipt = (await submit(w, spec)).receipt
-    one, two = await submit(w, spec, receipt=receipt), await submit(w, spec, receipt=receipt)
+    receipt = (await submit(ctx, spec)).receipt
+    one, two = await submit(ctx, spec, receipt=receipt), await submit(ctx, spec, receipt=receipt)
     assert one.job and two.job and one.job.id == two.job.id
     assert (one.adopted, two.adopted, len(records(cloud))) == (False, True, 1)
 
 
-async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(w: Warden, tmp_path: Path) -> None:
-    cloud = rent_cloud(w, settings=SLOW_BOOT)
+async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(ctx: Context, tmp_path: Path) -> None:
+    cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
-    first, second = (await submit(w, spec)).receipt, (await submit(w, spec)).receipt
-    one, two = await submit(w, spec, receipt=first), await submit(w, spec, receipt=second)
-    third = await submit(w, spec)
+    first, second = (await submit(ctx, spec)).receipt, (await submit(ctx, spec)).receipt
+    one, two = await submit(ctx, spec, receipt=first), await submit(ctx, spec, receipt=second)
+    third = await submit(ctx, spec)
     assert one.job and two.job and third.job
     assert {one.job.id, two.job.id, third.job.id} == {one.job.id}
     assert two.adopted and third.adopted and len(records(cloud)) == 1
 
 
 async def test_a_receipt_is_for_its_arguments_and_its_time_and_its_ledger(
-    w: Warden, clock: FakeClock, tmp_path: Path
+    ctx: Context, clock: FakeClock, tmp_path: Path
 ) -> None:
-    cloud = rent_cloud(w)
-    receipt = (await submit(w, training(tmp_path / "said"))).receipt
+    cloud = rent_cloud(ctx)
+    receipt = (await submit(ctx, training(tmp_path / "said"))).receipt
     with pytest.raises(Conflict, match="other arguments"):
-        await submit(w, training(tmp_path / "said", timeout_s=601), receipt=receipt)
+        await submit(ctx, training(tmp_path / "said", timeout_s=601), receipt=receipt)
     with pytest.raises(NotFound):
-        await submit(w, training(tmp_path / "said"), receipt="r0123456789abcdef")
-    clock.advance(w.policy.receipt_ttl_s + 1)
+        await submit(ctx, training(tmp_path / "said"), receipt="r0123456789abcdef")
+    clock.advance(ctx.policy.receipt_ttl_s + 1)
     with pytest.raises(Conflict, match="expired"):
-        await submit(w, training(tmp_path / "said"), receipt=receipt)
+        await submit(ctx, training(tmp_path / "said"), receipt=receipt)
     assert not records(cloud)
 
 
-async def test_a_price_that_changed_voids_the_receipt(w: Warden, tmp_path: Path) -> None:
-    cloud = rent_cloud(w)
+async def test_a_price_that_changed_voids_the_receipt(ctx: Context, tmp_path: Path) -> None:
+    cloud = rent_cloud(ctx)
     spec = training(tmp_path / "said")
-    receipt = (await submit(w, spec)).receipt
+    receipt = (await submit(ctx, spec)).receipt
     cloud.configure(settings=FAST.model_copy(update={"default_usd_per_hour": 9.0}))
     with pytest.raises(Conflict, match=r"the price was \$1\.00/h and is \$9\.00/h"):
-        await submit(w, spec, receipt=receipt)
+        await submit(ctx, spec, receipt=receipt)
     assert not records(cloud)
 
 
 async def test_spending_above_the_caps_asks_a_person_first(tmp_path: Path, clock: FakeClock) -> None:
-    w = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=Caps(per_job_usd=0.1)))
-    cloud = rent_cloud(w, settings=SLOW_BOOT)
+    ctx = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=Caps(per_job_usd=0.1)))
+    cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
-    first = await submit(w, spec)
+    first = await submit(ctx, spec)
     assert "per_job_usd" in first.ask
     with pytest.raises(NeedsApproval):
-        await submit(w, spec, receipt=first.receipt)
-    assert not records(cloud) and not w.ledger.subjects("job")
-    w.ledger.add(f"receipt/{first.receipt}", "approval.granted", {"expires_at": clock.now() + 60})
-    done = await submit(w, spec, receipt=first.receipt)
+        await submit(ctx, spec, receipt=first.receipt)
+    assert not records(cloud) and not ctx.ledger.subjects("job")
+    ctx.ledger.add(f"receipt/{first.receipt}", "approval.granted", {"expires_at": clock.now() + 60})
+    done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job and len(records(cloud)) == 1
 
 
 async def test_jobs_of_a_day_share_the_daily_cap(tmp_path: Path, clock: FakeClock) -> None:
     caps = Caps(per_job_usd=10, per_day_usd=1.0, per_instance_usd=10)
-    w = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=caps))
-    rent_cloud(w, settings=SLOW_BOOT)
+    ctx = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=caps))
+    rent_cloud(ctx, settings=SLOW_BOOT)
     specs = [training(tmp_path / "said", name=f"job{n}") for n in range(2)]  # 0.6 USD each
-    issued = [await submit(w, spec) for spec in specs]
+    issued = [await submit(ctx, spec) for spec in specs]
     assert [i.ask for i in issued] == ["", ""]  # each fits by itself
-    await submit(w, specs[0], receipt=issued[0].receipt)
+    await submit(ctx, specs[0], receipt=issued[0].receipt)
     with pytest.raises(NeedsApproval, match="per_day_usd"):
-        await submit(w, specs[1], receipt=issued[1].receipt)
+        await submit(ctx, specs[1], receipt=issued[1].receipt)
 
 
-async def test_a_lost_reply_to_create_is_adopted(w: Warden, clock: FakeClock, tmp_path: Path) -> None:
-    cloud = rent_cloud(w, Fault(kind="lost_reply", call="create"), settings=SLOW_BOOT)
-    job = await launch(w, training(tmp_path / "said"))
+async def test_a_lost_reply_to_create_is_adopted(ctx: Context, clock: FakeClock, tmp_path: Path) -> None:
+    cloud = rent_cloud(ctx, Fault(kind="lost_reply", call="create"), settings=SLOW_BOOT)
+    job = await launch(ctx, training(tmp_path / "said"))
     clock.advance(1)
-    seen = await check(w, job)
+    seen = await check(ctx, job)
     assert seen.job.state is Job.PROVISIONING and seen.lease and seen.lease.instance_id == records(cloud)[0].id
-    assert [e.kind for e in w.ledger.events(seen.lease.subject)][:3] == [
+    assert [e.kind for e in ctx.ledger.events(seen.lease.subject)][:3] == [
         "create.intent",
         "create.unknown",
         "lease.adopted",
@@ -121,23 +121,25 @@ async def test_a_lost_reply_to_create_is_adopted(w: Warden, clock: FakeClock, tm
 
 
 async def test_a_lost_request_to_create_is_repeated_only_after_two_looks(
-    w: Warden, clock: FakeClock, tmp_path: Path
+    ctx: Context, clock: FakeClock, tmp_path: Path
 ) -> None:
-    cloud = rent_cloud(w, Fault(kind="lost_request", call="create"), settings=SLOW_BOOT)
-    job = await launch(w, training(tmp_path / "said"))
+    cloud = rent_cloud(ctx, Fault(kind="lost_request", call="create"), settings=SLOW_BOOT)
+    job = await launch(ctx, training(tmp_path / "said"))
     for seconds, rented in ((1, 0), (10, 0), (31, 1), (1, 1)):
         clock.advance(seconds)
-        await check(w, job)
+        await check(ctx, job)
         assert len(records(cloud)) == rented
 
 
-async def test_a_job_that_is_canceled_before_its_launch_never_runs(w: Warden, clock: FakeClock, tmp_path: Path) -> None:
+async def test_a_job_that_is_canceled_before_its_launch_never_runs(
+    ctx: Context, clock: FakeClock, tmp_path: Path
+) -> None:
 
-    rent_cloud(w, settings=SLOW_BOOT)
-    job = await launch(w, training(tmp_path / "said"))
-    assert (await cancel(w, job)).state is Job.CANCELED
+    rent_cloud(ctx, settings=SLOW_BOOT)
+    job = await launch(ctx, training(tmp_path / "said"))
+    assert (await cancel(ctx, job)).state is Job.CANCELED
     clock.advance(200)
-    seen = await check(w, job)
+    seen = await check(ctx, job)
     assert seen.lease and seen.lease.state == "metering" and not launches(tmp_path / "said")
 
 
@@ -148,22 +150,22 @@ class _Race:
         self.home, self.said, self.receipt = home, said, receipt
 
     def __call__(self, gate: object, results: object) -> None:
-        w = open_house(self.home, SystemClock())
-        rent_cloud(w, settings=LONG_BOOT)
+        ctx = open_house(self.home, SystemClock())
+        rent_cloud(ctx, settings=LONG_BOOT)
         gate.wait()  # type: ignore[attr-defined]
 
         async def go() -> str:
-            done = await submit(w, training(self.said), receipt=self.receipt)
+            done = await submit(ctx, training(self.said), receipt=self.receipt)
             return done.job.id if done.job else "none"
 
         results.put(anyio.run(go))  # type: ignore[attr-defined]
 
 
 async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", SystemClock())
-    cloud = rent_cloud(w, settings=LONG_BOOT)
+    ctx = open_house(tmp_path / "home", SystemClock())
+    cloud = rent_cloud(ctx, settings=LONG_BOOT)
     spec = training(tmp_path / "said")
-    receipt = (await submit(w, spec)).receipt
+    receipt = (await submit(ctx, spec)).receipt
     assert receipt
     spawn = multiprocessing.get_context("spawn")
     gate, results = spawn.Barrier(2), spawn.Queue()
@@ -178,7 +180,7 @@ async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_p
         racer.join(30)
     results.close()
     assert len(ids) == 1 and len(records(cloud)) == 1
-    assert len(w.ledger.events(kind="job.accepted")) == len(w.ledger.events(kind="create.intent")) == 1
+    assert len(ctx.ledger.events(kind="job.accepted")) == len(ctx.ledger.events(kind="create.intent")) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- secrets
@@ -187,31 +189,36 @@ async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_p
 @pytest.mark.parametrize("key", sorted(account_keys()))
 async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: str) -> None:
     policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
-    w = open_house(tmp_path, SystemClock(), policy=policy)
-    rent_cloud(w)
-    w.env = {key: "the-key-of-an-account", key.lower(): "x" * 9, "ALIAS": "the-key-of-an-account", "MINE": "my-own-one"}
-    w.env |= {"GPUWARDEN_WEBHOOK_SECRET": "a-secret-of-ours", "HEADER": "Bearer the-key-of-an-account\n"}
+    ctx = open_house(tmp_path, SystemClock(), policy=policy)
+    rent_cloud(ctx)
+    ctx.env = {
+        key: "the-key-of-an-account",
+        key.lower(): "x" * 9,
+        "ALIAS": "the-key-of-an-account",
+        "MINE": "my-own-one",
+    }
+    ctx.env |= {"GPUWARDEN_WEBHOOK_SECRET": "a-secret-of-ours", "HEADER": "Bearer the-key-of-an-account\n"}
     for name in (key, key.lower(), "ALIAS", "HEADER", "GPUWARDEN_WEBHOOK_SECRET"):
         with pytest.raises(Refused) as refused:
-            await submit(w, training(tmp_path / "said", secrets=(name,)))
+            await submit(ctx, training(tmp_path / "said", secrets=(name,)))
         (found,) = [f for f in refused.value.findings if f.rule == "PF-SEC-003"]
         assert name in found.message and "the-key-of-an-account" not in str(refused.value.findings)
-    assert (await submit(w, training(tmp_path / "said", secrets=("MINE",)))).receipt
+    assert (await submit(ctx, training(tmp_path / "said", secrets=("MINE",)))).receipt
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path, mode: int) -> None:
     """Under no name, in no variable, argument or input; a file that others may read holds a key all the same."""
     policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
-    w = open_house(tmp_path / "home", SystemClock(), policy=policy)
-    rent_cloud(w)
-    w.cwd = tmp_path
+    ctx = open_house(tmp_path / "home", SystemClock(), policy=policy)
+    rent_cloud(ctx)
+    ctx.cwd = tmp_path
     key = "rpa_KeyThatIsOnlyInAFile0123"
     (tmp_path / "key").write_text(f"{key}\n")
     (tmp_path / "key").chmod(mode)
     (tmp_path / "notes.txt").write_text(f"call it with {key}")
     (tmp_path / "mine.txt").write_text("nothing of that kind")
-    w.env = {
+    ctx.env = {
         "RUNPOD_API_KEY_FILE": str(tmp_path / "key"),
         "ALIAS": key,
         "HEADER": f"Bearer {key}",
@@ -219,7 +226,7 @@ async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path
     }
     for name in ("ALIAS", "HEADER", "RUNPOD_API_KEY_FILE"):
         with pytest.raises(Refused) as refused:
-            await submit(w, training(tmp_path / "said", secrets=(name,)))
+            await submit(ctx, training(tmp_path / "said", secrets=(name,)))
         (found,) = [f for f in refused.value.findings if f.rule == "PF-SEC-003"]
         assert name in found.message and key not in str(refused.value.findings)
     leaks: list[dict[str, object]] = [
@@ -229,9 +236,9 @@ async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path
     ]
     for leak in leaks:
         with pytest.raises(Refused, match=r"PF-SEC-00[14]") as refused:
-            await submit(w, training(tmp_path / "said", **leak))
+            await submit(ctx, training(tmp_path / "said", **leak))
         assert key not in str(refused.value.findings) and "RUNPOD_API_KEY_FILE" in str(refused.value.findings)
-    assert (await submit(w, training(tmp_path / "said", secrets=("MINE",), inputs=("mine.txt",)))).receipt
+    assert (await submit(ctx, training(tmp_path / "said", secrets=("MINE",), inputs=("mine.txt",)))).receipt
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "short", "binary", "no path"])
@@ -246,20 +253,20 @@ async def test_a_key_file_that_is_none_stands_in_no_jobs_way(tmp_path: Path, kin
             file.write_text("m")
         case "binary":
             file.write_bytes(b"\xff\xfe" * 9000)
-    w = open_house(tmp_path / "home", SystemClock())
-    rent_cloud(w)
-    w.env = {"RUNPOD_API_KEY_FILE": "~nobody-there\0" if kind == "no path" else str(file), "HF_TOKEN": "my-own-token"}
+    ctx = open_house(tmp_path / "home", SystemClock())
+    rent_cloud(ctx)
+    ctx.env = {"RUNPOD_API_KEY_FILE": "~nobody-there\0" if kind == "no path" else str(file), "HF_TOKEN": "my-own-token"}
     with anyio.fail_after(20):
-        assert (await submit(w, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
+        assert (await submit(ctx, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
 
 
 async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path) -> None:
-    w = open_house(tmp_path, SystemClock())
-    rent_cloud(w)
-    w.env = {"HF_TOKEN": "a-token-of-the-hub", "PGPASSWORD": "something-else"}
-    assert (await submit(w, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
+    ctx = open_house(tmp_path, SystemClock())
+    rent_cloud(ctx)
+    ctx.env = {"HF_TOKEN": "a-token-of-the-hub", "PGPASSWORD": "something-else"}
+    assert (await submit(ctx, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
     with pytest.raises(Refused, match="PF-SEC-003"):
-        await submit(w, training(tmp_path / "said", secrets=("PGPASSWORD",)))
+        await submit(ctx, training(tmp_path / "said", secrets=("PGPASSWORD",)))
 
 
 # ------------------------------------------------------------------------------------------------------------- locks
@@ -269,9 +276,9 @@ async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert STEP_S < LOCK_PATIENCE_S
-    w = open_house(tmp_path, SystemClock())
-    rent_cloud(w)
-    backend = w.backend("local")
+    ctx = open_house(tmp_path, SystemClock())
+    rent_cloud(ctx)
+    backend = ctx.backend("local")
     whole, hangs = backend.submit, True
 
     async def slow(*args: object, **named: object) -> object:
@@ -280,15 +287,15 @@ async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
         return await whole(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(backend, "submit", slow)
-    monkeypatch.setattr("gpuwarden.lifecycle.running.STEP_S", 0.2)
-    job = await launch(w, training(tmp_path / "said"))
+    monkeypatch.setattr("gpuwarden.lifecycle.execution.running.STEP_S", 0.2)
+    job = await launch(ctx, training(tmp_path / "said"))
     with anyio.fail_after(60):
-        while not w.ledger.events(kind="submit.intent"):
-            await check(w, job)
+        while not ctx.ledger.events(kind="submit.intent"):
+            await check(ctx, job)
             await anyio.sleep(0.05)
-        assert (await check(w, job)).job.state is Job.SUBMITTING, "it was let go, and nothing is known to have run"
+        assert (await check(ctx, job)).job.state is Job.SUBMITTING, "it was let go, and nothing is known to have run"
         hangs = False
-        monkeypatch.setattr("gpuwarden.lifecycle.running.STEP_S", STEP_S)
-        while (await check(w, job)).job.state is not Job.SUCCEEDED:
+        monkeypatch.setattr("gpuwarden.lifecycle.execution.running.STEP_S", STEP_S)
+        while (await check(ctx, job)).job.state is not Job.SUCCEEDED:
             await anyio.sleep(0.05)
     assert launches(tmp_path / "said") == [(job, 1)]

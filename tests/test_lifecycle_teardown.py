@@ -12,12 +12,12 @@ from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
 from gpuwarden.core.models import Handle, JobSpec, Resources, Verb
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
-from gpuwarden.lifecycle.check import Checked, cancel, check
-from gpuwarden.lifecycle.instances import list_instances
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.submit import submit
-from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import PLATFORM, launch, open_house, promises, prove, records, rent_cloud, story
 from pretend_machines import PretendBackend, Processes
@@ -31,14 +31,14 @@ class House:
 
     def __init__(self, home: Path, processes: Processes) -> None:
         self.clock = FakeClock()
-        self.w = open_house(home, self.clock)
+        self.ctx = open_house(home, self.clock)
         self.backend = PretendBackend(processes)
-        self.w._backends["local"] = self.backend
+        self.ctx._backends["local"] = self.backend
         self.opens()
 
     def opens(self, *faults: Fault, platform: str = PLATFORM) -> None:
         self.platform = platform
-        self.cloud = rent_cloud(self.w, *faults, platform=platform, settings=PACE)
+        self.cloud = rent_cloud(self.ctx, *faults, platform=platform, settings=PACE)
 
     def spec(self, **changes: object) -> JobSpec:
         values: dict[str, object] = {
@@ -48,16 +48,16 @@ class House:
         return JobSpec.model_validate(values | changes)
 
     async def started(self, **changes: object) -> str:
-        job = await launch(self.w, self.spec(**changes))
+        job = await launch(self.ctx, self.spec(**changes))
         assert (await self.after(11, job)).job.state is Job.RUNNING
         return job
 
     async def after(self, seconds: float, job: str) -> Checked:
         self.clock.advance(seconds)
-        return await check(self.w, job)
+        return await check(self.ctx, job)
 
     def handle(self, job: str) -> Handle:
-        handle = read_job(self.w.ledger, job).handle
+        handle = read_job(self.ctx.ledger, job).handle
         assert handle is not None
         return handle
 
@@ -71,34 +71,34 @@ class House:
 
     async def proven(self, **changes: object) -> str:
         job = await self.ended(**changes)  # type: ignore[arg-type]
-        await pull(self.w, job)
-        await prove(self.w, job)
+        await pull(self.ctx, job)
+        await prove(self.ctx, job)
         return job
 
     async def asks(self, job: str, verb: Verb = "terminate") -> TeardownView:
-        return await request(self.w, job, verb)
+        return await request(self.ctx, job, verb)
 
     async def yes(self, view: TeardownView, **how: str) -> TeardownView:
         assert view.record.digest
-        return await approve(self.w, view.record.id, view.record.digest, channel="terminal", by="test", **how)
+        return await approve(self.ctx, view.record.id, view.record.digest, channel="terminal", by="test", **how)
 
     async def until_off(self, view: TeardownView) -> TeardownView:
         for _ in range(8):
             if view.record.state is Teardown.VERIFIED_STOPPED:
                 break
             self.clock.advance(31)
-            view = await proceed(self.w, view.record.id)
+            view = await proceed(self.ctx, view.record.id)
         return view
 
     def holds(self) -> None:
-        assert not promises(self.w.ledger, self.cloud), story(self.w.ledger.events())
+        assert not promises(self.ctx.ledger, self.cloud), story(self.ctx.ledger.events())
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     processes = Processes()
     names = ("of", "terminate", "kill", "held")
-    patches = [patch(f"gpuwarden.rehearsal.procs.{name}", getattr(processes, name)) for name in names]
+    patches = [patch(f"gpuwarden.rehearsal.processes.{name}", getattr(processes, name)) for name in names]
     for each in patches:
         each.start()
     yield House(tmp_path / "home", processes)
@@ -119,9 +119,9 @@ async def test_nothing_dies_before_it_is_pulled_and_proven_and_a_person_said_yes
     assert view.record.state is Teardown.BLOCKED and "TD-COPY-001" in rules(view)
     with pytest.raises(Refused, match="blocked"):
         await house.yes(view)
-    await pull(house.w, job)
+    await pull(house.ctx, job)
     assert rules(await house.asks(job)) == {"TD-LOAD-001"}
-    await prove(house.w, job)
+    await prove(house.ctx, job)
     view = await house.asks(job)
     assert view.record.state is Teardown.AWAITING_HUMAN and not view.findings
     house.clock.advance(100)
@@ -141,13 +141,13 @@ async def test_an_approval_works_once(house: House) -> None:
     await house.until_off(done)
     with pytest.raises(Conflict, match="can't be approved"):
         await house.yes(view)
-    assert len(house.w.ledger.events(kind="approval.used")) == 1
+    assert len(house.ctx.ledger.events(kind="approval.used")) == 1
 
 
 async def test_an_approval_that_comes_too_late_is_asked_again(house: House) -> None:
     job = await house.proven()
     view = await house.asks(job)
-    house.clock.advance(house.w.policy.approval.ttl_s + 1)
+    house.clock.advance(house.ctx.policy.approval.ttl_s + 1)
     with pytest.raises(Conflict, match="expired"):
         await house.yes(view)
     assert records(house.cloud)[0].state == "running"
@@ -168,7 +168,7 @@ async def test_a_file_written_after_the_ticket_was_shown_voids_the_yes(house: Ho
 async def test_a_copy_that_changed_here_voids_the_yes(house: House) -> None:
     job = await house.proven()
     view = await house.asks(job)
-    copy = house.w.home / "artifacts" / job / "out" / "model"
+    copy = house.ctx.home / "artifacts" / job / "out" / "model"
     copy.write_bytes(b"weightz")
     with pytest.raises(Conflict, match="changed since they were shown"):
         await house.yes(view)
@@ -180,7 +180,7 @@ async def test_an_approval_that_was_not_carried_out_at_once_is_held_against_the_
     job = await house.proven()
     view = await house.asks(job)
     with (
-        patch("gpuwarden.lifecycle.teardown._execute", side_effect=KeyboardInterrupt),
+        patch("gpuwarden.lifecycle.ending.teardown._execute", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         await house.yes(view)
@@ -191,13 +191,13 @@ async def test_an_approval_that_was_not_carried_out_at_once_is_held_against_the_
 
 async def test_a_failed_job_that_saved_nothing_can_be_torn_down(house: House) -> None:
     job = await house.ended("failed", saved=False)
-    pulled = await pull(house.w, job)
+    pulled = await pull(house.ctx, job)
     assert pulled.missing == ("out",) and not pulled.received.files
     view = await house.asks(job)
     assert view.record.state is Teardown.AWAITING_HUMAN and "TD-OUT-001" in rules(view)
     with pytest.raises(Refused, match="a click in a client is not enough"):
         assert view.record.digest
-        await approve(house.w, view.record.id, view.record.digest, channel="elicitation", by="test")
+        await approve(house.ctx, view.record.id, view.record.digest, channel="elicitation", by="test")
     assert (await house.until_off(await house.yes(view))).record.state is Teardown.VERIFIED_STOPPED
 
 
@@ -227,8 +227,8 @@ async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) 
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
     view = await house.yes(await house.asks(job, "stop"))
     house.clock.advance(601)
-    assert (await proceed(house.w, view.record.id)).record.state is Teardown.NEEDS_HUMAN
-    assert read_lease(house.w.ledger, view.lease.id).state in LIVE_LEASES  # "stopped" that bills is not stopped
+    assert (await proceed(house.ctx, view.record.id)).record.state is Teardown.NEEDS_HUMAN
+    assert read_lease(house.ctx.ledger, view.lease.id).state in LIVE_LEASES  # "stopped" that bills is not stopped
     again = await house.asks(job)
     assert again.record.id != view.record.id
     # The machine is off and can't be looked at, but the pull came after the job's end: nothing was written since.
@@ -252,11 +252,11 @@ async def test_a_machine_that_comes_back_is_taken_into_sight_and_can_be_ended_ag
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="comes_back", seconds=500))
     await house.until_off(await house.yes(await house.asks(job)))
     house.clock.advance(500)
-    shown = (await list_instances(house.w)).rows
+    shown = (await list_instances(house.ctx)).rows
     assert [(r.ours, r.billing) for r in shown] == [(True, True)]
     view = await house.asks(job)
     view = await house.until_off(await house.yes(view, loss="train"))
-    assert view.record.state is Teardown.VERIFIED_STOPPED and not (await list_instances(house.w)).rows
+    assert view.record.state is Teardown.VERIFIED_STOPPED and not (await list_instances(house.ctx)).rows
 
 
 # ------------------------------------------------------------------------------------------------------- machines
@@ -264,7 +264,7 @@ async def test_a_machine_that_comes_back_is_taken_into_sight_and_can_be_ended_ag
 
 async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(house: House) -> None:
     house.opens(Fault(kind="failed_boot"))
-    job = await launch(house.w, house.spec())
+    job = await launch(house.ctx, house.spec())
     seen = await house.after(11, job)
     assert seen.job.state is Job.FAILED and "given back" in seen.job.why and "cost so far: $" in seen.job.why
     for _ in range(3):
@@ -276,9 +276,9 @@ async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(h
 async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(house: House) -> None:
     """A request that was lost was never repeated, and the next process could not move from stopping to stopping."""
     house.opens(Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=2))
-    job = await launch(house.w, house.spec())
+    job = await launch(house.ctx, house.spec())
     with (
-        patch("gpuwarden.lifecycle.renting.ask_end", side_effect=KeyboardInterrupt),
+        patch("gpuwarden.lifecycle.execution.provisioning.ask_end", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         await house.after(11, job)
@@ -292,7 +292,7 @@ async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(
 async def test_looks_that_see_nothing_end_no_lease_before_the_cloud_had_its_time(house: House) -> None:
     """A cloud that lags for less than its word: the look that counts comes after it has caught up."""
     house.opens(Fault(kind="stale", call="get", seconds=20, count=3))
-    job = await launch(house.w, house.spec())
+    job = await launch(house.ctx, house.spec())
     await house.after(1, job)
     seen = await house.after(5, job)
     assert seen.job.state is Job.PROVISIONING and seen.lease and seen.lease.state is Lease.METERING
@@ -309,7 +309,7 @@ async def test_a_preempted_job_resumes_and_is_given_up_after_max_restarts(house:
     assert (await house.after(21, job)).job.state is Job.RUNNING
     house.cloud.preempt(machine)
     house.clock.advance(1)
-    seen = await check(house.w, job)
+    seen = await check(house.ctx, job)
     assert seen.job.state is Job.FAILED and "max_restarts is 1" in seen.job.why
     assert house.backend.launched == [(job, 1), (job, 2)]
 
@@ -318,7 +318,7 @@ async def test_a_preempted_job_that_is_canceled_is_not_launched_again(house: Hou
     job = await house.started(interruptible=True)
     house.cloud.preempt(records(house.cloud)[0].id)
     await house.after(1, job)
-    assert (await cancel(house.w, job)).state is Job.CANCELED
+    assert (await cancel(house.ctx, job)).state is Job.CANCELED
     await house.after(60, job)
     assert house.backend.launched == [(job, 1)]
 
@@ -336,7 +336,7 @@ async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended
     token = records(house.cloud)[0].token
     house.cloud.create(Resources(), token)
     house.clock.advance(11)
-    rows = (await list_instances(house.w)).rows
+    rows = (await list_instances(house.ctx)).rows
     assert [(r.ours, r.billing is not False) for r in rows] == [(True, True)] * 2
     await house.until_off(await house.yes(await house.asks(job)))
     second = await house.asks(job)
@@ -344,7 +344,7 @@ async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended
     assert second.record.state is Teardown.AWAITING_HUMAN and rules(second) == {"TD-ELSE-001"}
     await house.until_off(await house.yes(second))
     assert not any(t.meter for t in house.cloud.truths().values())
-    assert not lease_ids(house.w.ledger, *LIVE_LEASES)
+    assert not lease_ids(house.ctx.ledger, *LIVE_LEASES)
     house.holds()
 
 
@@ -355,11 +355,11 @@ async def test_a_machine_that_find_hid_for_too_long_is_not_forgotten(house: Hous
         Fault(kind="stale", call="find", seconds=300, count=9),
     )
     spec = house.spec()
-    job = await launch(house.w, spec)
+    job = await launch(house.ctx, spec)
     for _ in range(3):
         await house.after(31, job)
     assert len(records(house.cloud)) == 2
-    rows = (await list_instances(house.w)).rows
+    rows = (await list_instances(house.ctx)).rows
     assert {r.instance_id for r in rows if r.ours and r.billing is not False} == {r.id for r in records(house.cloud)}
-    assert (await submit(house.w, spec)).adopted
+    assert (await submit(house.ctx, spec)).adopted
     house.holds()

@@ -10,12 +10,12 @@ from fakes import FakeClock
 from gpuwarden.core.errors import Conflict, RateLimited
 from gpuwarden.core.models import JobSpec, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
-from gpuwarden.lifecycle.check import cancel, check
-from gpuwarden.lifecycle.instances import list_instances
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.monitoring.check import cancel, check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import read_lease
-from gpuwarden.lifecycle.teardown import TeardownView, approve, proceed, request
-from gpuwarden.lifecycle.warden import Warden
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import launch, open_house, rent_cloud
@@ -29,32 +29,32 @@ class House:
 
     def __init__(self, home: Path, platform: str, *faults: Fault) -> None:
         self.clock = FakeClock()
-        self.w: Warden = open_house(home, self.clock)
-        self.cloud: Cloud = rent_cloud(self.w, *faults, platform=platform, settings=SLOW)
+        self.ctx: Context = open_house(home, self.clock)
+        self.cloud: Cloud = rent_cloud(self.ctx, *faults, platform=platform, settings=SLOW)
         self.platform = platform
 
     async def canceled(self) -> str:
         spec = JobSpec(
             platform=self.platform, command=("sleep", "600"), outputs=("out",), timeout_s=900, max_cost_usd=5
         )
-        job = await launch(self.w, spec)
+        job = await launch(self.ctx, spec)
         for _ in range(4):
             self.clock.advance(3)
-            await check(self.w, job)
-        assert (await cancel(self.w, job)).state is Job.CANCELED
+            await check(self.ctx, job)
+        assert (await cancel(self.ctx, job)).state is Job.CANCELED
         return job
 
     async def end(self, job: str, verb: Verb) -> TeardownView:
         """Ask, approve, and look until it is verified or a minute of the clock has passed."""
-        view = await request(self.w, job, verb)
+        view = await request(self.ctx, job, verb)
         assert view.record.state is Teardown.AWAITING_HUMAN, view.findings
         assert view.record.digest is not None
-        view = await approve(self.w, view.record.id, view.record.digest, channel="rehearsal", by="test")
+        view = await approve(self.ctx, view.record.id, view.record.digest, channel="rehearsal", by="test")
         for _ in range(20):
             if view.record.state is not Teardown.EXECUTING:
                 break
             self.clock.advance(3)
-            view = await proceed(self.w, view.record.id)
+            view = await proceed(self.ctx, view.record.id)
         return view
 
     @property
@@ -80,7 +80,7 @@ class TestVerbs:
     ) -> None:
         house = House(tmp_path, "rehearsal/runpod")
         job = await house.canceled()
-        provider = house.w.provider(house.platform)
+        provider = house.ctx.provider(house.platform)
 
         async def limited(id: str) -> None:
             raise RateLimited("asked too often", "Wait.", 999_999.0)
@@ -92,7 +92,7 @@ class TestVerbs:
         house.clock.advance(3600)
         for _ in range(5):
             house.clock.advance(10)
-            view = await proceed(house.w, view.record.id)
+            view = await proceed(house.ctx, view.record.id)
         assert view.record.state is Teardown.VERIFIED_STOPPED
 
     async def test_terminate_where_a_stop_has_to_come_first(self, tmp_path: Path) -> None:
@@ -104,23 +104,23 @@ class TestVerbs:
     async def test_stop_then_terminate_really_terminates(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/vastai")
         job = await house.canceled()
-        await pull(house.w, job)
+        await pull(house.ctx, job)
         view = await house.end(job, "stop")
         assert (view.record.state, house.truth) == (Teardown.VERIFIED_STOPPED, "stopped")
-        listed = await list_instances(house.w)
+        listed = await list_instances(house.ctx)
         assert [(r.state, r.ours) for r in listed.rows] == [("stopped", True)], "its disk bills, so it stays in sight"
         view = await house.end(job, "terminate")
         assert (view.record.state, house.truth) == (Teardown.VERIFIED_STOPPED, "gone")
-        assert (await list_instances(house.w)).rows == ()
+        assert (await list_instances(house.ctx)).rows == ()
 
     async def test_stopped_that_still_bills_is_not_believed(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/vastai", Fault(kind="bills_when_stopped"))
         job = await house.canceled()
         view = await house.end(job, "stop")
         assert view.record.state is Teardown.EXECUTING
-        assert read_lease(house.w.ledger, view.record.lease).state is not Lease.STOPPED
+        assert read_lease(house.ctx.ledger, view.record.lease).state is not Lease.STOPPED
         house.clock.advance(600)
-        view = await proceed(house.w, view.record.id)
+        view = await proceed(house.ctx, view.record.id)
         assert view.record.state is Teardown.NEEDS_HUMAN
 
     async def test_what_is_gone_already_needs_no_approval(self, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ class TestVerbs:
         spec = JobSpec(
             platform=house.platform, command=("sleep", "600"), outputs=("out",), timeout_s=900, max_cost_usd=5
         )
-        job = await launch(house.w, spec)
+        job = await launch(house.ctx, spec)
         for _ in range(12):
             house.clock.advance(3)
-            await check(house.w, job)
+            await check(house.ctx, job)
         with pytest.raises(Conflict, match="gone"):
-            await request(house.w, job, "terminate")
+            await request(house.ctx, job, "terminate")

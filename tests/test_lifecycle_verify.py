@@ -17,24 +17,24 @@ import pytest
 from safetensors.numpy import save
 
 from conftest import need
-from gpuwarden.checkpoints import book
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Refused, Unreachable
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.hub.files import BLOCK, Address
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.pull import pull
+from gpuwarden.interfaces import results
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.seal_keys import job_key
+from gpuwarden.lifecycle.artifacts.verify import verify
+from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.seals import job_key
-from gpuwarden.lifecycle.teardown import request
-from gpuwarden.lifecycle.verify import verify
-from gpuwarden.lifecycle.verify_there import CLAIM
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.rehearsal.hub_seed import TOKEN, USER
-from gpuwarden.rehearsal.hub_server import HubServer
-from gpuwarden.serve import replies
+from gpuwarden.rehearsal.hub.seed import TOKEN, USER
+from gpuwarden.rehearsal.hub.server import HubServer
 from hubserver import STRANGER, hub_server
 from lifecycle_kit import TRAIN, launch, open_house, rent_cloud, training
 
@@ -70,7 +70,7 @@ def hub(one_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def w(hub: HubServer, tmp_path: Path) -> Warden:
+def ctx(hub: HubServer, tmp_path: Path) -> Context:
     warden = open_house(tmp_path / "home", SystemClock())
     warden.env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     return warden
@@ -90,7 +90,7 @@ def shards() -> dict[str, bytes | str]:
     return {**files, "model.safetensors.index.json": json.dumps(index), "README.md": "# a model\n"}
 
 
-async def test_headers_of_a_repo_by_range_requests(w: Warden, hub: HubServer) -> None:
+async def test_headers_of_a_repo_by_range_requests(ctx: Context, hub: HubServer) -> None:
     address = put(hub, "sharded", shards())
     read = 0
 
@@ -98,72 +98,72 @@ async def test_headers_of_a_repo_by_range_requests(w: Warden, hub: HubServer) ->
         nonlocal read
         read += more
 
-    report = await verify(w, address, progress=count)
+    report = await verify(ctx, address, progress=count)
     assert (report.verdict, report.level) == (Verdict.PROVEN, Level.STRUCTURE), said(report)
     assert any("2 shards agree on 2 tensors" in line for line in report.proved)
     assert "sha256 for 2 of 4 files" in report.not_checked[0] and f"{report.bytes:,} bytes" in report.not_checked[0]
     assert read <= 2 * BLOCK + 10_000 < report.bytes
 
 
-async def test_a_repo_in_full_is_downloaded_and_compared_with_what_the_hub_lists(w: Warden, hub: HubServer) -> None:
+async def test_a_repo_in_full_is_downloaded_and_compared_with_what_the_hub_lists(ctx: Context, hub: HubServer) -> None:
     address = put(hub, "full", shards())
-    report = await verify(w, address, Level.LOAD)
+    report = await verify(ctx, address, Level.LOAD)
     assert report.verdict is Verdict.PROVEN, said(report)
     assert sum(f.sealed for f in report.files) == 2
     assert any("all 2 large files have the sha256 that the Hub lists" in line for line in report.proved)
-    cached = next((w.home.parent / "cache").rglob("blobs"))
+    cached = next((ctx.home.parent / "cache").rglob("blobs"))
     blob = max(cached.iterdir(), key=lambda p: p.stat().st_size)
     data = bytearray(blob.read_bytes())
     data[-5] ^= 1
     blob.write_bytes(data)
-    report = await verify(w, address, Level.CONTENT)
+    report = await verify(ctx, address, Level.CONTENT)
     assert report.verdict is Verdict.REFUTED
     assert "not the bytes that were saved" in said(report)
 
 
 async def test_a_large_repo_is_not_downloaded_for_an_agent(
-    w: Warden, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+    ctx: Context, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuwarden.lifecycle.verify_hub.MOST_UNASKED", 1000)
+    monkeypatch.setattr("gpuwarden.lifecycle.artifacts.verify_hub.MOST_UNASKED", 1000)
     with pytest.raises(Refused, match="downloads them"):
-        await verify(w, put(hub, "large", shards()), Level.LOAD, budget=Budget(60, 1 << 40))
+        await verify(ctx, put(hub, "large", shards()), Level.LOAD, budget=Budget(60, 1 << 40))
 
 
-async def test_a_file_and_a_folder_of_a_repo(w: Warden, hub: HubServer) -> None:
+async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer) -> None:
     inside = {"checkpoint-10/model.safetensors": save(tensors(1)), "checkpoint-10/config.json": "{}", "x.json": "{"}
     address = put(hub, "parts", inside)
-    assert (await verify(w, f"{address}/checkpoint-10")).verdict is Verdict.UNKNOWN  # no trainer state tells
+    assert (await verify(ctx, f"{address}/checkpoint-10")).verdict is Verdict.UNKNOWN  # no trainer state tells
     for level in (Level.STRUCTURE, Level.LOAD):
-        report = await verify(w, f"{address}@main/checkpoint-10/model.safetensors", level)
+        report = await verify(ctx, f"{address}@main/checkpoint-10/model.safetensors", level)
         assert report.verdict is Verdict.PROVEN, said(report)
         assert [f.path for f in report.files] == ["model.safetensors"]
-    assert "is no JSON" in said(await verify(w, address))
+    assert "is no JSON" in said(await verify(ctx, address))
     with pytest.raises(NotFound, match="holds nothing at nowhere"):
-        await verify(w, f"{address}/nowhere")
+        await verify(ctx, f"{address}/nowhere")
 
 
-async def test_what_is_wrong_in_a_repo_is_seen_from_its_headers(w: Warden, hub: HubServer) -> None:
+async def test_what_is_wrong_in_a_repo_is_seen_from_its_headers(ctx: Context, hub: HubServer) -> None:
     files = shards()
     files["model-00002-of-00002.safetensors"] = files["model-00002-of-00002.safetensors"][:-4]
-    assert (await verify(w, put(hub, "cut", files))).verdict is Verdict.REFUTED
+    assert (await verify(ctx, put(hub, "cut", files))).verdict is Verdict.REFUTED
     del files["model-00002-of-00002.safetensors"]
-    assert "1 shards that are not there" in said(await verify(w, put(hub, "gone", files) + "@main"))
+    assert "1 shards that are not there" in said(await verify(ctx, put(hub, "gone", files) + "@main"))
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n"
-    assert "LFS pointer" in said(await verify(w, put(hub, "pointer", {"model.safetensors": pointer})))
+    assert "LFS pointer" in said(await verify(ctx, put(hub, "pointer", {"model.safetensors": pointer})))
 
 
-async def test_a_hub_whose_storage_is_not_what_it_lists(w: Warden, hub: HubServer) -> None:
+async def test_a_hub_whose_storage_is_not_what_it_lists(ctx: Context, hub: HubServer) -> None:
     address = put(hub, "short", {"model.safetensors": save(tensors(99))})
     repo = hub.store.get("model", f"{USER}/short")
     assert repo is not None
     ref = repo.commits[-1].files["model.safetensors"]
     os.truncate(hub.store.blob(ref), ref.size - 100)
-    report = await verify(w, address)
+    report = await verify(ctx, address)
     assert report.verdict is Verdict.REFUTED
     assert f"lists {ref.size:,} bytes, but stores {ref.size - 100:,}" in said(report)
 
 
-async def test_an_adapter_is_compared_with_its_base_on_the_hub(w: Warden, hub: HubServer, tmp_path: Path) -> None:
+async def test_an_adapter_is_compared_with_its_base_on_the_hub(ctx: Context, hub: HubServer, tmp_path: Path) -> None:
     base = put(hub, "base", {"model.safetensors": save(tensors(1)), "config.json": "{}"})
     adapter = {
         "base_model.model.model.a.lora_A.weight": np.ones((4, 32), "f4"),
@@ -172,36 +172,36 @@ async def test_an_adapter_is_compared_with_its_base_on_the_hub(w: Warden, hub: H
     (tmp_path / "adapter_model.safetensors").write_bytes(save(adapter))
     config = {"peft_type": "LORA", "r": 4, "target_modules": ["a"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    report = await verify(w, str(tmp_path), Level.STRUCTURE, against=base)
+    report = await verify(ctx, str(tmp_path), Level.STRUCTURE, against=base)
     assert "compared: all 1 adapted modules are in the base, in the right dimensions" in report.proved
     other = put(hub, "other", {"model.safetensors": save(tensors(1, 32))})
-    report = await verify(w, str(tmp_path), Level.STRUCTURE, against=other)
+    report = await verify(ctx, str(tmp_path), Level.STRUCTURE, against=other)
     assert report.verdict is Verdict.REFUTED and "does not fit" in said(report)
 
 
-async def test_two_checkpoints_on_the_hub_are_compared_by_their_bytes(w: Warden, hub: HubServer) -> None:
+async def test_two_checkpoints_on_the_hub_are_compared_by_their_bytes(ctx: Context, hub: HubServer) -> None:
     files: dict[str, bytes | str] = {}
     for step, seed in ((10, 1), (20, 2)):
         files[f"checkpoint-{step}/model.safetensors"] = save(tensors(seed))
         files[f"checkpoint-{step}/trainer_state.json"] = json.dumps({"global_step": step})
     address = put(hub, "steps", files)
-    report = await verify(w, f"{address}/checkpoint-20", against=f"{address}/checkpoint-10")
+    report = await verify(ctx, f"{address}/checkpoint-20", against=f"{address}/checkpoint-10")
     assert report.verdict is Verdict.PROVEN, said(report)
     assert "compared: 1 of 2 tensors have moved" in report.proved
-    report = await verify(w, f"{address}/checkpoint-10", against=f"{address}/checkpoint-20")
+    report = await verify(ctx, f"{address}/checkpoint-10", against=f"{address}/checkpoint-20")
     assert report.verdict is Verdict.REFUTED
 
 
-async def test_repos_that_can_not_be_seen(w: Warden, hub: HubServer) -> None:
+async def test_repos_that_can_not_be_seen(ctx: Context, hub: HubServer) -> None:
     with pytest.raises(NotFound, match="that this token can see"):
-        await verify(w, f"hf://{USER}/nothing")
+        await verify(ctx, f"hf://{USER}/nothing")
     put(hub, "mine", {"a.json": "{}"}, private=True)
-    w.env = {**w.env, "HF_TOKEN": STRANGER}
+    ctx.env = {**ctx.env, "HF_TOKEN": STRANGER}
     with pytest.raises(NotFound):
-        await verify(w, f"hf://{USER}/mine")
-    w.env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": TOKEN}
+        await verify(ctx, f"hf://{USER}/mine")
+    ctx.env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": TOKEN}
     with pytest.raises(Unreachable):
-        await verify(w, f"hf://{USER}/sharded")
+        await verify(ctx, f"hf://{USER}/sharded")
 
 
 @pytest.mark.parametrize("text", ["hf://", "hf://a", "hf://a/b/../c", "hf:///b", "hf://a/b\n", "hf://a b/c", "x/y"])
@@ -215,7 +215,7 @@ def test_addresses() -> None:
     assert Address.parse("hf://datasets/a/b") == Address("dataset", "a/b")
 
 
-async def test_a_gguf_against_its_source_on_the_hub(w: Warden, hub: HubServer, tmp_path: Path) -> None:
+async def test_a_gguf_against_its_source_on_the_hub(ctx: Context, hub: HubServer, tmp_path: Path) -> None:
     need("gguf", importlib.util.find_spec("gguf") is not None)
     import gguf
 
@@ -239,12 +239,12 @@ async def test_a_gguf_against_its_source_on_the_hub(w: Warden, hub: HubServer, t
         source |= {f"layers.{i}.q.weight": np.ones((32, 32), "f4"), f"layers.{i}.norm.weight": np.ones(32, "f4")}
     config = {"num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 64}
     base = put(hub, "source", {"model.safetensors": save(source), "config.json": json.dumps(config)})
-    report = await verify(w, str(write(tmp_path / "good.gguf", 2, 64)), Level.STRUCTURE, against=base)
+    report = await verify(ctx, str(write(tmp_path / "good.gguf", 2, 64)), Level.STRUCTURE, against=base)
     assert report.verdict is Verdict.PROVEN, said(report)
     assert {"compared: layers: 2, as in the source", "compared: vocabulary: 64, as in the source"} <= {*report.proved}
     assert "compared: 5 tensors, as in the source, in the same shapes" in report.proved
     for layers, vocab, words in ((1, 64, "layers: 1 here, 2"), (2, 63, "vocabulary: 63 here, 64")):
-        bad = await verify(w, str(write(tmp_path / "bad.gguf", layers, vocab)), Level.STRUCTURE, against=base)
+        bad = await verify(ctx, str(write(tmp_path / "bad.gguf", layers, vocab)), Level.STRUCTURE, against=base)
         assert bad.verdict is Verdict.REFUTED and words in said(bad)
 
 
@@ -252,28 +252,28 @@ async def test_a_gguf_against_its_source_on_the_hub(w: Warden, hub: HubServer, t
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Warden:
+def house(tmp_path: Path) -> Context:
     warden = open_house(tmp_path / "home", SystemClock())
     rent_cloud(warden)
     return warden
 
 
-async def done(w: Warden, tmp_path: Path, **changes: object) -> str:
-    job = await launch(w, training(tmp_path / "said", 0.0, **changes))
+async def done(ctx: Context, tmp_path: Path, **changes: object) -> str:
+    job = await launch(ctx, training(tmp_path / "said", 0.0, **changes))
     with anyio.fail_after(30):
-        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
             await anyio.sleep(0.05)
     return job
 
 
 async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_copy(
-    house: Warden, tmp_path: Path
+    house: Context, tmp_path: Path
 ) -> None:
     job = await done(house, tmp_path)
     report = await verify(house, job)
     assert (report.verdict, report.level, report.not_checked[0]) == (Verdict.PROVEN, Level.CONTENT, CLAIM), said(report)
     assert [f.path for f in report.files] == ["out/model.safetensors"]
-    reply = replies.verified(report)
+    reply = results.verified(report)
     assert (reply.code, reply.verdict) == ("claimed", "proven") and "pull_artifacts" in reply.hint
     rules = {f.rule for f in (await request(house, job, "terminate")).findings}
     assert "TD-COPY-001" in rules
@@ -283,7 +283,7 @@ async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_c
     assert "TD-COPY-001" not in {f.rule for f in (await request(house, job, "terminate")).findings}
 
 
-async def test_what_can_not_be_asked_of_an_instance(house: Warden, tmp_path: Path) -> None:
+async def test_what_can_not_be_asked_of_an_instance(house: Context, tmp_path: Path) -> None:
     job = await done(house, tmp_path)
     with pytest.raises(Conflict):
         await verify(house, job, where="here")
@@ -312,7 +312,7 @@ LIES: list[Any] = [
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_machine_that_talks_nonsense_proves_nothing(
-    house: Warden, tmp_path: Path, lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    house: Context, tmp_path: Path, lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await done(house, tmp_path)
 
@@ -328,7 +328,7 @@ async def test_a_machine_that_talks_nonsense_proves_nothing(
 
 
 async def test_a_machines_words_are_bounded_and_one_line_each(
-    house: Warden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await done(house, tmp_path)
     row = {"path": "a\n\x1b[31mb", "format": "x", "size": 1, "problems": ["first\nsecond " + "x" * 5000]}
@@ -362,46 +362,46 @@ async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> 
 
 
 async def test_a_look_at_a_whole_disk_ends(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", SystemClock())
-    report = await verify(w, "/", Level.STRUCTURE, budget=Budget(3.0, 1 << 30, 3_000))
+    ctx = open_house(tmp_path / "home", SystemClock())
+    report = await verify(ctx, "/", Level.STRUCTURE, budget=Budget(3.0, 1 << 30, 3_000))
     assert report.verdict is not Verdict.PROVEN
     assert any("more than 3,000 entries" in d or "is over" in d for d in report.doubts)
 
 
 async def test_what_the_bytes_do_not_suffice_for_is_said(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", SystemClock())
+    ctx = open_house(tmp_path / "home", SystemClock())
     for i in range(20):
         folder = tmp_path / f"run/checkpoint-{i}"
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(save(tensors(i, 3000)))
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": i}))
-    report = await verify(w, str(tmp_path / "run"), Level.CONTENT, budget=Budget(60.0, 1_000_000))
+    report = await verify(ctx, str(tmp_path / "run"), Level.CONTENT, budget=Budget(60.0, 1_000_000))
     assert report.verdict is Verdict.UNKNOWN
     assert not report.checkpoints, "a folder is not blamed for files that were not looked at"
     assert any("files were not looked at (the bytes for one look, 1,000,000, are read)" in d for d in report.doubts)
     assert any("was not read to its end" in r for r in report.reasons)
-    over = await verify(w, str(tmp_path / "run"), Level.LOAD, budget=Budget(0.0, 1 << 40))
+    over = await verify(ctx, str(tmp_path / "run"), Level.LOAD, budget=Budget(0.0, 1 << 40))
     assert over.verdict is Verdict.UNKNOWN and not over.files
 
 
 # ------------------------------------------------------------------------------------------------ digests of the save
 
 
-def write_seal(w: Warden, job: str, sha256: str = "", *, key: str | None = None, after_s: float = 1.0) -> None:
+def write_seal(ctx: Context, job: str, sha256: str = "", *, key: str | None = None, after_s: float = 1.0) -> None:
     """A line in the book of a job's machine: by the sealer's own key, or by another that a job made up."""
-    handle = read_job(w.ledger, job).handle
+    handle = read_job(ctx.ledger, job).handle
     assert handle is not None
     place = os.path.realpath(Path(handle.run_dir) / "work/out/model.safetensors")
-    size, mtime, ctime = book.stamp_of(place) or (0, 0, 0)
+    size, mtime, ctime = seal_log.stamp_of(place) or (0, 0, 0)
     row: dict[str, Any] = {"path": place, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}
     row["sha256"] = sha256 or hashlib.sha256(Path(place).read_bytes()).hexdigest()
     row["sealed_at"] = ctime / 1e9 + after_s
-    row["mac"] = book.mac((job_key(w, job) if key is None else key).encode(), row) if key != "" else ""
-    book.add(Path(handle.run_dir) / "seals.jsonl", [row])
+    row["mac"] = seal_log.mac((job_key(ctx, job) if key is None else key).encode(), row) if key != "" else ""
+    seal_log.add(Path(handle.run_dir) / "seals.jsonl", [row])
 
 
 @pytest.mark.parametrize("rotten", [False, True])
-async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_path: Path, rotten: bool) -> None:
+async def test_a_copy_is_held_against_the_digest_of_the_save(house: Context, tmp_path: Path, rotten: bool) -> None:
     job = await done(house, tmp_path)
     write_seal(house, job, "0" * 64 if rotten else "")
     got = await pull(house, job)
@@ -419,7 +419,7 @@ async def test_a_copy_is_held_against_the_digest_of_the_save(house: Warden, tmp_
 @pytest.mark.parametrize("key", ["", "made up"])
 @pytest.mark.parametrize("lies", [False, True])
 async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
-    house: Warden, tmp_path: Path, key: str, lies: bool
+    house: Context, tmp_path: Path, key: str, lies: bool
 ) -> None:
     job = await done(house, tmp_path)
     write_seal(house, job, "0" * 64 if lies else "", key=key)
@@ -433,7 +433,7 @@ async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
 
 @pytest.mark.parametrize("after_s", [86400.0, -86400.0])
 async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_none(
-    house: Warden, tmp_path: Path, after_s: float
+    house: Context, tmp_path: Path, after_s: float
 ) -> None:
     job = await done(house, tmp_path)
     write_seal(house, job, after_s=after_s)
@@ -442,7 +442,7 @@ async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_no
 
 
 async def test_a_real_job_is_sealed_with_its_own_key_which_it_never_sees(
-    house: Warden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpuwarden.remote import launch as launching
 
@@ -471,7 +471,7 @@ async def test_a_real_job_is_sealed_with_its_own_key_which_it_never_sees(
 
 @pytest.mark.parametrize(("what", "against"), [("", None), (" ", None), (".", "")])
 async def test_a_variable_that_was_never_set_is_not_the_working_folder(
-    house: Warden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, against: str | None
+    house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, against: str | None
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(save(tensors(1)))
     monkeypatch.chdir(tmp_path)

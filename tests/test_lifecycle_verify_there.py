@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from gpuwarden.checkpoints import ship
+from gpuwarden.checkpoints import archive
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.copies import last_pull
-from gpuwarden.lifecycle.teardown import request
-from gpuwarden.lifecycle.verify import verify
-from gpuwarden.lifecycle.verify_there import CLAIM
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.artifacts.local_copies import last_pull
+from gpuwarden.lifecycle.artifacts.verify import verify
+from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import request
+from gpuwarden.lifecycle.monitoring.check import check
 from lifecycle_kit import launch, open_house, rent_cloud, training
 from test_checkpoints_resume import saved
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Warden:
+def house(tmp_path: Path) -> Context:
     warden = open_house(tmp_path / "home", SystemClock())
     rent_cloud(warden)
     return warden
@@ -54,17 +54,17 @@ def steps(root: Path, *seeds: int) -> Path:
     return root
 
 
-async def job_with(w: Warden, tmp_path: Path, made: Path, **changes: object) -> str:
+async def job_with(ctx: Context, tmp_path: Path, made: Path, **changes: object) -> str:
     """A job whose outputs are a copy of what lies in `made`, links included, as folder `out`."""
     text = f"import shutil; shutil.copytree({str(made)!r}, 'out', symlinks=True)"
-    job = await launch(w, training(tmp_path / "said", command=(sys.executable, "-c", text), **changes))
+    job = await launch(ctx, training(tmp_path / "said", command=(sys.executable, "-c", text), **changes))
     with anyio.fail_after(30):
-        while (await check(w, job)).job.state not in TERMINAL_JOBS:
+        while (await check(ctx, job)).job.state not in TERMINAL_JOBS:
             await anyio.sleep(0.05)
     return job
 
 
-async def test_the_machine_loads_and_that_counts_as_no_copy(house: Warden, tmp_path: Path) -> None:
+async def test_the_machine_loads_and_that_counts_as_no_copy(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2))
     report = await verify(house, job, Level.LOAD)
     assert (report.verdict, report.level, report.not_checked[0]) == (Verdict.PROVEN, Level.LOAD, CLAIM), said(report)
@@ -75,14 +75,14 @@ async def test_the_machine_loads_and_that_counts_as_no_copy(house: Warden, tmp_p
     assert "TD-COPY-001" in rules
 
 
-async def test_the_machine_tells_what_a_resume_would_miss(house: Warden, tmp_path: Path) -> None:
+async def test_the_machine_tells_what_a_resume_would_miss(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1))
     report = await verify(house, job, Level.RESUME, where="instance")
     assert report.verdict is Verdict.REFUTED
     assert "optimizer.pt, scheduler.pt missing: a resume would silently start the optimizer afresh" in said(report)
 
 
-async def test_the_machine_proves_a_resume_of_a_real_optimizer(house: Warden, tmp_path: Path) -> None:
+async def test_the_machine_proves_a_resume_of_a_real_optimizer(house: Context, tmp_path: Path) -> None:
     made = saved(tmp_path / "made")
     job = await job_with(house, tmp_path, made.parent)
     report = await verify(house, job, Level.RESUME, where="instance")
@@ -91,7 +91,7 @@ async def test_the_machine_proves_a_resume_of_a_real_optimizer(house: Warden, tm
     assert any("loads with torch" in p for f in report.files for p in f.proved)
 
 
-async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Warden, tmp_path: Path) -> None:
+async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2), outputs=("out", "out/train.log"))
     report = await verify(house, job, against="out/checkpoint-10")
     assert report.verdict is Verdict.PROVEN, said(report)
@@ -101,13 +101,13 @@ async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Warden
         assert report.verdict is not Verdict.PROVEN and words in said(report)
 
 
-async def test_a_run_that_learned_nothing_is_seen_there(house: Warden, tmp_path: Path) -> None:
+async def test_a_run_that_learned_nothing_is_seen_there(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 1))
     report = await verify(house, job, Level.STRUCTURE, against="out/checkpoint-10")
     assert report.verdict is Verdict.REFUTED and "nothing was learned between the two" in said(report)
 
 
-async def test_a_link_to_compare_with_does_not_lead_out_of_its_folder(house: Warden, tmp_path: Path) -> None:
+async def test_a_link_to_compare_with_does_not_lead_out_of_its_folder(house: Context, tmp_path: Path) -> None:
     made = steps(tmp_path / "made", 1)
     (made / "elsewhere").symlink_to(steps(tmp_path / "private", 2))
     job = await job_with(house, tmp_path, made)
@@ -119,14 +119,14 @@ async def test_a_link_to_compare_with_does_not_lead_out_of_its_folder(house: War
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    place = tmp_path / ship.name(ship.archive())
-    place.write_bytes(ship.archive())
+def pyz(tmp_path: Path) -> Path:
+    place = tmp_path / archive.name(archive.build())
+    place.write_bytes(archive.build())
     return place
 
 
-def shipped(archive: Path, *args: object, python: str = sys.executable) -> dict[str, Any]:
-    argv = [python, "-I", "-S", str(archive), "examine", *map(str, args)]
+def shipped(pyz: Path, *args: object, python: str = sys.executable) -> dict[str, Any]:
+    argv = [python, "-I", "-S", str(pyz), "examine", *map(str, args)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     (answer,) = (json.loads(line) for line in done.stdout.splitlines())
@@ -135,14 +135,14 @@ def shipped(archive: Path, *args: object, python: str = sys.executable) -> dict[
 
 @pytest.mark.parametrize("level", ["--load", "--resume"])
 def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(
-    tmp_path: Path, archive: Path, level: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pyz: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = tmp_path / "bare/bin"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare.parent], check=True, timeout=60)
     monkeypatch.setenv("PATH", str(bare))
     made = steps(tmp_path / "made", 1)
     (made / "checkpoint-10/x.npy").write_bytes(npy())
-    found = shipped(archive, made, level, python=str(bare / "python"))
+    found = shipped(pyz, made, level, python=str(bare / "python"))
     by = {f["path"]: f["proved"] for f in found["files"]}
     for name, count in (("checkpoint-10/model.safetensors", "2,048"), ("checkpoint-10/x.npy", "6")):
         line = f"loads with our own reader into memory, for there is no numpy: 1 tensors, {count} elements"
@@ -158,9 +158,7 @@ def npy() -> bytes:
     return out.getvalue()
 
 
-def test_a_loader_that_hangs_or_dies_leaves_a_doubt(
-    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loader_that_hangs_or_dies_leaves_a_doubt(tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python on the machine that says it has torch and then ends is no proof, and no refutation."""
     fake = tmp_path / "bin/python3"
     fake.parent.mkdir()
@@ -169,21 +167,21 @@ def test_a_loader_that_hangs_or_dies_leaves_a_doubt(
     monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True, timeout=60)
-    found = shipped(archive, steps(tmp_path / "made", 1), "--load", python=str(bare / "bin/python"))
+    found = shipped(pyz, steps(tmp_path / "made", 1), "--load", python=str(bare / "bin/python"))
     bad = next(f for f in found["files"] if f["path"].endswith("model.safetensors"))
     assert bad["verdict"] == "unknown" and "the loading process ended with code 9" in bad["doubts"][0]
 
 
-def test_no_module_beside_a_checkpoint_poses_as_ours(tmp_path: Path, archive: Path) -> None:
+def test_no_module_beside_a_checkpoint_poses_as_ours(tmp_path: Path, pyz: Path) -> None:
     made = steps(tmp_path / "made", 1)
     for name in ("json.py", "torch.py", "numpy.py", "gpuwarden.py", "sitecustomize.py"):
         (made / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
         shutil.copy(made / name, made / "checkpoint-10" / name)
-    shipped(archive, made, "--load", "--against", made / "checkpoint-10")
+    shipped(pyz, made, "--load", "--against", made / "checkpoint-10")
     assert not (tmp_path / "canary").exists()
 
 
-def test_a_spent_budget_ends_a_comparison_with_a_doubt(tmp_path: Path, archive: Path) -> None:
+def test_a_spent_budget_ends_a_comparison_with_a_doubt(tmp_path: Path, pyz: Path) -> None:
     made = steps(tmp_path / "made", 1, 2)
-    found = shipped(archive, made, "--structure", "--seconds", "0", "--against", made / "checkpoint-10")
+    found = shipped(pyz, made, "--structure", "--seconds", "0", "--against", made / "checkpoint-10")
     assert found["doubts"] and not found.get("compared", {}).get("proved")

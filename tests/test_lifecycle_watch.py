@@ -20,23 +20,23 @@ from pydantic import ValidationError
 
 from doors import environment, quick_warden
 from fakes import FakeClock
-from gpuwarden import cli
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, StopResult
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle import instances
-from gpuwarden.lifecycle.check import check
-from gpuwarden.lifecycle.instances import list_instances
-from gpuwarden.lifecycle.notify import SECRET, sign
+from gpuwarden.interfaces.cli import main
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring import inventory
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.notify import SECRET, sign
+from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import JobRecord, read_job
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.lifecycle.watch import Round, Watcher
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
-from gpuwarden.remote.connect import HostKeyChanged
 from gpuwarden.remote.launch import DIED
+from gpuwarden.remote.ssh.connect import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -80,21 +80,21 @@ class House:
 
     def __init__(self, tmp_path: Path, policy: Policy = WEALTHY, platform: str = PLATFORM, **env: str) -> None:
         self.clock, self.seen = FakeClock(), Seen()
-        self.w = open_house(tmp_path, self.clock, policy=policy)
-        self.w.env = env
+        self.ctx = open_house(tmp_path, self.clock, policy=policy)
+        self.ctx.env = env
         self.platform = platform
-        self.cloud: Cloud = rent_cloud(self.w, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=platform)
-        self.w._backends["local"] = self.seen  # type: ignore[assignment]
-        self.watcher = Watcher(self.w)
+        self.cloud: Cloud = rent_cloud(self.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=platform)
+        self.ctx._backends["local"] = self.seen  # type: ignore[assignment]
+        self.watcher = Watcher(self.ctx)
         self.job, self.said = "", tmp_path / "said"
 
     async def start(self, **spec: object) -> House:
         self.job = await launch(
-            self.w, training(self.said, **{"max_cost_usd": 900.0, "platform": self.platform} | spec)
+            self.ctx, training(self.said, **{"max_cost_usd": 900.0, "platform": self.platform} | spec)
         )
         for _ in range(4):
             await self.go(0)
-        assert read_job(self.w.ledger, self.job).state is Job.RUNNING
+        assert read_job(self.ctx.ledger, self.job).state is Job.RUNNING
         return self
 
     async def go(self, minutes: float, times: int = 1) -> list[str]:
@@ -127,11 +127,11 @@ async def test_an_idle_gpu_is_told_once_after_its_time_and_cleared(house: House)
 async def test_idleness_counts_across_processes_but_not_across_a_long_silence(house: House) -> None:
     house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
     await house.go(5, times=4)
-    house.watcher = Watcher(house.w)  # as a cron job would: every round in a process of its own
+    house.watcher = Watcher(house.ctx)  # as a cron job would: every round in a process of its own
     assert await house.go(20) == ["+idle_gpu"]
-    house.watcher = Watcher(house.w)
+    house.watcher = Watcher(house.ctx)
     assert await house.go(20) == []
-    (house.w.home / "watch.json").write_text("[not what it was")
+    (house.ctx.home / "watch.json").write_text("[not what it was")
     assert await house.go(20) == []
 
 
@@ -143,8 +143,8 @@ async def test_a_long_silence_is_no_proof_of_idleness(house: House) -> None:
 
 async def test_two_watches_raise_an_alert_once(house: House) -> None:
     house.seen.beat = house.seen.beat.model_copy(update={"disk_free": 5})
-    other = Watcher(open_house(house.w.home, house.clock))
-    other.w._backends["local"], other.w._providers = house.seen, house.w._providers  # type: ignore[assignment]
+    other = Watcher(open_house(house.ctx.home, house.clock))
+    other.ctx._backends["local"], other.ctx._providers = house.seen, house.ctx._providers  # type: ignore[assignment]
     assert await house.go(1) == ["+disk_filling"]
     done = await other.round()
     assert done.news == () and [a.kind for a in done.standing] == ["disk_filling"]
@@ -182,22 +182,22 @@ async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) ->
 
 async def test_a_job_that_died_without_a_status_is_told(tmp_path: Path) -> None:
     """Its runner and its process are killed, as a machine out of memory does it; no status is ever written."""
-    w = open_house(tmp_path, SystemClock())
-    cloud = rent_cloud(w)
+    ctx = open_house(tmp_path, SystemClock())
+    cloud = rent_cloud(ctx)
     said = tmp_path / "said"
-    job = await launch(w, training(said, 600.0))
+    job = await launch(ctx, training(said, 600.0))
     while not said.exists():
-        await check(w, job)
+        await check(ctx, job)
         await anyio.sleep(0.05)
     (machine,) = cloud.truths().values()
     for pid in machine.processes:
         os.kill(pid, signal.SIGKILL)
-    watcher, news = Watcher(w, 0.05), []
+    watcher, news = Watcher(ctx, 0.05), []
     while not news:
         news = [a for a in (await watcher.round()).news if a.kind == "failed"]
         await anyio.sleep(0.05)
-    assert DIED in news[0].text and read_job(w.ledger, job).state is Job.FAILED
-    assert cloud.truth(machine.id).meter and promises(w.ledger, cloud) == [], "its machine stays"
+    assert DIED in news[0].text and read_job(ctx.ledger, job).state is Job.FAILED
+    assert cloud.truth(machine.id).meter and promises(ctx.ledger, cloud) == [], "its machine stays"
 
 
 async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path
     house.cloud.stop(machine)
     house.seen.state = Job.PREEMPTED
     assert "+preempted" in await house.go(1, times=3)
-    (row,) = (await list_instances(house.w)).rows
+    (row,) = (await list_instances(house.ctx)).rows
     assert row.clocks and row.clocks[0].at == row.stopped_at + 15 * 86400  # type: ignore[operator]
     assert "+danger_clock" not in await house.go(24 * 60, times=12)
     assert (await house.go(12 * 60, times=3)).count("+danger_clock") == 1
@@ -216,11 +216,11 @@ async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path
 
 async def test_an_instance_that_costs_more_than_its_cap_is_asked_about(tmp_path: Path) -> None:
     house = await House(tmp_path).start()
-    house.w.policy = WEALTHY.model_copy(
+    house.ctx.policy = WEALTHY.model_copy(
         update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=1e5, per_instance_usd=2.0)}
     )
     assert (await house.go(60, times=20)).count("+instance_cap") == 1
-    assert house.seen.stops == 0 and promises(house.w.ledger, house.cloud) == []
+    assert house.seen.stops == 0 and promises(house.ctx.ledger, house.cloud) == []
 
 
 async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(tmp_path: Path) -> None:
@@ -242,18 +242,20 @@ async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(
 async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = open_house(tmp_path, FakeClock())
-    rent_cloud(w)
-    one, two = [await launch(w, training(tmp_path / "said", name=name, env={"CELL": name})) for name in ("one", "two")]
-    advance = instances.advance_locked
+    ctx = open_house(tmp_path, FakeClock())
+    rent_cloud(ctx)
+    one, two = [
+        await launch(ctx, training(tmp_path / "said", name=name, env={"CELL": name})) for name in ("one", "two")
+    ]
+    advance = inventory.advance_locked
 
-    async def breaks(w: Warden, job_id: str) -> JobRecord:
-        return await advance(w, job_id) if job_id == two else read_job(w.ledger, 0 / 0)  # type: ignore[arg-type]
+    async def breaks(ctx: Context, job_id: str) -> JobRecord:
+        return await advance(ctx, job_id) if job_id == two else read_job(ctx.ledger, 0 / 0)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(instances, "advance_locked", breaks)
-    done = await Watcher(w).round()
+    monkeypatch.setattr(inventory, "advance_locked", breaks)
+    done = await Watcher(ctx).round()
     assert list(done.trouble) == [one] and "inside gpuwarden" in done.trouble[one]
-    assert {row.job.id for row in (await list_instances(w)).rows if row.job} == {one, two}
+    assert {row.job.id for row in (await list_instances(ctx)).rows if row.job} == {one, two}
 
 
 async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> None:
@@ -261,7 +263,7 @@ async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> 
     assert await house.go(1) == ["+failed"]
     assert await house.go(11) == ["+finished_billing"]
     assert await house.go(600, times=4) == []
-    assert promises(house.w.ledger, house.cloud) == []  # nobody ended the machine
+    assert promises(house.ctx.ledger, house.cloud) == []  # nobody ended the machine
 
 
 async def test_a_machine_taken_back_is_told_once(house: House) -> None:
@@ -275,11 +277,11 @@ async def test_a_cap_stops_the_process_once_and_asks_about_the_machine(tmp_path:
     policy = WEALTHY.model_copy(update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=2.0, per_instance_usd=1e3)})
     house = House(tmp_path, WEALTHY)
     await house.start(max_cost_usd=3.0)
-    house.w.policy = policy
+    house.ctx.policy = policy
     news = await house.go(60, times=100)
     assert {"+cost_cap", "+day_budget"} <= set(news) and news.count("+cost_cap") == 1
-    assert house.seen.stops == 1 and read_job(house.w.ledger, house.job).state is Job.CANCELED
-    assert promises(house.w.ledger, house.cloud) == []
+    assert house.seen.stops == 1 and read_job(house.ctx.ledger, house.job).state is Job.CANCELED
+    assert promises(house.ctx.ledger, house.cloud) == []
 
 
 async def test_a_machine_that_answers_no_more_is_asked_less_often_and_told_after_a_while(house: House) -> None:
@@ -314,24 +316,24 @@ async def test_a_changed_host_key_is_told_at_once(house: House) -> None:
 
 async def test_a_real_job_that_ended_is_told_while_its_machine_bills(tmp_path: Path) -> None:
     watch = Watch(finished_minutes=1)
-    w = open_house(tmp_path, SystemClock(), policy=WEALTHY.model_copy(update={"watch": watch}))
-    cloud = rent_cloud(w)
-    job = await launch(w, training(tmp_path / "said"))
-    watcher = Watcher(w, 0.05)
+    ctx = open_house(tmp_path, SystemClock(), policy=WEALTHY.model_copy(update={"watch": watch}))
+    cloud = rent_cloud(ctx)
+    job = await launch(ctx, training(tmp_path / "said"))
+    watcher = Watcher(ctx, 0.05)
 
     class Done(Exception):
         pass
 
     def tell(done: Round) -> None:
         assert done.trouble == {}
-        if read_job(w.ledger, job).state is Job.SUCCEEDED:
+        if read_job(ctx.ledger, job).state is Job.SUCCEEDED:
             raise Done
 
     with pytest.raises(Done):
         await watcher.run(tell)
-    w.clock = FakeClock(w.clock.now() + 120)
+    ctx.clock = FakeClock(ctx.clock.now() + 120)
     assert [a.kind for a in (await watcher.round()).news] == ["finished_billing"]
-    assert promises(w.ledger, cloud) == []
+    assert promises(ctx.ledger, cloud) == []
 
 
 def test_the_command_line_prints_one_round(
@@ -339,18 +341,18 @@ def test_the_command_line_prints_one_round(
 ) -> None:
     for name, value in environment(tmp_path / "home").items():
         monkeypatch.setenv(name, value)
-    w = quick_warden(tmp_path / "home")
-    assert cli.run(["watch", "--once", "--json"]) == 0
+    ctx = quick_warden(tmp_path / "home")
+    assert main.run(["watch", "--once", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["code"] == "ok"
     spec = training(tmp_path / "said").model_dump(mode="json")
-    w.ledger.add("job/j1", "job.accepted", {"spec": spec}, state=Job.ACCEPTED)
-    w.ledger.add("job/j1", "job.failed", {"why": "[red]boom"}, state=Job.FAILED)
-    assert cli.run(["watch", "--once", "--json"]) == 1
+    ctx.ledger.add("job/j1", "job.accepted", {"spec": spec}, state=Job.ACCEPTED)
+    ctx.ledger.add("job/j1", "job.failed", {"why": "[red]boom"}, state=Job.FAILED)
+    assert main.run(["watch", "--once", "--json"]) == 1
     body = json.loads(capsys.readouterr().out)
     assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])
-    assert cli.run(["watch", "--once"]) == 0  # told once
+    assert main.run(["watch", "--once"]) == 0  # told once
     assert "No alert stands" in capsys.readouterr().out
-    assert cli.run(["watch", "--json"]) == 2
+    assert main.run(["watch", "--json"]) == 2
     assert "--once" in json.loads(capsys.readouterr().out)["hint"]
 
 
@@ -412,7 +414,7 @@ async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
     house.clock.advance(60)
     done = await house.watcher.round()
     assert len(got) == posts and "slack" in done.trouble and "/hook" not in done.trouble["slack"]
-    assert [e.subject for e in house.w.ledger.events(kind="alert.unsent")] == ["watch/slack"]
+    assert [e.subject for e in house.ctx.ledger.events(kind="alert.unsent")] == ["watch/slack"]
 
 
 async def test_without_a_secret_nothing_is_sent(tmp_path: Path, receiver: Any) -> None:
@@ -432,7 +434,7 @@ async def test_a_desktop_command_gets_the_text_as_one_argument(tmp_path: Path) -
     house.seen.state, house.seen.why = Job.FAILED, f"'; touch {canary}; $(touch {canary}) {{title}}"
     await house.go(1)
     assert "gpuwarden: failed" in note.read_text() and "{title}" in note.read_text() and not canary.exists()
-    house.w.policy = WEALTHY.model_copy(update={"watch": Watch(desktop=("no-such-program-here",))})
+    house.ctx.policy = WEALTHY.model_copy(update={"watch": Watch(desktop=("no-such-program-here",))})
     house.clock.advance(3600)
     assert "desktop" in (await house.watcher.round()).trouble
 

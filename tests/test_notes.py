@@ -14,8 +14,8 @@ from doors import answer, gpuwarden
 from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
+from gpuwarden.interfaces.mcp.resources import NOTES_URI, documents
 from gpuwarden.notes import Notes, change, load_notes, looks_secret, read_notes
-from gpuwarden.serve.resources import NOTES_URI, documents
 from lifecycle_kit import open_house
 
 WHOLE = """\
@@ -202,40 +202,40 @@ def own_profile(folder: Path) -> Path:
 
 
 def test_host_and_scratch_become_the_place_of_a_machine_of_ones_own(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", FakeClock())
-    w.own_profiles = own_profile(tmp_path / "profiles")
-    before = w.owned_place("box")
-    del w.notes
-    w.notes_file = private(tmp_path / "notes.toml", WHOLE)
-    place = w.owned_place("box")
+    ctx = open_house(tmp_path / "home", FakeClock())
+    ctx.own_profiles = own_profile(tmp_path / "profiles")
+    before = ctx.owned_place("box")
+    del ctx.notes
+    ctx.notes_file = private(tmp_path / "notes.toml", WHOLE)
+    place = ctx.owned_place("box")
     assert (place.host, place.run_root) == ("lab-box", "/data/me/runs")
-    assert (before.host, before.run_root) == (None, w.profile("box").run_root)
+    assert (before.host, before.run_root) == (None, ctx.profile("box").run_root)
 
 
 def test_a_machine_behind_ssh_has_notes_of_its_own_or_those_of_all(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", FakeClock())
-    w.notes_file = private(
+    ctx = open_house(tmp_path / "home", FakeClock())
+    ctx.notes_file = private(
         tmp_path / "notes.toml",
         "[platforms.ssh]\nscratch = '/scratch'\n[platforms.'ssh/lab']\nscratch = '/data/runs'\n",
     )
-    assert [(p.host, p.run_root) for p in map(w.owned_place, ("ssh/lab", "ssh/other"))] == [
+    assert [(p.host, p.run_root) for p in map(ctx.owned_place, ("ssh/lab", "ssh/other"))] == [
         ("lab", "/data/runs"),
         ("other", "/scratch"),
     ]
 
 
 def test_a_scratch_folder_that_climbs_is_refused(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", FakeClock())
-    w.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratch = '/data/../etc'\n")
+    ctx = open_house(tmp_path / "home", FakeClock())
+    ctx.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratch = '/data/../etc'\n")
     with pytest.raises(BadRequest, match="lies on no storage"):
-        w.owned_place("local")
+        ctx.owned_place("local")
 
 
 def test_broken_notes_do_not_move_a_job_to_the_default_place(tmp_path: Path) -> None:
-    w = open_house(tmp_path / "home", FakeClock())
-    w.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratsh = '/data'\n")
+    ctx = open_house(tmp_path / "home", FakeClock())
+    ctx.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratsh = '/data'\n")
     with pytest.raises(BadRequest, match=r"notes\.toml:2: platforms\.local\.scratsh"):
-        w.owned_place("local")
+        ctx.owned_place("local")
 
 
 def test_clients_can_read_them_when_they_are_in_order(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.cli import run
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.profile import Event, Profile, Unfound
+from gpuwarden.interfaces.cli.main import run
 from gpuwarden.profiles import BLOCKS, BY_HAND, load_profile, load_text, profile_names, render_blocks
 from gpuwarden.providers.base import provider_names
 

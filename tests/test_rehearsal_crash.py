@@ -16,7 +16,7 @@ import pytest
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.profiles import load_profile
-from gpuwarden.rehearsal import procs
+from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Settings
 
@@ -79,7 +79,7 @@ def check_whole(cloud: Cloud) -> None:
     """What must hold of a cloud after any crash, once somebody has looked."""
     cloud.tick()
     state = cloud.store.state()
-    held = procs.held(set(state.records))
+    held = processes.held(set(state.records))
     for ident, record in state.records.items():
         home = cloud.root / "instances" / ident
         assert record.pending == ()

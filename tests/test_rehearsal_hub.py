@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gpuwarden.rehearsal.hub_seed import TOKEN, USER
-from gpuwarden.rehearsal.hub_server import Fault, HubServer
+from gpuwarden.rehearsal.hub.seed import TOKEN, USER
+from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from hubserver import READER, STRANGER, hub_server
 
 # huggingface_hub's own plain LFS upload uses a deprecated argument of its HTTP client.

@@ -15,7 +15,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import InstanceState, Known, Resources
 from gpuwarden.core.profile import Profile, Survival
 from gpuwarden.profiles import load_profile
-from gpuwarden.rehearsal import procs
+from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.model import MARKER, Fault
 from rehearsal_kit import RENTED, World
 
@@ -169,7 +169,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             for ident in self.states:
-                procs.kill(ident)
+                processes.kill(ident)
         for child in self.children:
             child.kill()
             child.wait()

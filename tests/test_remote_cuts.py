@@ -21,10 +21,10 @@ from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Handle, Known, Place
 from gpuwarden.core.states import Job
-from gpuwarden.remote.receive import Received, receive
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
-from gpuwarden.remote.transfer import push
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer.receive import Received, receive
+from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio

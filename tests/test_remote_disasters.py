@@ -21,19 +21,19 @@ from conftest import need
 from contract_backend import ended, shell
 from gpuwarden.backends.base import SealingSource, roster, source
 from gpuwarden.backends.ssh import SshBackend
-from gpuwarden.checkpoints import book
+from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Artifact, Handle, Place
+from gpuwarden.core.safe_names import STAGING
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle.seals import believed, job_key
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.remote.bulk import BULK_BYTES, Unusable, bulk_pour
-from gpuwarden.remote.names import STAGING
-from gpuwarden.remote.receive import receive
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
-from gpuwarden.remote.transfer import push
+from gpuwarden.lifecycle.artifacts.seal_keys import believed, job_key
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.native_ssh_stream import BULK_BYTES, Unusable, bulk_pour
+from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer.receive import receive
+from gpuwarden.remote.transfer.upload import push
 from sshd import PATH, Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -140,7 +140,7 @@ async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on
     options: str, files: int, size: int,
 ) -> None:  # fmt: skip
     """The look at the free room is blinded: what is free then may be taken by another a moment later."""
-    monkeypatch.setattr("gpuwarden.remote.transfer._ROOM", 'mkdir -p -- "$1"')
+    monkeypatch.setattr("gpuwarden.remote.transfer.upload._ROOM", 'mkdir -p -- "$1"')
     far = disk(options)
     names: dict[str, Path] = {}
     for n in range(files):
@@ -229,12 +229,12 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
 ) -> None:
     handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a")
     path = Path(handle.run_dir) / "work/o/a"
-    stamp = dict(zip(("size", "mtime_ns", "ctime_ns"), book.stamp_of(str(path)) or (), strict=True))
-    house = cast("Warden", SimpleNamespace(home=tmp_path))
+    stamp = dict(zip(("size", "mtime_ns", "ctime_ns"), seal_log.stamp_of(str(path)) or (), strict=True))
+    house = cast("Context", SimpleNamespace(home=tmp_path))
     row: dict[str, Any] = {"path": os.path.realpath(path), **stamp, "sha256": hashlib.sha256(b"as saved").hexdigest()}
     row["sealed_at"] = time.time()
-    row["mac"] = book.mac(job_key(house, "job").encode(), row)
-    book.add(Path(handle.run_dir) / "seals.jsonl", [row])
+    row["mac"] = seal_log.mac(job_key(house, "job").encode(), row)
+    seal_log.add(Path(handle.run_dir) / "seals.jsonl", [row])
     listed = believed(house, "job", await roster(backend, handle, ["o"]))
     assert listed.files[0].sealed_at
     if written:

@@ -23,12 +23,12 @@ from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec, Place
+from gpuwarden.core.safe_names import local_name
 from gpuwarden.core.states import Job
-from gpuwarden.remote.names import local_name
-from gpuwarden.remote.receive import receive
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
-from gpuwarden.remote.transfer import push
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer.receive import receive
+from gpuwarden.remote.transfer.upload import push
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio

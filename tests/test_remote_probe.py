@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpuwarden.core.rules import Severity
-from gpuwarden.remote import probe
-from gpuwarden.remote.judge import Asked, judge
+from gpuwarden.remote.host import probe
+from gpuwarden.remote.host.probe_findings import Asked, judge
 
 SOURCE = Path(probe.__file__).read_bytes()
 

@@ -15,9 +15,9 @@ import pytest
 
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Unreachable
 from gpuwarden.core.models import Artifact, Manifest
-from gpuwarden.remote import destination
-from gpuwarden.remote.names import STAGING
-from gpuwarden.remote.receive import Progress, receive
+from gpuwarden.core.safe_names import STAGING
+from gpuwarden.remote.transfer import destination
+from gpuwarden.remote.transfer.receive import Progress, receive
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.remote.onefile import ROOMS, one_file
+from gpuwarden.remote.runner_bundle import ROOMS, one_file
 from runner_kit import call, ended, folder, runner_file, sh  # noqa: F401
 
 SOURCES = sorted(path for path in ROOMS.glob("*.py") if not path.name.startswith("__"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.remote.runner.mask import Redactor
+from gpuwarden.remote.runner.redact import Redactor
 from runner_kit import call, folder, log, sh, until  # noqa: F401
 
 SECRET = "hf_Zx9-very secret/value"

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gpuwarden.core.errors import BadReply, Unreachable
-from gpuwarden.remote.ssh import CommandFailed, Ssh
+from gpuwarden.remote.ssh.session import CommandFailed, Ssh
 from ssh_kit import box_fixture  # noqa: F401
 from sshd import sshd_fixture  # noqa: F401
 

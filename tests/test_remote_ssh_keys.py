@@ -8,7 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpuwarden.remote.connect import HostKeyChanged, HostKeyRevoked, HostKeyUnproven, fingerprint
+from gpuwarden.remote.ssh.connect import (
+    HostKeyChanged,
+    HostKeyRevoked,
+    HostKeyUnproven,
+    fingerprint,
+)
 from ssh_kit import machine
 from sshd import Sshd, keygen, sshd_fixture  # noqa: F401
 

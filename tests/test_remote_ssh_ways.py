@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
 from ssh_kit import machine
 from sshd import Sshd, free_port, keygen, sshd_fixture  # noqa: F401
 
@@ -91,7 +91,7 @@ async def test_a_banner_that_never_comes(
     listener: Callable[[bytes | None], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gpuwarden.remote.connect.CONNECT_S", 0.5)
+    monkeypatch.setattr("gpuwarden.remote.ssh.connect.CONNECT_S", 0.5)
     with pytest.raises(Unreachable, match="handshake"):
         await Ssh(resolve("127.0.0.1", port=listener(None), config=sshd.config)).open()
 

@@ -14,11 +14,11 @@ import pytest
 
 from cutting import CuttingProxy, NoWait, proxy_fixture  # noqa: F401
 from gpuwarden.core.errors import BadReply, BadRequest, WardenError
-from gpuwarden.remote import take
-from gpuwarden.remote.handful import Handfuls, Row
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
-from gpuwarden.remote.transfer import push, put
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
+from gpuwarden.remote.transfer import upload_agent
+from gpuwarden.remote.transfer.small_file_upload import Handfuls, Row
+from gpuwarden.remote.transfer.upload import push, put
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -127,7 +127,7 @@ async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_p
 
 
 def test_what_takes_them_runs_where_the_runner_runs() -> None:
-    ast.parse(Path(take.__file__).read_text(), feature_version=(3, 8))
+    ast.parse(Path(upload_agent.__file__).read_text(), feature_version=(3, 8))
 
 
 def many(folder: Path, count: int) -> dict[str, Path]:

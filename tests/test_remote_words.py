@@ -10,8 +10,8 @@ import pytest
 from gpuwarden.backends._runner import parse, parsed
 from gpuwarden.core.errors import BadReply, NotFound
 from gpuwarden.remote.launch import raise_for
-from gpuwarden.remote.ssh import Ssh
-from gpuwarden.remote.ssh_config import resolve
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.session import Ssh
 from sshd import Sshd
 
 pytestmark = pytest.mark.anyio

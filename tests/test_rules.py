@@ -26,12 +26,12 @@ from gpuwarden.core.models import (
 from gpuwarden.core.policy import Policy, Secrets
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
-from gpuwarden.core.script import read_script
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle.submit_facts import gather
+from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules import catalog, page
 from gpuwarden.rules.facts import Leak, OutputFile, SubmitFacts, TeardownFacts
+from gpuwarden.scripts.script import read_script
 from test_rules_preflight import CASES
 
 RENTED = load_profile("vastai")
@@ -318,9 +318,9 @@ async def test_what_a_backend_says_of_a_place_passes_the_submit_gate(
 ) -> None:
     from doors import quick_warden
 
-    w = quick_warden(tmp_path / "home")
-    w._backends["local"] = Place(look)  # type: ignore[assignment]
-    facts = await gather(w, JobSpec(platform="local", command=("true",)))
+    ctx = quick_warden(tmp_path / "home")
+    ctx._backends["local"] = Place(look)  # type: ignore[assignment]
+    facts = await gather(ctx, JobSpec(platform="local", command=("true",)))
     found = [f for f in run_rules(catalog.rules_of("submit"), facts) if f.rule == rule_id]
     assert [f.blocks for f in found] == [blocks]
 

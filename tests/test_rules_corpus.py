@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gpuwarden.core.rules import Finding, Severity, run_rules
-from gpuwarden.rehearsal.hub_server import HubServer
+from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import config, hub_server
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules

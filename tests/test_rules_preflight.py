@@ -10,7 +10,7 @@ import pytest
 
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.rehearsal.hub_server import Fault, HubServer
+from gpuwarden.rehearsal.hub.server import Fault, HubServer
 from gpuwarden.rules.catalog import rules_of
 from hubserver import READER, config, hub_server
 from rulefacts import HF_TOKEN, facts_for, seed_for_rules

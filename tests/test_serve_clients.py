@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals import agent_claude
+from evals.agents import claude
 
 from gpuwarden import __version__
-from gpuwarden.serve.manifests import ROOT
+from gpuwarden.interfaces.manifests import ROOT
 from model_server import SHELL, Asked, Model, Say, Step, Use, model, plan
 from real_agents import KEY, clean, need_agent, said
 
@@ -112,7 +112,7 @@ def test_claude_installs_the_plugin_and_runs_its_server(checkout: Path, tmp_path
     work.mkdir()
     with model(plan(Use("list_instances", {}), DONE)) as server:
         env = clean(tmp_path / "home", ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url)
-        env = with_uvx(tmp_path, env) | agent_claude.WAITS
+        env = with_uvx(tmp_path, env) | claude.WAITS
         said(["claude", "plugin", "marketplace", "add", str(checkout)], env, work)
         said(["claude", "plugin", "install", "gpuwarden@gpuwarden-marketplace"], env, work)
         assert f"Version: {__version__}" in said(["claude", "plugin", "list"], env, work)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from doors import environment
 from fakes import FakeClock
-from gpuwarden import cli
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Handle, Place
 from gpuwarden.core.states import Job
-from gpuwarden.serve.guard import Guard, Rules, judge, live_runs
-from gpuwarden.serve.hooks import hooks
+from gpuwarden.interfaces.cli import main
+from gpuwarden.interfaces.hooks.guard import Guard, Rules, judge, live_runs
+from gpuwarden.interfaces.hooks.install import hooks
 from lifecycle_kit import open_house, training
 
 RULES = Rules(
@@ -353,15 +353,15 @@ def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
 
 
 def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
-    w = open_house(tmp_path, FakeClock())
+    ctx = open_house(tmp_path, FakeClock())
     for job, state in (("j1", Job.RUNNING), ("j2", Job.SUCCEEDED)):
         spec = {"spec": training(tmp_path).model_dump(mode="json")}
-        w.ledger.add(f"job/{job}", "job.accepted", spec, state=Job.ACCEPTED)
+        ctx.ledger.add(f"job/{job}", "job.accepted", spec, state=Job.ACCEPTED)
         handle = Handle(backend="local", token=job, run_dir=f"/r/{job}", place=Place(platform="local", run_root="/r"))
-        w.ledger.add(f"job/{job}", "job.submitting", {}, state=Job.SUBMITTING)
-        w.ledger.add(f"job/{job}", "job.submitted", {"handle": handle.model_dump(mode="json")}, state=Job.RUNNING)
+        ctx.ledger.add(f"job/{job}", "job.submitting", {}, state=Job.SUBMITTING)
+        ctx.ledger.add(f"job/{job}", "job.submitted", {"handle": handle.model_dump(mode="json")}, state=Job.RUNNING)
         if state is not Job.RUNNING:
-            w.ledger.add(f"job/{job}", "job.succeeded", {}, state=state)
+            ctx.ledger.add(f"job/{job}", "job.succeeded", {}, state=state)
     assert live_runs(str(tmp_path)) == ("/r/j1",)
     assert live_runs(str(tmp_path / "nowhere")) == ()
 
@@ -441,7 +441,7 @@ def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: d
 @pytest.mark.parametrize("client", ["claude", "codex", "cursor"])
 def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dict[str, str], client: str) -> None:
     file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
-    assert cli.run(["hooks", "install", "--client", client, "--json"]) == 0
+    assert main.run(["hooks", "install", "--client", client, "--json"]) == 0
     entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
     argv = ["sh", "-c", entry.get("command") or entry["hooks"][0]["command"]]
 
@@ -467,7 +467,7 @@ def test_the_installed_hook_answers_in_the_clients_form(tmp_path: Path, env: dic
 
 
 def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]) -> None:
-    assert cli.run(["hooks", "install", "--client", "claude", "--json"]) == 0
+    assert main.run(["hooks", "install", "--client", "claude", "--json"]) == 0
     file = tmp_path / ".claude" / "settings.json"
     table = json.loads(file.read_text())
     hook = table["hooks"]["PreToolUse"][0]["hooks"][0]
@@ -478,6 +478,6 @@ def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]
 
 
 def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["hooks", "status", "--json"]) == 0
+    assert main.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]

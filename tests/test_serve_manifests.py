@@ -12,7 +12,7 @@ import pytest
 
 from conftest import need
 from gpuwarden import __version__
-from gpuwarden.serve.manifests import ROOT, manifests, write_manifests
+from gpuwarden.interfaces.manifests import ROOT, manifests, write_manifests
 
 FILES = manifests()
 COPIED = ("pyproject.toml", "README.md", "LICENSE", "AGENTS.md")
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", FILES)
 def test_it_is_current(path: str) -> None:
-    assert (ROOT / path).read_text("utf-8") == FILES[path], "run `python -m gpuwarden.serve.manifests`"
+    assert (ROOT / path).read_text("utf-8") == FILES[path], "run `python -m gpuwarden.interfaces.manifests`"
 
 
 def test_every_version_follows_the_project(checkout: Path) -> None:

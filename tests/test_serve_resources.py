@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 from doors import quick_warden
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
+from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.knowledge import shipped
-from gpuwarden.lifecycle.warden import Warden
-from gpuwarden.serve.mcp_server import make_server
+from gpuwarden.lifecycle.context import Context
 
 pytestmark = pytest.mark.anyio
 
@@ -30,13 +30,13 @@ ANY: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 @pytest.fixture
-def w(tmp_path: Path) -> Warden:
+def ctx(tmp_path: Path) -> Context:
     return quick_warden(tmp_path / "home")
 
 
 @asynccontextmanager
-async def client_of(w: Warden, mode: str) -> AsyncIterator[Client]:
-    async with Client(make_server(w), mode=mode) as client:
+async def client_of(ctx: Context, mode: str) -> AsyncIterator[Client]:
+    async with Client(make_server(ctx), mode=mode) as client:
         yield client
 
 
@@ -61,8 +61,8 @@ async def look_up(client: Client, query: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_every_page_profile_and_skill_file_is_a_resource(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_every_page_profile_and_skill_file_is_a_resource(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         listed = {r.uri: r for r in (await client.list_resources()).resources}
         for kind in ("references", "profiles"):
             for file in data_dir(kind).rglob("*.md"):  # type: ignore[arg-type]
@@ -94,16 +94,16 @@ async def test_every_page_profile_and_skill_file_is_a_resource(w: Warden, mode: 
         "gpuwarden://entries/" + "A" * 5_000,
     ],
 )
-async def test_what_is_no_resource_is_an_error_of_the_caller(w: Warden, mode: str, uri: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_what_is_no_resource_is_an_error_of_the_caller(ctx: Context, mode: str, uri: str) -> None:
+    async with client_of(ctx, mode) as client:
         with pytest.raises(MCPError) as error:
             await client.read_resource(uri)
     assert error.value.error.code == INVALID_PARAMS
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_one_entry_is_a_resource_of_its_own(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_one_entry_is_a_resource_of_its_own(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         templates = (await client.list_resource_templates()).resource_templates
         assert [t.uri_template for t in templates] == ["gpuwarden://entries/{id}"]
         for key in ("OOM-001", "ckpt-002", "PLAT-001"):
@@ -114,14 +114,14 @@ async def test_one_entry_is_a_resource_of_its_own(w: Warden, mode: str) -> None:
             assert f"gpuwarden://references/{entry.page}" in text
 
 
-async def test_lists_may_be_kept_for_a_while(w: Warden) -> None:
-    async with client_of(w, "2026-07-28") as client:
+async def test_lists_may_be_kept_for_a_while(ctx: Context) -> None:
+    async with client_of(ctx, "2026-07-28") as client:
         answers = [await client.list_tools(), await client.list_prompts(), await client.list_resources()]
         assert all(a.ttl_ms and a.ttl_ms > 0 for a in answers)
         assert [a.cache_scope for a in answers] == ["public", "public", "private"]
 
 
-async def test_a_profile_of_the_users_own_is_served_and_goes_first(w: Warden, tmp_path: Path) -> None:
+async def test_a_profile_of_the_users_own_is_served_and_goes_first(ctx: Context, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     text = (data_dir("profiles") / "local.md").read_text("utf-8")
@@ -129,8 +129,8 @@ async def test_a_profile_of_the_users_own_is_served_and_goes_first(w: Warden, tm
     (own / "broken.md").write_text("no front matter", "utf-8")
     (own / "binary.md").write_bytes(b"\xff\xfe\x00")
     (own / "link.md").symlink_to("/etc/passwd")
-    w.own_profiles = own
-    async with client_of(w, "2026-07-28") as client:
+    ctx.own_profiles = own
+    async with client_of(ctx, "2026-07-28") as client:
         listed = {r.uri: r for r in (await client.list_resources()).resources}
         assert (listed["gpuwarden://profiles/local.md"].title or "").startswith("Mine, ")
         assert "gpuwarden://profiles/broken.md" in listed
@@ -141,8 +141,8 @@ async def test_a_profile_of_the_users_own_is_served_and_goes_first(w: Warden, tm
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_skills_carry_the_digests_of_what_is_read(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_skills_carry_the_digests_of_what_is_read(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         answer = await ask(client, "skills/list")
         assert answer["resultType"] == "complete" and answer["ttlMs"] > 0 and answer["cacheScope"] == "public"
         assert len(answer["skills"]) == len(list(data_dir("skills").glob("*/SKILL.md"))) >= 4
@@ -159,8 +159,8 @@ async def test_skills_carry_the_digests_of_what_is_read(w: Warden, mode: str) ->
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_skills_folders_can_be_walked(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_a_skills_folders_can_be_walked(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         (skill,) = [s for s in (await ask(client, "skills/list"))["skills"] if "training-debug" in s["uri"]]
         seen, todo = set(), ["skill://training-debug"]
         while todo:
@@ -172,8 +172,8 @@ async def test_a_skills_folders_can_be_walked(w: Warden, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])  # auto asks for what the server can; a fixed era does not
-async def test_the_extension_is_told_to_clients_of_both_eras(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_the_extension_is_told_to_clients_of_both_eras(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         assert (client.server_capabilities.extensions or {}).get(EXTENSION) == {"directoryRead": True}
         assert client.server_capabilities.resources is not None
 
@@ -192,8 +192,8 @@ BAD: list[tuple[str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_wrong_request_about_skills_is_refused(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_a_wrong_request_about_skills_is_refused(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         for method, params in BAD:
             with pytest.raises(MCPError) as error:
                 await ask(client, method, **params)
@@ -204,8 +204,8 @@ async def test_a_wrong_request_about_skills_is_refused(w: Warden, mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_prompts_name_tools_and_documents_that_exist(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_prompts_name_tools_and_documents_that_exist(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         offered = {p.name: p for p in (await client.list_prompts()).prompts}
         assert set(offered) == {"start_training_run", "debug_run", "finish_run"}
         given = {
@@ -231,9 +231,9 @@ async def test_prompts_name_tools_and_documents_that_exist(w: Warden, mode: str)
     [("nothing", {}), ("debug_run", {}), ("debug_run", {"job_id": "j1", "approve": "yes"})],
 )
 async def test_a_prompt_asked_for_wrongly_is_an_error_of_the_caller(
-    w: Warden, mode: str, name: str, arguments: dict[str, str]
+    ctx: Context, mode: str, name: str, arguments: dict[str, str]
 ) -> None:
-    async with client_of(w, mode) as client:
+    async with client_of(ctx, mode) as client:
         with pytest.raises(MCPError) as error:
             await client.get_prompt(name, arguments)
     assert error.value.error.code == INVALID_PARAMS
@@ -243,8 +243,8 @@ async def test_a_prompt_asked_for_wrongly_is_an_error_of_the_caller(
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_search_answers_shortly_with_what_to_read(w: Warden, mode: str) -> None:
-    async with client_of(w, mode) as client:
+async def test_a_search_answers_shortly_with_what_to_read(ctx: Context, mode: str) -> None:
+    async with client_of(ctx, mode) as client:
         uris = {r.uri for r in (await client.list_resources()).resources}
         body = await look_up(client, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", limit=3)
         first = body["hits"][0]
@@ -256,8 +256,8 @@ async def test_a_search_answers_shortly_with_what_to_read(w: Warden, mode: str) 
         assert (await look_up(client, "what is CKPT-002"))["hits"][0]["why"] == "its id was named"
 
 
-async def test_nothing_fits_is_an_answer_and_a_bad_query_is_an_error(w: Warden) -> None:
-    async with client_of(w, "2026-07-28") as client:
+async def test_nothing_fits_is_an_answer_and_a_bad_query_is_an_error(ctx: Context) -> None:
+    async with client_of(ctx, "2026-07-28") as client:
         nothing = await look_up(client, "my grandmother's recipe for plum cake")
         assert nothing["ok"] and nothing["code"] == "nothing_fits" and nothing["hits"] == []
         for query, more in (("", {}), ("  \n", {}), ("oom", {"limit": 0}), ("oom", {"limit": 10_000})):

@@ -9,21 +9,21 @@ import pytest
 
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.background_watch import tend
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.serve.tending import tend
 from lifecycle_kit import launch, open_house, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_job_that_nobody_looks_at_is_launched_and_ends(tmp_path: Path) -> None:
-    w = open_house(tmp_path, SystemClock())
-    rent_cloud(w)
-    job = await launch(w, training(tmp_path / "said"))
-    assert read_job(w.ledger, job).state is Job.PROVISIONING
+    ctx = open_house(tmp_path, SystemClock())
+    rent_cloud(ctx)
+    job = await launch(ctx, training(tmp_path / "said"))
+    assert read_job(ctx.ledger, job).state is Job.PROVISIONING
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tend, w, 0.05)
+        tasks.start_soon(tend, ctx, 0.05)
         with anyio.fail_after(30):
-            while read_job(w.ledger, job).state is not Job.SUCCEEDED:
+            while read_job(ctx.ledger, job).state is not Job.SUCCEEDED:
                 await anyio.sleep(0.05)
         tasks.cancel_scope.cancel()

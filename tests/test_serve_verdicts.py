@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gpuwarden.cli import run
+from gpuwarden.interfaces.cli.main import run
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from gpuwarden.core.errors import Refused
 from gpuwarden.core.rules import Finding
-from gpuwarden.serve.replies import CheckReply, RefusalReply, SubmitReply, error_reply
-from gpuwarden.serve.words import COMMANDS, OPTIONS, in_commands, said
+from gpuwarden.interfaces.cli.words import COMMANDS, OPTIONS, in_commands, said
+from gpuwarden.interfaces.results import CheckReply, RefusalReply, SubmitReply, error_reply
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_sentence(told: str, read: str) -> None:
 
 
 def test_every_command_and_option_that_is_named_is_there() -> None:
-    from gpuwarden.cli import cli
+    from gpuwarden.interfaces.cli.main import cli
 
     assert set(COMMANDS.values()) <= set(cli.commands)
     options = {name for p in cli.commands["submit"].params for name in p.opts}
@@ -58,15 +58,15 @@ def test_a_refusal_is_worded_with_its_findings() -> None:
 def test_the_help_cuts_no_sentence_off() -> None:
     import click
 
-    from gpuwarden.cli import cli
-    from gpuwarden.commands.base import Rooms
+    from gpuwarden.interfaces.cli.base import GroupedCommands
+    from gpuwarden.interfaces.cli.main import cli
 
     shown = {name: command for name, command in cli.commands.items() if not command.hidden}
     context = click.Context(cli, info_name="gpuwarden", terminal_width=80)
     text = cli.get_help(context)
     assert "..." not in text.replace("t...", "").replace("r...", "").replace("[ARGS]...", "")
     assert all(f"  {name} " in text for name in shown), "every command stands under a heading"
-    assert all(f"{heading}:" in text for heading in Rooms.rooms.values())
+    assert all(f"{heading}:" in text for heading in GroupedCommands.rooms.values())
     bare = [
         (name, option.opts) for name, command in shown.items()
         for option in command.params if isinstance(option, click.Option) and not option.help

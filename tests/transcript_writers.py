@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from evals.canonical import Call, Say, Transcript, dump
-from evals.export_atif import export
+from evals.transcripts.canonical import Call, Say, Transcript, dump
+from evals.transcripts.export_atif import export
 
 Event = tuple[str, Call | Say]
 

@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Run the command line."""
-    from gpuwarden.cli import run
+    from gpuwarden.interfaces.cli.main import run
 
     sys.exit(run())
 

@@ -10,12 +10,12 @@ from gpuwarden.config import Config, load_config
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
-from gpuwarden.lifecycle.warden import Warden
+from gpuwarden.lifecycle.context import Context
 
 
-def open_warden(
+def open_context(
     actor: str, *, env: Mapping[str, str] | None = None, clock: Clock | None = None, config: Config | None = None
-) -> Warden:
+) -> Context:
     """A warden over the user's ledger and policy. `actor` names the door in the ledger: cli, mcp, demo.
 
     Raises BadRequest for a broken policy, LedgerError for a ledger that can't be used.
@@ -31,7 +31,7 @@ def open_warden(
             "Set GPUWARDEN_HOME to a folder of yours.",
         ) from error
     own = config.policy_file.parent / "profiles"
-    return Warden(
+    return Context(
         ledger=Ledger(config.home / "ledger.db", clock, actor),
         policy=config.policy,
         clock=clock,

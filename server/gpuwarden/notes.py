@@ -36,8 +36,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.fence import SECRET_NAME, TOKEN
 from gpuwarden.core.models import Frozen
+from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.frontmatter import Parsed, validate
 
 MAX_BYTES = 64 * 1024

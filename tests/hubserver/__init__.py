@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.rehearsal.hub_seed import TOKEN, seed
-from gpuwarden.rehearsal.hub_server import VIEWER, HubServer
+from gpuwarden.rehearsal.hub.seed import TOKEN, seed
+from gpuwarden.rehearsal.hub.server import VIEWER, HubServer
 
 SPECS = os.environ.get("GPUWARDEN_SPECS")
 STRANGER = "hf_strangerstrangerstranger00000000"

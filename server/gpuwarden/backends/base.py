@@ -28,9 +28,9 @@ from gpuwarden.core.models import (
 )
 from gpuwarden.core.registry import load
 from gpuwarden.core.rules import Finding
-from gpuwarden.remote.connect import HostKey
-from gpuwarden.remote.destination import bare
-from gpuwarden.remote.receive import Source
+from gpuwarden.remote.ssh.connect import HostKey
+from gpuwarden.remote.transfer.destination import bare
+from gpuwarden.remote.transfer.receive import Source
 
 
 class Backend(Protocol):

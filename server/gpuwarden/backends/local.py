@@ -24,10 +24,10 @@ from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.safe_names import make_parents
 from gpuwarden.remote import launch
-from gpuwarden.remote.interpreter import interpreter_for
-from gpuwarden.remote.names import make_parents
-from gpuwarden.remote.onefile import ROOMS
+from gpuwarden.remote.host.interpreter import interpreter_for
+from gpuwarden.remote.runner_bundle import ROOMS
 
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.

@@ -25,17 +25,23 @@ from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, No
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
-from gpuwarden.core.script import read_header
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
-from gpuwarden.remote.bulk import BULK_BYTES, Take, Unusable, available, bulk_pour
-from gpuwarden.remote.connect import HostKey, HostKeyChanged
-from gpuwarden.remote.hello import Hello, say_hello
-from gpuwarden.remote.judge import RENT_ANOTHER, Asked, judge
-from gpuwarden.remote.seal import Seal
-from gpuwarden.remote.ssh import CommandFailed, Dialogue, Ssh
-from gpuwarden.remote.ssh_config import resolve
-from gpuwarden.remote.transfer import PUT_S, push, put
+from gpuwarden.remote.host.host_info import Hello, say_hello
+from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
+from gpuwarden.remote.ssh.config import resolve
+from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
+from gpuwarden.remote.ssh.native_ssh_stream import (
+    BULK_BYTES,
+    Take,
+    Unusable,
+    available,
+    bulk_pour,
+)
+from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ssh
+from gpuwarden.remote.transfer.stream_digest import Seal
+from gpuwarden.remote.transfer.upload import PUT_S, push, put
+from gpuwarden.scripts.script import read_header
 
 MAX_REPLY = 256 << 20
 CHECK_S = 55.0
@@ -326,7 +332,7 @@ def _outlives(tier: Tier) -> bool:
 
 @cache
 def _probe_source() -> bytes:
-    return files("gpuwarden.remote").joinpath("probe.py").read_bytes()
+    return files("gpuwarden.remote.host").joinpath("probe.py").read_bytes()
 
 
 def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:

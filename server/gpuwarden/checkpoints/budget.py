@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuwarden.checkpoints.anatomy import Doubtful
+from gpuwarden.checkpoints.file_model import Doubtful
 
 
 @dataclass

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import Doubtful, Tensor, some
+from gpuwarden.checkpoints.file_model import Doubtful, Tensor, some
 from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.layouts.adapter import pairs
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
 
 _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")

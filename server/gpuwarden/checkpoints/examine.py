@@ -14,11 +14,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuwarden.checkpoints import formats, kernels, layouts, manifest, oddity, order, scan, suspect
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Unread, short, some
+from gpuwarden.checkpoints import formats, layouts, scheduling
+from gpuwarden.checkpoints.file_model import (
+    Anatomy,
+    Broken,
+    Doubtful,
+    Limits,
+    Unread,
+    short,
+    some,
+)
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
-from gpuwarden.checkpoints.source import Source
-from gpuwarden.checkpoints.walk import Folder, Tree, walk
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.sealing import manifest
+from gpuwarden.checkpoints.tree import Folder, Tree, walk
+from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite
 from gpuwarden.core import registry
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
@@ -82,7 +92,9 @@ def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[st
 
     Returns those for which the budget did not last.
     """
-    together, apart = order.plan(sizes, ask.threads, 2 * scan.SEGMENT) if ask.content else ([], list(sizes))
+    together, apart = (
+        scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
+    )
 
     def one(name: str, how: Ask) -> Entry | None:
         return None if ask.budget and ask.budget.spent else look(found.place(name), name, how)
@@ -168,10 +180,10 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
         anatomy = _read(source, entry, head, ask.limits)
     except Broken as why:
         anatomy = Anatomy(entry.format, problems=[str(why)])
-        entry.aside = suspect.no_weights(entry.path, head, source.size)
+        entry.aside = heuristics.no_weights(entry.path, head, source.size)
     except Doubtful as why:
         anatomy = Anatomy(entry.format, doubts=[str(why)])
-        entry.unread = isinstance(why, Unread) and not suspect.like_weights(entry.path, head, source.size)
+        entry.unread = isinstance(why, Unread) and not heuristics.like_weights(entry.path, head, source.size)
     _take(entry, anatomy)
     # A file that can't be read may still be shown to equal what was recorded of it.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
@@ -231,8 +243,8 @@ def _take(entry: Entry, anatomy: Anatomy) -> None:
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     # A roster that the caller brought may have come a long way; one found beside the files finds damage, not malice.
-    wanted = kernels.enough(expected.digests, sure=ask.only is not None) if expected else ()
-    seen = scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
+    wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
+    seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     known = len(anatomy.problems), len(anatomy.proved)
     for work in anatomy.later:
         work()
@@ -247,7 +259,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
         _values(source, entry, anatomy, seen)
 
 
-def _digests(entry: Entry, expected: Expected | None, seen: scan.Seen) -> None:
+def _digests(entry: Entry, expected: Expected | None, seen: content_scan.Seen) -> None:
     if expected is None or not expected.digests:
         if not seen.spans:
             entry.unproved.append(NO_SEAL)
@@ -263,11 +275,11 @@ def _digests(entry: Entry, expected: Expected | None, seen: scan.Seen) -> None:
         entry.doubts.append("the manifest holds no digest of it that can be computed here")
 
 
-def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> None:
+def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.Seen) -> None:
     bad: list[str] = []
     before = len(entry.warnings)
     for tensor in seen.strange[:200]:
-        odd = oddity.oddity(source, tensor, anatomy.big_endian)
+        odd = nonfinite.oddity(source, tensor, anatomy.big_endian)
         if odd is None:
             bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
         elif odd.masklike:
@@ -281,7 +293,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: scan.Seen) -> 
     else:
         apart = ", masks and counters apart" if len(entry.warnings) > before else ""
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")
-    entry.warnings += suspect.suspicions(source, anatomy, seen.zero)
+    entry.warnings += heuristics.suspicions(source, anatomy, seen.zero)
 
 
 def reader(name: str, head: bytes) -> ModuleType | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Limits, Tensor
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.source import Source
-from gpuwarden.checkpoints.walk import Tree
+from gpuwarden.checkpoints.file_model import Anatomy, Limits, Tensor
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.tree import Tree
 
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".swp", "~", ".downloading")
 

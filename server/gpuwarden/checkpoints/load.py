@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import short
 from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.file_model import short
 from gpuwarden.checkpoints.findings import Entry, Findings
 
 # The child gets no secrets: only what an interpreter needs to start.

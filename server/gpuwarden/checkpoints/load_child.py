@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Limits
 from gpuwarden.checkpoints.examine import reader
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Limits
+from gpuwarden.checkpoints.safe_file import Source
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuwarden.checkpoints.anatomy import Broken, Doubtful
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Broken, Doubtful
+from gpuwarden.checkpoints.safe_file import Source
 
 FIELDS = 2_000_000
 

@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwarden.checkpoints import manifest as manifests
-from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.compare import Compared, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short, some
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
+from gpuwarden.checkpoints.sealing import manifest as manifests
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
-from gpuwarden.remote.names import LOG_NAME, STAGING
+from gpuwarden.core.safe_names import LOG_NAME, STAGING
 
 WHO = (
     "who wrote the manifest beside the files: whoever can write one can write the other, so it shows damage, not malice"

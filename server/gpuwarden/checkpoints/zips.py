@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuwarden.checkpoints.anatomy import Broken, Doubtful, Limits, Span, short
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, Span, short
+from gpuwarden.checkpoints.safe_file import Source
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.fence import line
+from gpuwarden.core.sanitize import line
 
 M = TypeVar("M", bound=BaseModel)
 

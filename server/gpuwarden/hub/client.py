@@ -23,7 +23,7 @@ import anyio
 
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import BadReply, RateLimited, Unreachable
-from gpuwarden.core.fence import line
+from gpuwarden.core.sanitize import line
 
 HUB = "https://huggingface.co"
 VIEWER = "https://datasets-server.huggingface.co"
@@ -59,7 +59,7 @@ class HubConfig:
 
 
 @dataclass(frozen=True)
-class Reply:
+class HubResponse:
     """One answer: its status, the parsed JSON (None for an error without any), and the headers."""
 
     status: int
@@ -114,11 +114,11 @@ class HubClient:
     ) -> None:
         await self._session.aclose()
 
-    async def get(self, path: str, params: Mapping[str, Any] | None = None, *, viewer: bool = False) -> Reply:
+    async def get(self, path: str, params: Mapping[str, Any] | None = None, *, viewer: bool = False) -> HubResponse:
         """GET a path of the Hub, or of the dataset viewer, and parse its JSON. Retried once."""
         return await self._ask("GET", path, params=params, viewer=viewer, tries=2)
 
-    async def send(self, method: str, path: str, body: Any = None) -> Reply:
+    async def send(self, method: str, path: str, body: Any = None) -> HubResponse:
         """Send a request that changes something, exactly once; `Unreachable` may still have worked."""
         return await self._ask(method, path, body=body, tries=1)
 
@@ -131,7 +131,7 @@ class HubClient:
         body: Any = None,
         viewer: bool = False,
         tries: int,
-    ) -> Reply:
+    ) -> HubResponse:
         for left in reversed(range(tries)):
             try:
                 return await self._once(method, path, params, body, viewer=viewer)
@@ -148,7 +148,7 @@ class HubClient:
 
     async def _once(
         self, method: str, path: str, params: Mapping[str, Any] | None, body: Any, *, viewer: bool
-    ) -> Reply:
+    ) -> HubResponse:
         base = self.config.viewer if viewer else self.config.endpoint
         try:
             with anyio.fail_after(self._timeout_s):
@@ -163,7 +163,7 @@ class HubClient:
                 "That is trouble on its side: try again in a minute; status.huggingface.co shows incidents.",
             )
         parsed = _parse(raw, response.status_code, path)
-        return Reply(response.status_code, parsed, dict(response.headers))
+        return HubResponse(response.status_code, parsed, dict(response.headers))
 
     @asynccontextmanager
     async def stream(

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import anyio
 
 from gpuwarden.core.errors import BadRequest, RateLimited, WardenError
-from gpuwarden.core.fence import fence, line
 from gpuwarden.core.repos import REPO_ID, Operation, Repo, RepoAnswer, RepoFile, RepoType
+from gpuwarden.core.sanitize import fence, line
 from gpuwarden.hub import viewer
-from gpuwarden.hub.client import HubClient, Reply
+from gpuwarden.hub.client import HubClient, HubResponse
 from gpuwarden.hub.suggest import suggest
 
 MAX_IDS = 10
@@ -78,7 +78,7 @@ async def look(
 
 async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files: int) -> Repo:  # noqa: A002
     kinds: tuple[RepoType, ...] = (type,) if type else ("model", "dataset")
-    replies: dict[RepoType, Reply] = {}
+    replies: dict[RepoType, HubResponse] = {}
     failures: list[WardenError] = []
 
     async def ask(kind: RepoType) -> None:
@@ -101,7 +101,7 @@ async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files:
     return await _absent(hub, repo_id, kinds[0] if type else None, replies[kinds[0]])
 
 
-async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: Reply) -> Repo:
+async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: HubResponse) -> Repo:
     if reply.status == 401 and "credentials" in reply.said.lower():
         return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused the token: {reply.said}")
     if reply.status == 403:

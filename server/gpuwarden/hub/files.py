@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from gpuwarden.checkpoints.anatomy import Broken, Doubtful
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Broken, Doubtful
+from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound
-from gpuwarden.core.fence import line
 from gpuwarden.core.repos import REPO_ID, RepoType
-from gpuwarden.hub.client import HubClient, HubConfig, Reply
+from gpuwarden.core.sanitize import line
+from gpuwarden.hub.client import HubClient, HubConfig, HubResponse
 
 SCHEME = "hf://"
 BLOCK = 128 << 10
@@ -108,7 +108,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
     return Listing(address, commit, inside)
 
 
-def _good(reply: Reply, address: Address) -> Reply:
+def _good(reply: HubResponse, address: Address) -> HubResponse:
     if reply.status == 200:
         return reply
     what = f"{address.repo} at revision {line(address.revision, 60)}"
@@ -137,7 +137,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
     return found
 
 
-def _next(page: Reply) -> dict[str, str]:
+def _next(page: HubResponse) -> dict[str, str]:
     """The query of the next page, from the Link header."""
     match = re.search(r'<([^>]+)>;\s*rel="next"', page.headers.get("link", ""))
     query = urlsplit(match[1]).query if match else ""

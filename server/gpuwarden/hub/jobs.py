@@ -23,10 +23,10 @@ from gpuwarden.core.errors import (
     NotSupported,
     Unreachable,
 )
-from gpuwarden.core.fence import line
 from gpuwarden.core.models import Known, Quote
-from gpuwarden.hub.client import HubClient, Reply
-from gpuwarden.hub.gather import read_account
+from gpuwarden.core.sanitize import line
+from gpuwarden.hub.client import HubClient, HubResponse
+from gpuwarden.hub.preflight_facts import read_account
 
 JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
 FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
@@ -76,7 +76,7 @@ async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[
             refuse(reply)
         if not isinstance(reply.json, list):
             raise BadReply("the Hub's list of jobs is no list", "Nothing is concluded from it; try again.")
-        found += [checked(Reply(200, item, {})) for item in reply.json]
+        found += [checked(HubResponse(200, item, {})) for item in reply.json]
         more = _NEXT.search(reply.headers.get("link", ""))
         if not more or not more[1].startswith(hub.config.endpoint + "/"):
             return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
@@ -160,7 +160,7 @@ def _event(row: str) -> bytes:
     return data.encode("utf-8", "replace") + b"\n"
 
 
-def checked(reply: Reply) -> dict[str, Any]:
+def checked(reply: HubResponse) -> dict[str, Any]:
     """A job as the Hub shows it. Raises BadReply for a shape that is not known, and our errors for refusals."""
     if reply.status not in {200, 201}:
         refuse(reply)
@@ -170,7 +170,7 @@ def checked(reply: Reply) -> dict[str, Any]:
     return job
 
 
-def refuse(reply: Reply) -> None:
+def refuse(reply: HubResponse) -> None:
     """Raise what a refusal means."""
     said = reply.said
     if reply.status in {401, 403}:

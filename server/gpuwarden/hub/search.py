@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest
-from gpuwarden.core.fence import line
 from gpuwarden.core.repos import DatasetRow, SearchAnswer
+from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient
 
 Sort: TypeAlias = Literal["trending", "downloads", "likes", "created", "modified"]

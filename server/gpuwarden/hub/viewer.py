@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.fence import clip, fence, line
 from gpuwarden.core.repos import Column, Config, Split, Structure
-from gpuwarden.hub.client import HubClient, Reply
+from gpuwarden.core.sanitize import clip, fence, line
+from gpuwarden.hub.client import HubClient, HubResponse
 
 MAX_CONFIGS = 12
 MAX_COLUMNS = 40
@@ -79,7 +79,7 @@ def _from_info(answer: Any, only: str | None) -> Structure | None:
     )
 
 
-async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Reply) -> Structure:
+async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: HubResponse) -> Structure:
     reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
         return Structure(known=False, why=f"the dataset viewer said: {reply.said}")
@@ -128,7 +128,7 @@ def _columns(features: Any) -> tuple[Column, ...]:
     return tuple(Column(name=line(name, 80), type=clip(short_type(kind), 160, keep="start")) for name, kind in named)
 
 
-def _from_rows(config: str, split: str, reply: Reply) -> Config | None:
+def _from_rows(config: str, split: str, reply: HubResponse) -> Config | None:
     listed = _dicts(reply.json.get("features")) if isinstance(reply.json, dict) else []
     columns = _columns({str(f.get("name")): f.get("type") for f in listed})
     return Config(name=config, splits=(Split(name=split),), columns=columns) if columns else None

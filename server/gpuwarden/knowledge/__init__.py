@@ -3,10 +3,18 @@
 The catalogue is `references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
 """
 
-from gpuwarden.knowledge.catalogue import Catalogue, Gotcha, Page, Problem, load, read_tree, shipped
+from gpuwarden.knowledge.catalog import (
+    Catalogue,
+    Gotcha,
+    Page,
+    Problem,
+    load,
+    read_tree,
+    shipped,
+)
 from gpuwarden.knowledge.diagnosis import Diagnosis, MatchedLine, diagnose
-from gpuwarden.knowledge.finder import Hit, search
-from gpuwarden.knowledge.signs import Seen, Sign
+from gpuwarden.knowledge.observations import Seen, Sign
+from gpuwarden.knowledge.search import Hit, search
 
 __all__ = [
     "Catalogue",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gpuwarden.core.models import Frozen
-from gpuwarden.knowledge.catalogue import Catalogue, Gotcha
-from gpuwarden.knowledge.patterns import compiled_signature, literal_of
-from gpuwarden.knowledge.signs import Seen, Sign
+from gpuwarden.knowledge.catalog import Catalogue, Gotcha
+from gpuwarden.knowledge.observations import Seen, Sign
+from gpuwarden.knowledge.signatures import compiled_signature, literal_of
 
 MAX_LOG = 1_000_000
 HEAD = 200_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from gpuwarden.core.fence import line as safe_line
+from gpuwarden.core.sanitize import line as safe_line
 
 MAX_LINES = 12
 MAX_LINE = 300

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen
 from gpuwarden.frontmatter import read_front_matter
-from gpuwarden.knowledge.catalogue import Catalogue, Page, read_tree
+from gpuwarden.knowledge.catalog import Catalogue, Page, read_tree
 
 Kind: TypeAlias = Literal["broken", "stale", "dead_reference", "no_source"]
 URGENT_SCOPES = {"billing", "teardown"}

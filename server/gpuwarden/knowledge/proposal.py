@@ -13,10 +13,10 @@ import yaml
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.frontmatter import parse_yaml, validate
-from gpuwarden.knowledge.catalogue import Block, Catalogue, Page, mistakes
+from gpuwarden.knowledge.catalog import Block, Catalogue, Page, mistakes
 from gpuwarden.knowledge.diagnosis import diagnose
-from gpuwarden.knowledge.finder import search
-from gpuwarden.knowledge.patterns import MAX_PATTERN, literal_of
+from gpuwarden.knowledge.search import search
+from gpuwarden.knowledge.signatures import MAX_PATTERN, literal_of
 
 MIN_FIXED = 12  # characters; `KeyError: ` alone is no signature
 GAP = ".{0,120}"

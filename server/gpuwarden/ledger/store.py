@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict, LedgerError
-from gpuwarden.core.fence import line
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
 
 APPLICATION_ID: Final = 0x67707577  # "gpuw"

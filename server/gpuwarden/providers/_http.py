@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
-from gpuwarden.core.fence import line, redact
 from gpuwarden.core.models import Answer, Known, Unknown
+from gpuwarden.core.sanitize import line, redact
 from gpuwarden.providers._account import base_url, is_loopback, read_key
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MOST: Final = 10**18
 """A number of a reply is smaller, so that no sum or product of some is beyond what a float holds."""
 
 
-class Shape(BaseModel):
+class ResponseModel(BaseModel):
     """A part of a platform's reply: what we need, of exactly these types; what else there is does not matter."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
@@ -61,7 +61,7 @@ class Shape(BaseModel):
 
 
 @dataclass(frozen=True)
-class Reply:
+class ApiResponse:
     """One complete HTTP reply."""
 
     status: int
@@ -88,10 +88,10 @@ class Reply:
         return value
 
 
-Refusal = Callable[[Reply, str], WardenError | None]
+Refusal = Callable[[ApiResponse, str], WardenError | None]
 
 
-def no_refusal(reply: Reply, said: str) -> WardenError | None:
+def no_refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """For platforms that refuse by status alone."""
     return None
 
@@ -116,7 +116,7 @@ class Api:
 
 
 @dataclass
-class Door:
+class ApiClient:
     """One account at one platform."""
 
     api: Api
@@ -147,12 +147,12 @@ class Door:
         reply = await self._send(method, path, params, body)
         tries = 1
         while (safe if safe is not None else method == "GET") and self._short_wait(reply) and tries < PATIENT_TRIES:
-            assert isinstance(reply, Reply)
+            assert isinstance(reply, ApiResponse)
             await self.clock.sleep(reply.after_s if reply.after_s is not None else 2.0 * tries)
             reply, tries = await self._send(method, path, params, body), tries + 1
         return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty)
 
-    def _read(self, reply: Reply, shape: type[T] | None, what: str, empty: bool) -> Answer[T]:
+    def _read(self, reply: ApiResponse, shape: type[T] | None, what: str, empty: bool) -> Answer[T]:
         said = line(redact(reply.text(*self.api.says), self._secrets()), 300)
         refusal = self.api.refusal(reply, said)
         if refusal is not None:
@@ -179,7 +179,7 @@ class Door:
                 f"{self.api.platform} answered {what} in an unexpected shape: {where or 'body'}: {first['type']}"
             )
 
-    def _refuse(self, reply: Reply, said: str) -> None:
+    def _refuse(self, reply: ApiResponse, said: str) -> None:
         platform, status = self.api.platform, reply.status
         told = f" ({status}{': ' if said else ''}{said})"
         if status in {401, 403}:
@@ -195,8 +195,8 @@ class Door:
             raise Conflict(f"{platform} says that can't be done in the present state{told}", "Look at it again.")
 
     @staticmethod
-    def _short_wait(reply: Reply | Unknown) -> bool:
-        return isinstance(reply, Reply) and reply.status == 429 and (reply.after_s or 0.0) <= PATIENT_S
+    def _short_wait(reply: ApiResponse | Unknown) -> bool:
+        return isinstance(reply, ApiResponse) and reply.status == 429 and (reply.after_s or 0.0) <= PATIENT_S
 
     def _secrets(self) -> tuple[str, ...]:
         try:
@@ -206,7 +206,7 @@ class Door:
 
     async def _send(
         self, method: str, path: str, params: Mapping[str, str | int] | None, body: object
-    ) -> Reply | Unknown:
+    ) -> ApiResponse | Unknown:
         import httpx2
 
         key = read_key(self.api.key_variable, self.api.platform, self.env)
@@ -249,14 +249,14 @@ class Door:
             await self.clock.sleep(slot - now)
 
 
-async def _whole(response: httpx2.Response, what: str) -> Reply | Unknown:
+async def _whole(response: httpx2.Response, what: str) -> ApiResponse | Unknown:
     """The complete reply; one without end is Unknown."""
     raw = bytearray()
     async for piece in response.aiter_bytes():
         raw += piece
         if len(raw) > MAX_REPLY:
             return Unknown(f"{what}: the reply is longer than {MAX_REPLY >> 20} MiB")
-    return Reply(response.status_code, bytes(raw), _seconds(response.headers.get("retry-after")))
+    return ApiResponse(response.status_code, bytes(raw), _seconds(response.headers.get("retry-after")))
 
 
 def _seconds(text: str | None) -> float | None:

@@ -14,7 +14,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, Known, Place, Resou
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.providers._account import public_key
-from gpuwarden.providers._http import Api, Door
+from gpuwarden.providers._http import Api, ApiClient
 
 T = TypeVar("T")
 Findings: TypeAlias = list[Finding]  # inside a provider, `list` is one of its methods
@@ -36,7 +36,7 @@ class Rented:
         self.settle_s = profile.limits.settle_s
         self.clock = clock
         self.env = os.environ if env is None else env
-        self.door = Door(self.api, clock, self.env)
+        self.door = ApiClient(self.api, clock, self.env)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance of the account, all pages."""
@@ -138,7 +138,7 @@ def no_such(platform: str, ident: str) -> NotFound:
     return NotFound(f"{platform} has no instance {ident!r}", "List the instances to see what there is.")
 
 
-def usd(price: float | None) -> float | None:
+def positive_price(price: float | None) -> float | None:
     """A price; one of zero is no price that anybody sells at, so it is unknown."""
     return price if price is not None and price > 0 else None
 

@@ -32,8 +32,16 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import let_in
-from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
-from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such, usd
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
+from gpuwarden.providers._rented import (
+    MAX_PAGES,
+    Findings,
+    Rented,
+    epoch,
+    gpu_matches,
+    no_such,
+    positive_price,
+)
 
 D = TypeVar("D")
 _S = InstanceState
@@ -67,27 +75,27 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 }
 
 
-class _Told(Shape, Generic[D]):
+class _Told(ResponseModel, Generic[D]):
     """Every reply's envelope; any other code is no success whatever the status says."""
 
     code: Literal["Success"]
     data: D
 
 
-class _Row(Shape):
+class _Row(ResponseModel):
     uuid: Ident
     name: str
     status: str
     created_at: datetime
 
 
-class _Page(Shape):
+class _Page(ResponseModel):
     list: tuple[_Row, ...]
     max_page: int
     result_total: int
 
 
-class _Snapshot(Shape):
+class _Snapshot(ResponseModel):
     """The part of a snapshot that is no secret."""
 
     proxy_host: str
@@ -95,11 +103,11 @@ class _Snapshot(Shape):
     payg_price: int | None = None
 
 
-class _Wallet(Shape):
+class _Wallet(ResponseModel):
     assets: int
 
 
-def _refusal(reply: Reply, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """AutoDL refuses with status 200, a code and a sentence; the codes are few and the sentences Chinese."""
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
@@ -308,7 +316,7 @@ class AutoDL(Rented):
     def _usd(self, price: int | None) -> float | None:
         """Dollars for thousandths of a yuan, where the user says what a dollar costs."""
         rate = self._yuan_per_dollar()
-        return None if price is None or rate is None else usd(price / 1000 / rate)
+        return None if price is None or rate is None else positive_price(price / 1000 / rate)
 
     def _yuan_per_dollar(self) -> float | None:
         try:

@@ -22,8 +22,14 @@ from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
-from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
-from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, gpu_matches, usd
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
+from gpuwarden.providers._rented import (
+    DURABLE_NAME,
+    Findings,
+    Rented,
+    gpu_matches,
+    positive_price,
+)
 
 _S = InstanceState
 _V1 = "/api/v1"
@@ -37,11 +43,11 @@ STATES: dict[str, tuple[InstanceState, bool | None]] = {
 }
 
 
-class _Specs(Shape):
+class _Specs(ResponseModel):
     gpus: int
 
 
-class _Type(Shape):
+class _Type(ResponseModel):
     name: str
     description: str
     gpu_description: str
@@ -49,20 +55,20 @@ class _Type(Shape):
     specs: _Specs
 
 
-class _Region(Shape):
+class _Region(ResponseModel):
     name: str
 
 
-class _Kind(Shape):
+class _Kind(ResponseModel):
     instance_type: _Type
     regions_with_capacity_available: tuple[_Region, ...]
 
 
-class _Kinds(Shape):
+class _Kinds(ResponseModel):
     data: dict[str, _Kind]
 
 
-class _Instance(Shape):
+class _Instance(ResponseModel):
     id: Ident
     name: str | None = None
     ip: str | None = None
@@ -70,50 +76,50 @@ class _Instance(Shape):
     instance_type: _Type
 
 
-class _One(Shape):
+class _One(ResponseModel):
     data: _Instance
 
 
-class _Many(Shape):
+class _Many(ResponseModel):
     data: tuple[_Instance, ...]
 
 
-class _Launched(Shape):
+class _Launched(ResponseModel):
     instance_ids: tuple[Ident, ...]
 
 
-class _Launch(Shape):
+class _Launch(ResponseModel):
     data: _Launched
 
 
-class _Terminated(Shape):
+class _Terminated(ResponseModel):
     terminated_instances: tuple[_Instance, ...]
 
 
-class _Termination(Shape):
+class _Termination(ResponseModel):
     data: _Terminated
 
 
-class _Key(Shape):
+class _Key(ResponseModel):
     name: str
     public_key: str
 
 
-class _Keys(Shape):
+class _Keys(ResponseModel):
     data: tuple[_Key, ...]
 
 
-class _Filesystem(Shape):
+class _Filesystem(ResponseModel):
     name: str
     mount_point: str
     region: _Region
 
 
-class _Filesystems(Shape):
+class _Filesystems(ResponseModel):
     data: tuple[_Filesystem, ...]
 
 
-def _refusal(reply: Reply, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """Lambda's error codes; its messages may change at any time."""
     code = reply.text("error.code")
     if 400 <= reply.status < 500:
@@ -330,7 +336,7 @@ def _is(kind: _Type, asked: str) -> bool:
 
 
 def _price(kind: _Type) -> float | None:
-    return usd(kind.price_cents_per_hour / 100)
+    return positive_price(kind.price_cents_per_hour / 100)
 
 
 ACCOUNT_KEYS: Final = (LambdaCloud.api.key_variable, "LAMBDA_CLOUD_API_KEY", "LAMBDALABS_API_KEY")

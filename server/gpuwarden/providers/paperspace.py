@@ -24,7 +24,7 @@ from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, No
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such
 
 _S = InstanceState
@@ -46,7 +46,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 }
 
 
-class _Machine(Shape):
+class _Machine(ResponseModel):
     id: Ident
     name: str
     state: Literal[
@@ -58,11 +58,11 @@ class _Machine(Shape):
     autoShutdownTimeout: Any = None  # noqa: N815
 
 
-class _Wrapped(Shape):
+class _Wrapped(ResponseModel):
     data: _Machine
 
 
-class _Page(Shape):
+class _Page(ResponseModel):
     items: tuple[_Machine, ...]
     hasMore: bool  # noqa: N815
     nextPage: str | None = None  # noqa: N815
@@ -72,7 +72,7 @@ _Changed: TypeAlias = _Wrapped | _Machine
 """The description shows a machine; the service has been seen to wrap it with the event that changes it."""
 
 
-class _Deleted(Shape):
+class _Deleted(ResponseModel):
     """Whatever object comes with a deletion, unless it is an error."""
 
     code: None = None
@@ -80,7 +80,7 @@ class _Deleted(Shape):
     error: None = None
 
 
-def _refusal(reply: Reply, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     code, text = reply.text("code").upper(), reply.text("message", "error").casefold()
     if reply.status == 404 and (code == "NOT_FOUND" or "not found" in text):
         return NotFound(f"Paperspace says there is no such thing: {said}")

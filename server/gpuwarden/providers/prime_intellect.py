@@ -23,8 +23,15 @@ from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
-from gpuwarden.providers._http import Api, Ident, Reply, Shape, is_safe_id
-from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, usd
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
+from gpuwarden.providers._rented import (
+    MAX_PAGES,
+    Findings,
+    Rented,
+    epoch,
+    gpu_matches,
+    positive_price,
+)
 
 _S = InstanceState
 PAGE: Final = 100
@@ -43,7 +50,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 _SSH = re.compile(r"(?:ssh )?([A-Za-z0-9._-]+)@([A-Za-z0-9.:-]+)(?: -p (\d{1,5}))?")
 
 
-class _Pod(Shape):
+class _Pod(ResponseModel):
     id: Ident
     name: str | None
     status: Literal["PROVISIONING", "PENDING", "ACTIVE", "STOPPED", "ERROR", "DELETING", "TERMINATED", "UNKNOWN"]
@@ -55,28 +62,28 @@ class _Pod(Shape):
     stoppedPriceHr: float | None = None  # noqa: N815
 
 
-class _Pods(Shape):
+class _Pods(ResponseModel):
     data: tuple[_Pod, ...]
     total_count: int
 
 
-class _Past(Shape):
+class _Past(ResponseModel):
     id: str
     totalBilledPrice: float  # noqa: N815
 
 
-class _History(Shape):
+class _History(ResponseModel):
     data: tuple[_Past, ...]
     total_count: int
 
 
-class _Prices(Shape):
+class _Prices(ResponseModel):
     onDemand: float | None = None  # noqa: N815
     communityPrice: float | None = None  # noqa: N815
     currency: str | None = None
 
 
-class _Offer(Shape):
+class _Offer(ResponseModel):
     cloudId: str  # noqa: N815
     gpuType: str  # noqa: N815
     gpuCount: int  # noqa: N815
@@ -92,33 +99,33 @@ class _Offer(Shape):
     prices: _Prices
 
 
-class _Offers(Shape):
+class _Offers(ResponseModel):
     items: tuple[_Offer, ...]
     totalCount: int  # noqa: N815
 
 
-class _Wallet(Shape):
+class _Wallet(ResponseModel):
     balance_usd: float
 
 
-class _Key(Shape):
+class _Key(ResponseModel):
     id: str
     publicKey: str | None = None  # noqa: N815
     isPrimary: bool = False  # noqa: N815
 
 
-class _Keys(Shape):
+class _Keys(ResponseModel):
     data: tuple[_Key, ...]
 
 
-class _Deleted(Shape):
+class _Deleted(ResponseModel):
     """Whatever object comes with a deletion, unless it is an error."""
 
     error: None = None
     detail: None = None
 
 
-def _refusal(reply: Reply, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """An address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
         return NotFound(f"Prime Intellect says there is no such thing: {said}")
@@ -329,8 +336,8 @@ class PrimeIntellect(Rented):
             state=_S.FAILED if failed else state,
             place=self._where(pod) if state is _S.RUNNING and not failed else None,
             meter=meter,
-            price_usd_per_hour=usd(pod.priceHr) if state is not _S.STOPPED else None,
-            stopped_usd_per_hour=usd(pod.stoppedPriceHr),
+            price_usd_per_hour=positive_price(pod.priceHr) if state is not _S.STOPPED else None,
+            stopped_usd_per_hour=positive_price(pod.stoppedPriceHr),
             created_at=epoch(pod.createdAt),
             why=why,
         )
@@ -378,7 +385,7 @@ def _price(offer: _Offer) -> float | None:
     if offer.prices.currency not in {None, "USD", "usd"}:
         return None
     price = offer.prices.communityPrice if offer.prices.communityPrice is not None else offer.prices.onDemand
-    return usd(price)
+    return positive_price(price)
 
 
 ACCOUNT_KEYS: Final = (PrimeIntellect.api.key_variable, "PRIME_INTELLECT_API_KEY")

@@ -24,8 +24,23 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers._http import Api, Door, Ident, Reply, Shape, is_safe_id
-from gpuwarden.providers._rented import DURABLE_NAME, Findings, Rented, epoch, gpu_matches, no_such, usd
+from gpuwarden.providers._http import (
+    Api,
+    ApiClient,
+    ApiResponse,
+    Ident,
+    ResponseModel,
+    is_safe_id,
+)
+from gpuwarden.providers._rented import (
+    DURABLE_NAME,
+    Findings,
+    Rented,
+    epoch,
+    gpu_matches,
+    no_such,
+    positive_price,
+)
 
 _S = InstanceState
 DEFAULT_IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
@@ -43,31 +58,31 @@ STATES: Final = {
 _CAPACITY = ("capacity", "available", "no longer any instances", "out of stock", "resources")
 
 
-class _Endpoint(Shape):
+class _Endpoint(ResponseModel):
     host: str
     port: int
     username: str
 
 
-class _Ssh(Shape):
+class _Ssh(ResponseModel):
     direct: _Endpoint | None
 
 
-class _Port(Shape):
+class _Port(ResponseModel):
     private: int | None = None
     public: int | None = None
 
 
-class _Runtime(Shape):
+class _Runtime(ResponseModel):
     uptime: int | None = None
     ports: tuple[_Port, ...] = ()
 
 
-class _Gpu(Shape):
+class _Gpu(ResponseModel):
     count: int = 1
 
 
-class _Pod(Shape):
+class _Pod(ResponseModel):
     id: Ident
     name: str
     status: Literal["PROVISIONING", "STARTING", "RUNNING", "EXITED", "ERROR", "TERMINATED"]
@@ -80,15 +95,15 @@ class _Pod(Shape):
     gpu: _Gpu | None = None
 
 
-class _Pods(Shape):
+class _Pods(ResponseModel):
     pods: tuple[_Pod, ...]
 
 
-class _Price(Shape):
+class _Price(ResponseModel):
     secure: float
 
 
-class _GpuType(Shape):
+class _GpuType(ResponseModel):
     id: str
     name: str
     secure: bool
@@ -97,54 +112,54 @@ class _GpuType(Shape):
     availability: Literal["NONE", "LOW", "MEDIUM", "HIGH"] | None = None
 
 
-class _GpuTypes(Shape):
+class _GpuTypes(ResponseModel):
     gpus: tuple[_GpuType, ...]
 
 
-class _Volume(Shape):
+class _Volume(ResponseModel):
     id: str
     name: str
     dataCenter: str  # noqa: N815
 
 
-class _Volumes(Shape):
+class _Volumes(ResponseModel):
     networkVolumes: tuple[_Volume, ...]  # noqa: N815
 
 
-class _Amounts(Shape):
+class _Amounts(ResponseModel):
     totalAmount: float  # noqa: N815
 
 
-class _BillMeta(Shape):
+class _BillMeta(ResponseModel):
     recordCount: int  # noqa: N815
     totals: _Amounts
 
 
-class _Bill(Shape):
+class _Bill(ResponseModel):
     metadata: _BillMeta
 
 
-class _Myself(Shape):
+class _Myself(ResponseModel):
     clientBalance: float  # noqa: N815
     currentSpendPerHr: float | None = None  # noqa: N815
 
 
-class _Account(Shape):
+class _Account(ResponseModel):
     myself: _Myself
 
 
-class _Graph(Shape):
+class _Graph(ResponseModel):
     """A reply of GraphQL: an error in it makes the rest no answer, whatever the status says."""
 
     data: _Account
     errors: None = None
 
 
-class _Keys(Shape):
+class _Keys(ResponseModel):
     keys: tuple[str, ...]
 
 
-def _refusal(reply: Reply, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """*Not found* counts only as the interface's own problem document."""
     body = reply.json
     if (
@@ -173,7 +188,7 @@ class RunPod(Rented):
 
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
-        self.graph = Door(self.api, clock, self.env)
+        self.graph = ApiClient(self.api, clock, self.env)
         self.graph.url = self.door.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
         """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
@@ -374,7 +389,7 @@ class RunPod(Rented):
             state=state,
             place=place,
             meter=_meter(state, pod.cost),
-            price_usd_per_hour=usd(pod.cost),
+            price_usd_per_hour=positive_price(pod.cost),
             created_at=epoch(pod.createdAt),
             why=why,
         )
@@ -408,7 +423,7 @@ class RunPod(Rented):
 
 
 def _price(kind: _GpuType, resources: Resources) -> float | None:
-    each = usd(kind.price.secure)
+    each = positive_price(kind.price.secure)
     return each * resources.gpu_count if each is not None else None
 
 

@@ -26,8 +26,15 @@ from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._account import let_in
-from gpuwarden.providers._http import Api, Reply, Shape
-from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, gpu_matches, no_such, usd
+from gpuwarden.providers._http import Api, ApiResponse, ResponseModel
+from gpuwarden.providers._rented import (
+    MAX_PAGES,
+    Findings,
+    Rented,
+    gpu_matches,
+    no_such,
+    positive_price,
+)
 
 _S = InstanceState
 DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
@@ -46,7 +53,7 @@ Contract = Annotated[int, Field(ge=0)]
 """An instance's id. `_is_id` takes every one of them: what can't be asked about must not read as gone."""
 
 
-class _Instance(Shape):
+class _Instance(ResponseModel):
     id: Contract
     actual_status: Status | None
     intended_status: str
@@ -64,18 +71,18 @@ class _Instance(Shape):
     status_msg: str | None = None
 
 
-class _One(Shape):
+class _One(ResponseModel):
     instances: _Instance | None
 
 
-class _Page(Shape):
+class _Page(ResponseModel):
     instances: tuple[_Instance, ...]
     next_token: str | None
     total_instances: int
     success: Literal[True] = True
 
 
-class _Offer(Shape):
+class _Offer(ResponseModel):
     id: int
     gpu_name: str
     num_gpus: int
@@ -85,41 +92,41 @@ class _Offer(Shape):
     avail_vol_size: float | None = None
 
 
-class _Offers(Shape):
+class _Offers(ResponseModel):
     offers: tuple[_Offer, ...]
 
 
-class _Made(Shape):
+class _Made(ResponseModel):
     success: Literal[True]
     new_contract: Contract
 
 
-class _Done(Shape):
+class _Done(ResponseModel):
     success: Literal[True]
 
 
-class _Key(Shape):
+class _Key(ResponseModel):
     id: int
 
 
-class _User(Shape):
+class _User(ResponseModel):
     """The account. What was paid ahead is its `credit`, which the description lacks; `balance` may be another sum."""
 
     balance: float
     credit: float | None = None
 
 
-class _Charge(Shape):
+class _Charge(ResponseModel):
     source: str
     amount: float
 
 
-class _Charges(Shape):
+class _Charges(ResponseModel):
     results: tuple[_Charge, ...]
     next_token: str | None
 
 
-def _refusal(reply: Reply, said: str) -> WardenError | None:
+def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """Vast's own words: a bad key may be a 404, and an offer that is gone a 400, 404 or 410."""
     code, text = reply.text("error"), reply.text("msg", "detail")
     if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
@@ -343,8 +350,8 @@ class Vast(Rented):
             state=state,
             place=self._where(i) if running else None,
             meter=meter,
-            price_usd_per_hour=usd(i.dph_total) if state in {_S.RUNNING, _S.BOOTING, _S.STOPPING} else None,
-            stopped_usd_per_hour=usd(i.storage_total_cost),
+            price_usd_per_hour=positive_price(i.dph_total) if state in {_S.RUNNING, _S.BOOTING, _S.STOPPING} else None,
+            stopped_usd_per_hour=positive_price(i.storage_total_cost),
             created_at=i.start_date,
             ends_at=i.end_date if i.end_date and i.end_date > 0 else None,
             why=why,
@@ -390,8 +397,8 @@ def _is_id(ident: str) -> bool:
 
 def _price(offer: _Offer, resources: Resources) -> float | None:
     if not resources.interruptible:
-        return usd(offer.dph_total)
-    bid = usd(offer.min_bid)
+        return positive_price(offer.dph_total)
+    bid = positive_price(offer.min_bid)
     return math.ceil(bid * 1000) / 1000 if bid is not None else None
 
 

@@ -24,11 +24,11 @@ from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NoCapacity, No
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile, Tier
-from gpuwarden.rehearsal import disk, meter, procs, runs
+from gpuwarden.rehearsal import disk, meter, processes, runs
 from gpuwarden.rehearsal.disk import Disk
-from gpuwarden.rehearsal.engine import Engine
 from gpuwarden.rehearsal.model import MARKER, Call, Fault, Faults, Record, Settings, State, Truth
 from gpuwarden.rehearsal.store import Config, Store
+from gpuwarden.rehearsal.transitions import Engine
 
 T = TypeVar("T")
 _S = InstanceState
@@ -211,7 +211,7 @@ class Cloud:
     def truths(self) -> dict[str, Truth]:
         """The truth about every instance that ever was."""
         with self._session() as s:
-            held = procs.held(set(s.state.records))
+            held = processes.held(set(s.state.records))
             return {id: self._truth(s, record, held) for id, record in s.state.records.items()}  # noqa: A001
 
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
@@ -294,7 +294,7 @@ class Cloud:
 
     def _truth(self, s: Session, record: Record, held: set[str]) -> Truth:
         named = list(self._named(record))
-        found = procs.of(record.id, named) if named or record.id in held else []
+        found = processes.of(record.id, named) if named or record.id in held else []
         return Truth(
             id=record.id,
             state=record.state,
@@ -360,7 +360,7 @@ class Cloud:
     def _fill(self, record: Record, size: int) -> Record:
         full = self._disk(record).used() > size
         if full or record.disk_full:
-            procs.limit_files(record.id, full=full)
+            processes.limit_files(record.id, full=full)
             self._disk(record).allow_runs(not full)
         return record.but(disk_full=full, why="the disk is full" if full else "running")
 
@@ -372,9 +372,9 @@ class Cloud:
                 case ["on"]:
                     files.power_on()
                 case ["signal"]:
-                    procs.terminate(procs.of(record.id, self._named(record)))
+                    processes.terminate(processes.of(record.id, self._named(record)))
                 case ["kill"]:
-                    procs.kill(record.id, self._named(record))
+                    processes.kill(record.id, self._named(record))
                 case ["off"]:
                     files.power_off()
                 case ["wipe", event]:
@@ -386,15 +386,15 @@ class Cloud:
     def _hold_down(self, s: Session, only: str | None) -> None:
         """A machine that is off runs nothing: what was started in the moment it went down dies at the next look."""
         off = {r.id for r in s.state.records.values() if r.state in _OFF and only in {None, r.id}}
-        for id in procs.held(off):  # noqa: A001
-            procs.kill(id)
+        for id in processes.held(off):  # noqa: A001
+            processes.kill(id)
 
     def _wake_hosts(self) -> None:
-        from gpuwarden.rehearsal import host
+        from gpuwarden.rehearsal import supervisor
 
         for id, record in self.store.state().records.items():  # noqa: A001
             if self._restless(record):
-                host.wake(self.root, id)
+                supervisor.wake(self.root, id)
 
     @staticmethod
     def _restless(record: Record) -> bool:
@@ -429,7 +429,7 @@ class Cloud:
 
     def _pids(self, record: Record) -> set[int] | None:
         """On a volume, the processes whose runs count as this instance's; None: all runs do."""
-        return {p.pid for p in procs.of(record.id)} if self._shares_run_root(record) else None
+        return {p.pid for p in processes.of(record.id)} if self._shares_run_root(record) else None
 
     def _known(self, s: Session, id: str) -> Record:  # noqa: A002
         record = s.state.records.get(id)

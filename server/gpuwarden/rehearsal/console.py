@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest, Unreachable, WardenError
 from gpuwarden.core.models import Answer, Resources, Unknown
-from gpuwarden.rehearsal import procs
+from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 
@@ -114,11 +114,11 @@ class Console:
 
     def _do_halt(self, order: Order) -> None:
         for id in self._cloud(order["platform"]).truths():  # noqa: A001
-            procs.kill(id)
+            processes.kill(id)
 
     def _do_hub(self, order: Order) -> dict[str, str]:
-        from gpuwarden.rehearsal.hub_seed import furnish
-        from gpuwarden.rehearsal.hub_server import HubServer
+        from gpuwarden.rehearsal.hub.seed import furnish
+        from gpuwarden.rehearsal.hub.server import HubServer
 
         hub = self._open.enter_context(HubServer(Path(order["root"])))
         furnish(hub.store, order.get("repos", []), TOKEN)

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gpuwarden.checkpoints import ship
+from gpuwarden.checkpoints import archive
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
-from gpuwarden.core.fence import line
 from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job
-from gpuwarden.remote.onefile import one_file
+from gpuwarden.remote.runner_bundle import one_file
 
 INPUTS_HERE: Final = "inputs.whole"
 """A file of the run folder that says that all inputs lie in its working folder."""
@@ -45,8 +45,8 @@ def runner_source() -> bytes:
 @cache
 def checker() -> tuple[str, bytes]:
     """Name and content of the archive that examines and seals checkpoints where they lie."""
-    content = ship.archive()
-    return ship.name(content), content
+    content = archive.build()
+    return archive.name(content), content
 
 
 def content_name(stem: str, content: bytes) -> str:
@@ -73,8 +73,8 @@ class Launch:
 def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str]) -> Launch:
     """Turn a job into files and a runner spec. `interpreter` goes before a script's path, e.g. `("python3",)`."""
     runner = content_name("runner", runner_source())
-    archive, content = checker()
-    files = {runner: runner_source(), archive: content}
+    pyz, content = checker()
+    files = {runner: runner_source(), pyz: content}
     argv = list(spec.command)
     if spec.script is not None:
         content = spec.script.encode("utf-8", "surrogatepass")
@@ -99,7 +99,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
             **place.ground,
-            "archive": archive,
+            "archive": pyz,
         },
     )
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpuwarden.core.analysis import Uses
 from gpuwarden.core.hardware import Gpu, gpu_of
-from gpuwarden.core.hubfacts import HubFacts
 from gpuwarden.core.models import (
     Answer,
     Disclosure,
@@ -25,8 +23,10 @@ from gpuwarden.core.models import (
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Found, Severity
-from gpuwarden.core.script import ScriptFacts
 from gpuwarden.core.states import Job
+from gpuwarden.hub.facts import HubFacts
+from gpuwarden.scripts.script import ScriptFacts
+from gpuwarden.scripts.script_usage import Uses
 
 MARGIN = 1.3
 """A timeout leaves 30 % of room above the estimate."""

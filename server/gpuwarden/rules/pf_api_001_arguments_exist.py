@@ -1,8 +1,8 @@
 from collections.abc import Iterator, Mapping
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.syntax import Call
-from gpuwarden.core.training import (
+from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import (
     CONFIGS,
     GONE_ARGUMENTS,
     GONE_LOAD_ARGUMENTS,
@@ -11,7 +11,7 @@ from gpuwarden.core.training import (
     Gone,
     read_requirement,
 )
-from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.static_eval import Call
 
 
 @rule("PF-API-001", gate="submit", severity=Severity.ERROR, fix="Rename the argument.")

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import GONE_NAMES, read_requirement
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import GONE_NAMES, read_requirement
 
 
 @rule("PF-API-002", gate="submit", severity=Severity.ERROR, fix="Use what replaced it.")

@@ -1,9 +1,9 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.hubfacts import RepoFact
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import COLUMNS, SYNONYMS
+from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import COLUMNS, SYNONYMS
 
 
 @rule(

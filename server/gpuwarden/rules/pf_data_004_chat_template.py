@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.hubfacts import RepoFact
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
 _SETTERS = ("clone_chat_template", "setup_chat_format", "get_chat_template", "apply_chat_template_fallback")

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.syntax import UNKNOWN
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.static_eval import UNKNOWN
 
 
 @rule(

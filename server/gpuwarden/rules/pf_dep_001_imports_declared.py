@@ -1,9 +1,15 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.processes import installed
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import KNOWN, closure, distributions, listed, read_requirement
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import (
+    KNOWN,
+    closure,
+    distributions,
+    listed,
+    read_requirement,
+)
+from gpuwarden.scripts.env_and_shell import installed
 
 
 @rule("PF-DEP-001", gate="submit", severity=Severity.ERROR, fix="Add it to dependencies in the script's header.")

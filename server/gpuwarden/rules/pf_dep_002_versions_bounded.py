@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import read_requirement
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import read_requirement
 
 # Packages whose interface changed under running scripts within the last year.
 _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "torch", "unsloth", "diffusers", "vllm"})

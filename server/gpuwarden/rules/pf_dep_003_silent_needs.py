@@ -1,11 +1,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuwarden.core.analysis import Uses
-from gpuwarden.core.processes import installed
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import closure, listed
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import closure, listed
+from gpuwarden.scripts.env_and_shell import installed
+from gpuwarden.scripts.script_usage import Uses
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import GIVEN_VARIABLES, RUNNER_VARIABLES
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES, RUNNER_VARIABLES
 
 
 @rule(

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from gpuwarden.core.hubfacts import RepoFact
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
 

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.estimate import run_of, vram
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.estimate import run_of, vram
 
 
 @rule(

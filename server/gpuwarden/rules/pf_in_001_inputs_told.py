@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.counts import counted
+from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 

@@ -1,9 +1,9 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.processes import installed
 from gpuwarden.core.rules import Found, Severity, rule
-from gpuwarden.core.training import APT, SYSTEM_TOOLS
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.ecosystem_tables import APT, SYSTEM_TOOLS
+from gpuwarden.scripts.env_and_shell import installed
 
 
 @rule(

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.estimate import duration, run_of
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
+from gpuwarden.scripts.estimate import duration, run_of
 
 
 @rule("PF-TIME-003", gate="submit", severity=Severity.WARNING, fix="Raise timeout_s, or shorten the job.")

@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.counts import counted
 from gpuwarden.core.models import Unknown
+from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, Tensor, short
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import (
+    Anatomy,
+    Broken,
+    Doubtful,
+    Limits,
+    Tensor,
+    short,
+)
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "gguf"
 LOAD = "tensors"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits, short
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, short
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "json"
 LOAD = "parsed"

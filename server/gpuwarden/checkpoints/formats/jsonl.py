@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits
 from gpuwarden.checkpoints.formats.json import modest, parse
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "jsonl"
 LOAD = "parsed"

@@ -6,9 +6,19 @@ import ast
 import re
 from collections.abc import Callable
 
-from gpuwarden.checkpoints import kernels, zips
-from gpuwarden.checkpoints.anatomy import DTYPES, PARTS, Anatomy, Broken, Doubtful, Limits, Tensor, short
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints.file_model import (
+    DTYPES,
+    PARTS,
+    Anatomy,
+    Broken,
+    Doubtful,
+    Limits,
+    Tensor,
+    short,
+)
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.values import checksums
 
 NAME = "numpy"
 LOAD = "tensors"
@@ -75,7 +85,7 @@ def _unpack(
     def work() -> None:
         dtype = PARTS.get(t.dtype, t.dtype)
         kind = DTYPES[dtype]
-        test = None if kind.top is None else kernels.finite_test(dtype, big)
+        test = None if kind.top is None else checksums.finite_test(dtype, big)
         size, rest, skip, strange = kind.bits // 8, b"", start, False
         for piece in zips.inflate(source, m, limits):
             data = rest + piece[skip:]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
-from gpuwarden.checkpoints.crc32c import crc32c
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.values.crc32c import crc32c
 
 NAME = "ocdbt"
 LOAD = ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Limits, Tensor, short
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits, Tensor, short
 from gpuwarden.checkpoints.protobuf import Walker
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "onnx"
 LOAD = "tensors"

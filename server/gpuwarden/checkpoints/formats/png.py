@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Doubtful, Limits
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "png"
 LOAD = "parsed"

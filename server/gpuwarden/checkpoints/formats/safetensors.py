@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Doubtful, Limits, Tensor, short
+from gpuwarden.checkpoints.file_model import (
+    DTYPES,
+    Anatomy,
+    Broken,
+    Doubtful,
+    Limits,
+    Tensor,
+    short,
+)
 from gpuwarden.checkpoints.formats.json import modest
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "safetensors"
 LOAD = "tensors"

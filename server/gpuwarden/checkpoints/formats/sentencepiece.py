@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits
 from gpuwarden.checkpoints.protobuf import Walker
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "sentencepiece"
 LOAD = "parsed"

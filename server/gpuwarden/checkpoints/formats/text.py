@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, Unread
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits, Unread
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "text"
 LOAD = "parsed"

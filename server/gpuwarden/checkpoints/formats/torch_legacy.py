@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpuwarden.checkpoints import pickles, torch_pickle
-from gpuwarden.checkpoints.anatomy import DTYPES, Anatomy, Broken, Limits
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits
 from gpuwarden.checkpoints.formats.torch_zip import ENDINGS
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints.pickles import symbolic, torch_objects
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "torch legacy"
 LOAD = "tensors"
@@ -22,13 +22,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """The four pickles, the list of keys, then each storage with its length."""
     found = Anatomy(NAME)
     data = source.at(0, min(source.size, limits.pickle))
-    first = pickles.Machine(data, limits).run()
+    first = symbolic.Machine(data, limits).run()
     if first.root != _MAGIC:
         return _plain(found, first, source)
     at = first.end
     trees = []
     for _ in range(4):
-        tree = pickles.Machine(data, limits, at).run()
+        tree = symbolic.Machine(data, limits, at).run()
         trees.append(tree)
         at = tree.end
     version, system, tree, keys = trees
@@ -40,20 +40,20 @@ def read(source: Source, limits: Limits) -> Anatomy:
         tree.named.update(small.named)
         tree.called.update(small.called)
         tree.odd.update(small.odd)
-    torch_pickle.fill(found, tree, stored, source.name)
+    torch_objects.fill(found, tree, stored, source.name)
     return found
 
 
-def _plain(found: Anatomy, tree: pickles.Tree, source: Source) -> Anatomy:
+def _plain(found: Anatomy, tree: symbolic.Tree, source: Source) -> Anatomy:
     found.format = "pickle"
-    torch_pickle.fill(found, tree, {}, source.name)
+    torch_objects.fill(found, tree, {}, source.name)
     found.doubts.append("is a pickle, but none of torch's")
     return found
 
 
-def _stored(source: Source, tree: pickles.Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
+def _stored(source: Source, tree: symbolic.Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
     """Key -> (offset, bytes) of each storage; they must end where the file ends."""
-    kinds = {key: dtype for key, dtype, _ in map(torch_pickle.storage, tree.persistent)}
+    kinds = {key: dtype for key, dtype, _ in map(torch_objects.storage, tree.persistent)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:
         if not isinstance(key, str) or key not in kinds or key in stored:

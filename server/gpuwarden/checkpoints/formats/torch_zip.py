@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from gpuwarden.checkpoints import pickles, torch_pickle, zips
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, short, some
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits, short, some
+from gpuwarden.checkpoints.pickles import symbolic, torch_objects
+from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "torch zip"
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -36,11 +37,11 @@ def read(source: Source, limits: Limits) -> Anatomy:
         else:
             found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
     found.big_endian = _order(source, inside)
-    tree = pickles.Machine(zips.read(source, inside["data.pkl"], limits.pickle), limits).run()
+    tree = symbolic.Machine(zips.read(source, inside["data.pkl"], limits.pickle), limits).run()
     if tree.end != inside["data.pkl"].size:
         found.problems.append("bytes follow the end of its pickle")
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
-    torch_pickle.fill(found, tree, stored, source.name)
+    torch_objects.fill(found, tree, stored, source.name)
     return found
 
 

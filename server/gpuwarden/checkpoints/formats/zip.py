@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuwarden.checkpoints import suspect, zips
-from gpuwarden.checkpoints.anatomy import Anatomy, Broken, Limits, Unread, some
-from gpuwarden.checkpoints.source import Source
+from gpuwarden.checkpoints import zips
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits, Unread, some
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.values import heuristics
 
 NAME = "zip"
 LOAD = "parsed"
@@ -44,7 +45,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.later.append(lambda: found.proved.append(f"the CRC of {packed:,} compressed members fits"))
     found.proved.append(f"its directory lists {len(members):,} members, and all of them are there")
     found.unproved.append("what its members hold: they are not looked into")
-    weights = [m.name for m in members.values() if suspect.like_weights(m.name, b"", m.size)]
+    weights = [m.name for m in members.values() if heuristics.like_weights(m.name, b"", m.size)]
     if weights:
         found.doubts.append(f"holds what may be weights, which are not looked at inside an archive: {some(weights)}")
     return found

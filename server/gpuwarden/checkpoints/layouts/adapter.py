@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import Tensor, short, some
+from gpuwarden.checkpoints.file_model import Tensor, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
-from gpuwarden.checkpoints.walk import Folder
+from gpuwarden.checkpoints.tree import Folder
 
 NAME = "adapter"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

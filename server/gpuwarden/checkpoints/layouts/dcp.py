@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwarden.checkpoints.anatomy import some
+from gpuwarden.checkpoints.file_model import some
 from gpuwarden.checkpoints.findings import Findings, Judgement
-from gpuwarden.checkpoints.walk import Folder
+from gpuwarden.checkpoints.tree import Folder
 
 NAME = "distributed checkpoint"
 

@@ -12,11 +12,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwarden.checkpoints import optimizer
-from gpuwarden.checkpoints.anatomy import Broken, Doubtful, short, some
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
-from gpuwarden.checkpoints.torch_pickle import sizes, tensor
-from gpuwarden.checkpoints.walk import Folder
+from gpuwarden.checkpoints.pickles.torch_objects import sizes, tensor
+from gpuwarden.checkpoints.tree import Folder
+from gpuwarden.checkpoints.values import optimizer
 
 NAME = "deepspeed"
 _RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_(optim|model)_states\.pt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.checkpoints.findings import Findings, Judgement, temporary
-from gpuwarden.checkpoints.walk import Folder
+from gpuwarden.checkpoints.tree import Folder
 
 NAME = "orbax"
 _TOP, _ITEM = "_CHECKPOINT_METADATA", "_METADATA"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpuwarden.checkpoints.anatomy import DTYPES, Tensor, short, some
+from gpuwarden.checkpoints.file_model import DTYPES, Tensor, short, some
 from gpuwarden.checkpoints.findings import Findings, Judgement
-from gpuwarden.checkpoints.walk import Folder
+from gpuwarden.checkpoints.tree import Folder
 
 NAME = "sharded model"
 _INDEX = ".index.json"

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints import trainer
-from gpuwarden.checkpoints.anatomy import short
+from gpuwarden.checkpoints import trainer_state
+from gpuwarden.checkpoints.file_model import short
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement, temporary
-from gpuwarden.checkpoints.walk import Folder
+from gpuwarden.checkpoints.tree import Folder
 
 NAME = "checkpoint"
 _STEP = re.compile(r"(?:^|.*[-_])(?:checkpoint|ckpt|step|global_step|iter)[-_=]?0*(\d{1,15})")
@@ -46,7 +46,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         said.problems.append("holds no weights")
     if _STATE in folder.files:
         _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
-        trainer.resumable(folder, found, said)
+        trainer_state.resumable(folder, found, said)
     elif _HELPER in folder.files:
         _helper(folder, found, said)
     else:

@@ -6,8 +6,8 @@ import os
 import signal
 from typing import Any
 
-from gpuwarden.remote.runner.problem import Json
 from gpuwarden.remote.runner.process import group_members, has_proc
+from gpuwarden.remote.runner.protocol import Json
 
 RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to say "my child got SIGTERM"
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)

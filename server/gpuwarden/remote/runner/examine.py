@@ -7,9 +7,9 @@ import os
 import sys
 from typing import Any
 
-from gpuwarden.remote.runner.ground import Ground, inside, printable
-from gpuwarden.remote.runner.problem import Json, Problem
-from gpuwarden.remote.runner.reply import reply
+from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.seals import find_archive
 
 MAX_FINDINGS = 8 << 20

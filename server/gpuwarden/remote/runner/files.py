@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from gpuwarden.remote.runner.problem import Json
+from gpuwarden.remote.runner.protocol import Json
 
 
 def read_small(path: str, limit: int) -> bytes:

@@ -8,7 +8,7 @@ import re
 import stat
 
 from gpuwarden.remote.runner.files import write_all
-from gpuwarden.remote.runner.problem import Json, Problem
+from gpuwarden.remote.runner.protocol import Json, Problem
 
 SEGMENT = re.compile(r"out\.(\d{15})\.log")
 

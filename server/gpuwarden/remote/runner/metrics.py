@@ -6,7 +6,7 @@ import json
 import os
 import stat
 
-from gpuwarden.remote.runner.problem import Json
+from gpuwarden.remote.runner.protocol import Json
 
 
 class Tail:

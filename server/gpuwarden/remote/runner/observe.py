@@ -6,8 +6,8 @@ import os
 import time
 
 from gpuwarden.remote.runner.log import log_size
-from gpuwarden.remote.runner.problem import Json, Problem
 from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive, machine_mark
+from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.status import read_status
 
 

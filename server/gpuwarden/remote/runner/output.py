@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gpuwarden.remote.runner.log import Log
-from gpuwarden.remote.runner.mask import Redactor
+from gpuwarden.remote.runner.redact import Redactor
 
 
 class Output:

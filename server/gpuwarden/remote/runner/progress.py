@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from gpuwarden.remote.runner.course import Course
+from gpuwarden.remote.runner.anomaly import Course
 from gpuwarden.remote.runner.metrics import Tail, split_metrics
-from gpuwarden.remote.runner.problem import Json
-from gpuwarden.remote.runner.record import Record
+from gpuwarden.remote.runner.protocol import Json
+from gpuwarden.remote.runner.status_writer import Record
 
 LOSSES = ("loss", "train_loss", "train/loss")
 

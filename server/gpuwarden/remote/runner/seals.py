@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 from gpuwarden.remote.runner.files import read_small, write_all
-from gpuwarden.remote.runner.ground import Ground
-from gpuwarden.remote.runner.problem import Json
+from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.protocol import Json
 
-MAX_BOOK = 64 << 20  # as in checkpoints/book.py
+MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
 SEAL_AFTER_S = 5.0  # a job that ends before is sealed by its pull
 SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
 ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")

@@ -11,8 +11,8 @@ from typing import Any
 
 from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.observe import child_alive
-from gpuwarden.remote.runner.problem import Json, Problem
-from gpuwarden.remote.runner.reply import reply
+from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.status import read_status
 from gpuwarden.remote.runner.supervisor import Supervisor
 

@@ -8,7 +8,7 @@ import os
 import time
 
 from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
-from gpuwarden.remote.runner.problem import Json, Problem
+from gpuwarden.remote.runner.protocol import Json, Problem
 
 FINAL = ("succeeded", "failed", "canceled", "preempted", "timeout")
 PAD = 16_384  # room for a status to grow into blocks that it owns already

@@ -9,8 +9,8 @@ import time
 
 from gpuwarden.remote.runner.files import write_atomic
 from gpuwarden.remote.runner.observe import child_alive, orphans
-from gpuwarden.remote.runner.problem import Json
 from gpuwarden.remote.runner.process import is_alive, kill_group, signal_exactly
+from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.start import take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 

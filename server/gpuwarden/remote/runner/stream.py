@@ -10,9 +10,9 @@ import sys
 from typing import Callable
 
 from gpuwarden.remote.runner.files import stamp
-from gpuwarden.remote.runner.ground import Ground
-from gpuwarden.remote.runner.problem import Json, Problem
-from gpuwarden.remote.runner.shelf import Shelf
+from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.protocol import Json, Problem
+from gpuwarden.remote.runner.readable_files import Shelf
 
 MAX_MEMBER = 1 << 20
 PIECE = 1 << 18

@@ -8,18 +8,18 @@ import signal
 import time
 from typing import Any, Callable
 
-from gpuwarden.remote.runner.beat import Vitals
 from gpuwarden.remote.runner.command import environment, exited, meaning, remain, spawn
 from gpuwarden.remote.runner.files import read_small
+from gpuwarden.remote.runner.heartbeat import Vitals
 from gpuwarden.remote.runner.log import Log
-from gpuwarden.remote.runner.mask import Redactor
 from gpuwarden.remote.runner.output import Output
-from gpuwarden.remote.runner.post import Post
-from gpuwarden.remote.runner.problem import Json, Problem
 from gpuwarden.remote.runner.process import hide_memory, kill_group, start_mark
 from gpuwarden.remote.runner.progress import Progress
-from gpuwarden.remote.runner.record import Record, first_status
+from gpuwarden.remote.runner.protocol import Json, Problem
+from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.runner.seals import SEAL_AFTER_S, start_sealer
+from gpuwarden.remote.runner.status_writer import Record, first_status
+from gpuwarden.remote.runner.webhook import Post
 
 TICK_S = 0.25
 

@@ -8,14 +8,14 @@ import sys
 from typing import Callable, NoReturn
 
 from gpuwarden.remote.runner.crash import tell_crash
-from gpuwarden.remote.runner.disclose import disclose
 from gpuwarden.remote.runner.examine import examine
-from gpuwarden.remote.runner.ground import printable
+from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.log import logs
+from gpuwarden.remote.runner.manifest import roster
 from gpuwarden.remote.runner.observe import poll
-from gpuwarden.remote.runner.problem import Json, Problem
-from gpuwarden.remote.runner.reply import reply
-from gpuwarden.remote.runner.roster import roster
+from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.path_mapping import printable
+from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import start, supervise
 from gpuwarden.remote.runner.stop import stop
 from gpuwarden.remote.runner.stream import bundle, read

@@ -1,0 +1,1 @@
+"""Agents under test, one module each, found by name."""

@@ -1,0 +1,73 @@
+"""Claude Code: `claude -p` with stream-json, and the server under test as its only MCP server.
+
+The user's own settings, memory, skills and servers are left out (`--setting-sources project`, `--strict-mcp-config`).
+Of Claude's tools only Skill needs no permission; what else needs one is denied, and the attempt stands in the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+from evals.harness.proxy import Door
+from evals.harness.recorder import Recorder
+from evals.harness.runner import Play
+from evals.harness.setup import Setup, any_of
+from evals.harness.subprocess_agent import Place, drive, place
+from evals.scoring.cases import Case
+
+PROGRAM: Final = "claude"
+_KEYS: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
+WAITS: Final = {
+    "MCP_CONNECTION_NONBLOCKING": "0",
+    "MCP_CONNECT_TIMEOUT_MS": "60000",
+    "MCP_TIMEOUT": "60000",
+}
+"""Without these the first turn begins after five seconds at most, whether the server is there or not."""
+_QUIET: Final = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+"""No updates in the middle of a run, no telemetry."""
+_TURNS_PER_CALL: Final = 2
+"""A turn may hold no call at all; twice the calls that a case allows is an end to any talk."""
+
+
+def make(setup: Setup) -> Play:
+    """The agent. Raises EvalError where the program or its key is missing."""
+    program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **WAITS, **_QUIET}
+    home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
+    if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look
+        any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
+
+    def play(case: Case, recorder: Recorder) -> None:
+        with place() as here, (door := Door(recorder, here.own, bare=setup.pack.bare)) as server:
+            setup.pack.install(here.work / ".claude" / "skills")
+            config = here.own / "mcp.json"
+            entry = {"type": "stdio", "command": server[0], "args": server[1:]}
+            config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
+            options = [*_options(case, setup, config), *_forced(setup, here)]
+            drive([program, *options], recorder, setup, env, here.work, ("result",))
+        door.was_used()
+
+    return play
+
+
+def _options(case: Case, setup: Setup, config: Path) -> list[str]:
+    turns = _TURNS_PER_CALL * int(case.limits.get("tool_calls") or 60)
+    options = ["-p", "--output-format", "stream-json", "--verbose", "--max-turns", str(turns)]
+    options += ["--setting-sources", "project", "--strict-mcp-config", "--mcp-config", str(config)]
+    options += ["--allowedTools", "mcp__gpuwarden,Skill", "--no-session-persistence"]
+    if setup.model:
+        options += ["--model", setup.model]
+    if case.limits.get("agent_usd"):
+        options += ["--max-budget-usd", str(case.limits["agent_usd"])]
+    return options
+
+
+def _forced(setup: Setup, here: Place) -> list[str]:
+    """The text that stands in the context, as a file: an argument of a program has a limit of its own."""
+    if not setup.pack.forced:
+        return []
+    file = here.own / "forced.md"
+    file.write_text(setup.pack.forced, "utf-8")
+    return ["--append-system-prompt-file", str(file)]

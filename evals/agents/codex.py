@@ -1,0 +1,95 @@
+"""Codex: `codex exec --json` with a home of its own, in which the server under test is the only MCP server.
+
+The home keeps the user's settings, instructions and skills out; only the log-in is linked into it. Codex's own shell
+runs in its read-only sandbox, and its command lines stand in the stream. Sub-agents are off: the stream does not show
+what they call. With `--url`, the model is behind another endpoint that speaks OpenAI's Responses API.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from evals.harness.proxy import Door
+from evals.harness.recorder import Recorder
+from evals.harness.runner import Play
+from evals.harness.setup import Setup, any_of
+from evals.harness.subprocess_agent import Place, drive, place
+from evals.scoring.cases import Case
+
+PROGRAM: Final = "codex"
+_KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
+_TOOL_TIMEOUT_S: Final = 600
+_START_TIMEOUT_S: Final = 60
+_ENDS: Final = ("turn.completed", "turn.failed")
+"""A line of the type `error` closes nothing: Codex tells so of each attempt to connect again."""
+
+
+def make(setup: Setup) -> Play:
+    """The agent. Raises EvalError where the program or its key is missing."""
+    program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
+    home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
+    login = home / "auth.json"
+    if _elsewhere(setup):
+        env |= {name: value for name, value in setup.env.items() if name == _key(setup)}
+        if _key(setup):
+            any_of(env, (_key(setup),), (), PROGRAM)
+    else:
+        any_of(env, _KEYS, (login,), PROGRAM)
+        if env.get("OPENAI_API_KEY"):  # which `codex exec` itself doesn't look at
+            env.setdefault("CODEX_API_KEY", env["OPENAI_API_KEY"])
+
+    def play(case: Case, recorder: Recorder) -> None:
+        with place() as here, (door := Door(recorder, here.own, bare=setup.pack.bare)) as server:
+            setup.pack.install(here.work / ".agents" / "skills")
+            own = _home(here, login, server, setup)
+            command = [program, "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only"]
+            command += ["--cd", str(here.work), *(["--model", setup.model] if setup.model else []), "-"]
+            drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work, _ENDS)
+        door.was_used()
+
+    return play
+
+
+def _home(here: Place, login: Path, server: list[str], setup: Setup) -> Path:
+    home = here.own / "codex"
+    home.mkdir(mode=0o700)
+    if login.is_file():
+        (home / "auth.json").symlink_to(login)
+    url = setup.url if _elsewhere(setup) else ""
+    (home / "config.toml").write_text(config(server, setup.pack.forced, here.work, url, _key(setup)), "utf-8")
+    return home
+
+
+def _elsewhere(setup: Setup) -> bool:
+    return setup.url != Setup.url
+
+
+def _key(setup: Setup) -> str:
+    """The variable with the key of another endpoint; "" where it wants none, or where there is no such endpoint."""
+    return setup.key_env if _elsewhere(setup) else ""
+
+
+def config(server: list[str], forced: str, work: Path, url: str = "", key: str = "") -> str:
+    """The configuration file.
+
+    Without `approve` every call is cancelled, since there is nobody to ask in `exec`; without `required` the first turn
+    may begin before the server is there; in a folder that is not trusted no skills are looked for.
+    """
+    rows = [f"developer_instructions = {_toml(forced)}"] if forced else []
+    rows += ['model_provider = "given"'] if url else []
+    rows += ["[analytics]", "enabled = false", "[features]", "multi_agent = false", "multi_agent_v2 = false"]
+    rows += [f"[projects.{_toml(str(work))}]", 'trust_level = "trusted"']
+    rows += ["[mcp_servers.gpuwarden]", f"command = {_toml(server[0])}", f"args = {_toml(server[1:])}"]
+    rows += ['default_tools_approval_mode = "approve"', "required = true"]
+    rows += [f"startup_timeout_sec = {_START_TIMEOUT_S}", f"tool_timeout_sec = {_TOOL_TIMEOUT_S}"]
+    if url:
+        rows += ["[model_providers.given]", 'name = "given"', f"base_url = {_toml(url)}", 'wire_api = "responses"']
+        rows += [f"env_key = {_toml(key)}"] if key else []
+    return "\n".join(rows) + "\n"
+
+
+def _toml(value: str | list[str]) -> str:
+    """A string or a list of strings: TOML writes them as JSON does, where nothing but the needful is escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

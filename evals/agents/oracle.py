@@ -1,0 +1,77 @@
+"""Does what the case's witness did, with the values that this trial's replies hold. It must pass every case.
+
+Ids, receipts and prices differ from trial to trial. Where a reply holds another value than the witness's reply at the
+same place, the oracle uses the new one from then on, in arguments and in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from evals.harness.recorder import Recorder
+from evals.scoring.cases import Case
+from evals.selftest.witness import witness
+from evals.transcripts.canonical import Call, Say
+
+
+def play(case: Case, recorder: Recorder) -> None:
+    """Follow the witness."""
+    transcript = witness(case).transcript()
+    known = dict(_changes(witness(case).end.get("facts", {}), recorder.scene.facts))
+    figures: dict[str, str] = {}  # these change in words only: a number in an argument is a choice, not a copy
+    events: list[Call | Say] = [*transcript.calls, *transcript.says]
+    for event in sorted(events, key=lambda e: e.seq):
+        if isinstance(event, Say):
+            if event.role == "assistant":
+                recorder.say(_renewed(event.text, known | figures))
+        elif event.tool == "Skill":
+            recorder.load_skill(str(event.args["skill"]))
+        elif event.ours:
+            reply = recorder.call(event.tool, _renewed(event.args, known))
+            known.update(_changes(event.result, reply))
+            figures.update(_figures(event.result, reply))
+
+
+def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
+    """(old text, new text) of the ids, digests and paths that differ at the same place."""
+    for a, b in _pairs(old, new):
+        # Without a digit it is a word, which may stand for something else elsewhere.
+        if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
+            yield a, b
+
+
+def _figures(old: Any, new: Any) -> Iterator[tuple[str, str]]:
+    """The same for figures, as words write them."""
+    for a, b in _pairs(old, new):
+        if type(a) in (int, float) and type(b) in (int, float) and (isinstance(a, float) or a >= 100):
+            yield from ((form(a), form(b)) for form in ("{:.2f}".format, "{:g}".format))
+
+
+def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """The leaves that differ at the same place."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() & new.keys():
+            yield from _pairs(old[key], new[key])
+    elif isinstance(old, list) and isinstance(new, list):
+        for a, b in zip(old, new, strict=False):
+            yield from _pairs(a, b)
+    elif old != new:
+        yield old, new
+
+
+def _renewed(value: Any, known: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {k: _renewed(v, known) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_renewed(v, known) for v in value]
+    if isinstance(value, str):
+        for old in sorted(known, key=len, reverse=True):
+            value = _put(value, old, known[old])
+    return value
+
+
+def _put(text: str, old: str, new: str) -> str:
+    """`new` in the place of `old`, where it stands as a word of its own."""
+    return re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, text)

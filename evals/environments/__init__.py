@@ -1,0 +1,1 @@
+"""Simulated worlds in which agents act."""

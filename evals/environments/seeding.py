@@ -1,0 +1,170 @@
+"""The past of a gated world: every job that it starts with goes through the real server, as the world says it went.
+
+Submitted, run, pulled, proven, torn down by a person at a terminal: what the ledger, the machines and the disks hold
+when the agent enters has really happened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evals.environments import jobs, simulated_user
+from evals.environments.metering import FOREIGN, Meter
+from evals.environments.world_home import (
+    HORIZON_S,
+    NEAR_CAP_S,
+    PAST_S,
+    PIN,
+    Home,
+    read_status,
+)
+from evals.harness.json_process import WireError, wait_for
+from evals.harness.mcp_client import McpClient
+
+BULK: Final = 200 << 20
+"""A file so large that its transfer can be met in the middle."""
+
+
+@dataclass
+class Seeder:
+    """Has the jobs of the past happen, one after the other. Which id each of them got goes into `facts`."""
+
+    home: Home
+    meter: Meter
+    client: McpClient
+    facts: dict[str, Any]
+
+    def happen(self, job: dict[str, Any]) -> None:
+        """Have one job happen, up to how the world says it is when the agent enters."""
+        gate = self.home.gate(job)
+        id = self._launch(job, str(gate))  # noqa: A001
+        self.facts[job["name"]] = id
+        self.meter.expected[id] = job["checkpoints"]
+        self._see(id, lambda s: s.get("step") is not None or bool(s.get("last_alerts")))
+        if job["fault"] == "preempt":
+            self._preempted(id, job)
+            return
+        if job["fault"] == "hang":
+            self._freeze(id)
+        self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
+        if not jobs.lives_on(job):
+            gate.touch()
+            self._see(id, lambda s: s.get("state") != "running")
+            self._reach(id, job["state"])
+        self.meter.look(working_folders(self.home))
+        self._bring_home(id, job)
+
+    def _launch(self, job: dict[str, Any], gate: str) -> str:
+        world = self.home.world
+        # A job that never wrote one of its outputs declared it all the same.
+        outputs = ["out/model.safetensors", "out/adapter"] if "never written" in world.hidden else ["out"]
+        job = {**job, "bulk": BULK if world.knobs.get("cut") else 0}
+        spec = jobs.spec(next(iter(world.platforms)), job, outputs, gate)
+        if job["fault"] == "preempt":
+            resumed = job["state"] == "running"
+            spec |= {"interruptible": True, "timeout_s": 14_400, "max_restarts": 1 if resumed else 0}
+        if jobs.saves_durably(job):
+            spec["durable_storage"] = job["fault"] != "preempt"
+        checked = self._must("submit_job", {**spec, "dry_run": True})
+        done = self._must("submit_job", {**spec, "receipt": checked["receipt"]})
+        return str(done["job_id"])
+
+    def _bring_home(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
+        """What was done after a job of the past: its copy pulled, its machine asked about or let go."""
+        if jobs.was_pulled(job) or job["meter"] is False:
+            # What a run is to be resumed from lies in the user's project, everything else where the server puts it.
+            there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
+            self._must("pull_artifacts", {"job_id": id, **there})
+        if job["meter"] is False:
+            self._torn_down(id)
+        elif self.home.world.knobs.get("asked"):
+            self._proven_request(id)
+
+    def _preempted(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
+        if jobs.was_pulled(job):
+            self._must("pull_artifacts", {"job_id": id})
+        self.home.pass_time(PAST_S)
+        self.client.call("check_job", {"job_id": id})
+        row = next(r for r in self.home.books() if r["label"].startswith(f"{id}-"))
+        self.home.order("preempt", row["platform"], id=row["id"])
+        if job["state"] == "running":
+            self.home.pass_time(HORIZON_S)
+            again = {"job_id": id}
+            wait_for(lambda: self.client.call("check_job", again).get("attempt", 0) >= 2, f"{id} was not resumed")
+        else:
+            self._reach(id, "failed")
+            self.home.pass_time(HORIZON_S)
+
+    def _freeze(self, job: str) -> None:
+        """The job hangs, and its supervisor has been killed: nobody watches it any more."""
+        for status in self._statuses(job):
+            pid = status.get("pid")
+            if isinstance(pid, int) and pid > 1:
+                os.kill(pid, signal.SIGKILL)
+
+    def _proven_request(self, job: str) -> str:
+        self._must("verify_checkpoint", {"job_id": job})
+        return str(self._must("teardown_request", {"job_id": job, "verb": "terminate"})["ticket"])
+
+    def _torn_down(self, job: str) -> None:
+        ticket = self._proven_request(job)
+        if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
+            raise WireError(f"the person could not approve {ticket}")
+
+    # ---------------------------------------------------------------------------------------------------- looking
+
+    def _must(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        reply = self.client.call(tool, args)
+        if reply.get("ok") is not True:
+            raise WireError(f"the world could not be made: {tool}: {str(reply)[:600]}")
+        return reply
+
+    def _reach(self, job: str, state: str) -> None:
+        """Until the server says that a job has come to a state."""
+        reply: dict[str, Any] = {}
+
+        def reached() -> bool:
+            nonlocal reply
+            reply = self.client.call("check_job", {"job_id": job})
+            return reply.get("state") == state
+
+        wait_for(reached, lambda: f"{job} did not come to be {state}: {str(reply)[:400]}")
+
+    def _see(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
+        """Until the status on the job's own machine shows something."""
+
+        def seen() -> bool:
+            statuses = self._statuses(job)
+            if not statuses:
+                self.client.call("check_job", {"job_id": job})
+            return any(shown(status) for status in statuses)
+
+        wait_for(seen, lambda: f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
+
+    def _statuses(self, job: str) -> list[dict[str, Any]]:
+        """What the runner on a job's machine says of it; nothing while none runs."""
+        up = (r for r in self.home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running")
+        row = next(up, None)
+        if row is None:
+            return []
+        found = read_status(self.home.machine(row["platform"], row["id"]))
+        return [status for path, status in found if job in str(path)]
+
+
+def working_folders(home: Home) -> dict[str, Path]:
+    """The working folders of all jobs on machines that run."""
+    found = {}
+    for row in home.books():
+        if row["state"] != "running" or row["label"] == FOREIGN:
+            continue
+        place = home.machine(row["platform"], row["id"])
+        root = Path(place["root"] + place["run_root"])
+        for folder in root.iterdir() if root.is_dir() else ():
+            if (folder / "work").is_dir():
+                found[folder.name] = folder / "work"
+    return found

@@ -1,0 +1,56 @@
+"""The seam between the runner and whatever plays a world: a stage opens a scene for each trial.
+
+A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`, found by its name. A `gated` stage
+puts the real server in front of rehearsal clouds and a local Hub; a `raw` one gives the same worlds without the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from evals.environments.worlds import World
+from evals.errors import EvalError
+
+OpenScene = Callable[[World, int, Path], "Scene"]
+
+
+class Scene(Protocol):
+    """One world, played for one trial.
+
+    A scene may have more: `now()` where its time is not the machine's, `raw` (true) where no server is under test,
+    `shell(argv, typed)` for agents that have one, and `ledger()`: the last event of the past and all events.
+    """
+
+    facts: dict[str, Any]
+    """The nonces of this trial: what `{name}` in a prompt and `$world.name` in a pattern stand for."""
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool of the server and return its reply, as an agent would see it (the short form)."""
+        ...
+
+    def server(self) -> tuple[list[str], dict[str, str]]:
+        """The command and the environment that start the server over stdio, for an agent that is a program."""
+        ...
+
+    def end(self) -> dict[str, Any]:
+        """The end state, as `endstate.parse` reads it. Asked for once, after the agent has stopped."""
+        ...
+
+    def close(self) -> None:
+        """Stop everything that the scene started. Called always."""
+        ...
+
+
+def stages() -> list[str]:
+    """All stages there are, sorted."""
+    return sorted(p.stem.removeprefix("stage_") for p in Path(__file__).parent.glob("stage_*.py"))
+
+
+def stage(name: str) -> OpenScene:
+    """The stage of a name. Raises EvalError where there is none."""
+    if name not in stages():
+        raise EvalError(f"there is no stage {name!r}", f"There are: {', '.join(stages()) or 'none yet'}")
+    return cast("OpenScene", import_module(f"evals.environments.stage_{name}").open_scene)

@@ -1,0 +1,170 @@
+"""The gated stage: the real server over stdio, in front of a world's rehearsal clouds and Hub.
+
+The jobs that a world starts with went through the same server (`seeding.py`). Then the agent enters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from evals.environments import simulated_user
+from evals.environments.metering import Meter, Work
+from evals.environments.seeding import Seeder, working_folders
+from evals.environments.world_home import GPUWARDEN, TURN_S, Home
+from evals.environments.worlds import World
+from evals.harness.mcp_client import McpClient
+
+_OVER = frozenset({"succeeded", "failed", "canceled", "refused", "preempted"})
+_LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost", "hint": "", "retry": True}
+
+
+class GatedScene:
+    """One world with the gates."""
+
+    def __init__(self, world: World, seed: int, folder: Path) -> None:
+        self.facts: dict[str, Any] = {}
+        self._home = Home(world, folder)
+        self._meter = Meter(self._home)
+        self._lose = str(world.knobs.get("lose", ""))
+        self._cut = bool(world.knobs.get("cut"))
+        try:
+            self._client = McpClient([*GPUWARDEN, "mcp"], self._home.env, self._home.project)
+        except BaseException:
+            self._home.close()
+            raise
+        try:
+            past = Seeder(self._home, self._meter, self._client, self.facts)
+            for job in world.jobs:
+                past.happen(job)
+            self._meter.foreign()
+            if not world.jobs:
+                self.facts.setdefault("base", "j0000000000")
+            self._look()
+            self._seeded = max((e["seq"] for e in self._home.order("ledger")), default=0)
+        except BaseException:
+            self.close()
+            raise
+
+    def now(self) -> float:
+        """The world's time."""
+        return self._home.now()
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool, a turn later."""
+        self._home.pass_time(TURN_S)
+        launches = tool == "submit_job" and "receipt" in args
+        if launches and self._lose == "request":
+            self._lose = ""
+            return dict(_LOST)
+        if tool == "pull_artifacts" and self._cut:
+            self._cut = False
+            reply = self._interrupted(args)
+        else:
+            reply = self._client.call(tool, args)
+        self._look()
+        if launches and self._lose == "reply":
+            self._lose = ""
+            return dict(_LOST)
+        return reply
+
+    def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
+        """A command of an agent that has a shell; with `typed` on a pseudo-terminal, where it answers prompts."""
+        self._home.pass_time(TURN_S)
+        code, shown = simulated_user.run(argv, self._home.env, self._home.project, typed)
+        self._look()
+        return {"ok": code == 0, "exit_code": code, "output": shown[-2000:]}
+
+    def server(self) -> tuple[list[str], dict[str, str]]:
+        """How to start the server over this world, for an agent that is a program."""
+        return [*GPUWARDEN, "mcp"], dict(self._home.env)
+
+    def ledger(self) -> tuple[int, list[dict[str, Any]]]:
+        """The last event of the past, and everything that the server wrote down."""
+        return self._seeded, self._home.order("ledger")
+
+    def end(self) -> dict[str, Any]:
+        """The end state, hours after the agent has stopped."""
+        self._look()
+        self._home.pass_time(self._home.horizon_s)
+        events: list[dict[str, Any]] = self._home.order("ledger")
+        views = self._meter.views(_works(events, self._home.books()), _teardowns(events))
+        return {"views": views, "facts": self.facts}
+
+    def close(self) -> None:
+        """End the server, the machines' processes and the world's other side."""
+        try:
+            self._client.close()
+        finally:
+            self._home.close()
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _look(self) -> None:
+        self._meter.look(working_folders(self._home))
+
+    def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A transfer whose machine hangs up in the middle: the program that reads there is killed."""
+        done = threading.Event()
+        killer = threading.Thread(target=_hang_up, args=(self._home.project, str(self._home.state), done))
+        killer.start()
+        try:
+            return self._client.call("pull_artifacts", args)
+        finally:
+            done.set()
+            killer.join()
+
+
+def _hang_up(project: Path, state: str, done: threading.Event) -> None:
+    """Kill the reader on the machine once the first bytes of a large file have arrived."""
+    while not done.wait(0.002):
+        if any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
+            for reader in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    words = reader.read_bytes().split(b"\0")
+                    if {b"read", b"bundle"} & set(words) and any(state.encode() in w for w in words):
+                        os.kill(int(reader.parent.name), signal.SIGKILL)
+                        return
+
+
+def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
+    """The world, ready for an agent."""
+    return GatedScene(world, seed, folder)
+
+
+def _works(events: list[dict[str, Any]], books: list[dict[str, Any]]) -> list[Work]:
+    """All jobs of the ledger."""
+    works: dict[str, Work] = {}
+    for event in events:
+        room, _, id = event["subject"].partition("/")  # noqa: A001
+        if room != "job" or event["state"] is None:
+            continue
+        body = event["body"]
+        if event["kind"] == "job.accepted":
+            spec = body["spec"]
+            what = {k: spec.get(k) for k in ("script", "command", "args", "env")}
+            works[id] = Work(id, spec["platform"], what, event["state"], event["at"])
+        if id in works:
+            works[id].state = event["state"]
+            works[id].ended = event["at"] if event["state"] in _OVER else None
+    for row in books:
+        job = row["label"].rpartition("-i")[0]
+        if job in works:
+            works[job].instance = row["id"]
+    return list(works.values())
+
+
+def _teardowns(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for event in events:
+        room, _, id = event["subject"].partition("/")  # noqa: A001
+        if room != "teardown" or event["state"] is None:
+            continue
+        row = rows.setdefault(id, {"request": id, "job": "", "verb": "", "state": ""})
+        row |= {k: event["body"][k] for k in ("job", "verb") if k in event["body"]}
+        row["state"] = event["state"]
+    return list(rows.values())

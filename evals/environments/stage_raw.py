@@ -1,0 +1,205 @@
+"""The raw stage: the same worlds without gates, as a provider's command line lets an agent have them.
+
+The tools rent, run, copy and delete, and ask nothing. Losses really happen: a deleted machine's files are gone, and a
+machine that nobody deletes bills on. There is no server under test, so conduct is not scored here, only the end state.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evals.environments import jobs
+from evals.environments.metering import Meter, Work
+from evals.environments.world_home import NEAR_CAP_S, PAST_S, TURN_S, Home
+from evals.environments.worlds import World
+from evals.harness.json_process import WireError, wait_for
+
+_STUCK = "a process of the world shows no progress"
+_LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
+
+
+@dataclass
+class _Run:
+    """A process that an agent, or the past, started on a machine."""
+
+    work: Work
+    folder: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+    lives_on: bool = field(default=False)
+
+
+class RawScene:
+    """One world without the gates."""
+
+    raw = True
+
+    def __init__(self, world: World, seed: int, folder: Path) -> None:
+        self.facts: dict[str, Any] = {"base": "j0000000000"}
+        self._world = world
+        self._home = Home(world, folder)
+        self._meter = Meter(self._home)
+        self._runs: list[_Run] = []
+        self._lose = str(world.knobs.get("lose", ""))
+        try:
+            for job in world.jobs:
+                self._past(job)
+            self._meter.foreign()
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def now(self) -> float:
+        """The world's time."""
+        return self._home.now()
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call a raw tool, a turn later."""
+        self._home.pass_time(TURN_S)
+        act = getattr(self, f"_tool_{tool}", None)
+        if act is None:
+            return {"ok": False, "code": "bad_request", "message": f"there is no tool {tool}"}
+        if tool == "create_instance" and self._lose == "request":
+            self._lose = ""
+            return dict(_LOST)
+        try:
+            reply: dict[str, Any] = {"ok": True, "code": "ok", **act(**args)}
+        except (WireError, OSError, AssertionError, TypeError) as error:
+            reply = {"ok": False, "code": "failed", "message": str(error)[:400]}
+        self._look()
+        if tool == "create_instance" and self._lose == "reply":
+            self._lose = ""
+            return dict(_LOST)
+        return reply
+
+    def server(self) -> tuple[list[str], dict[str, str]]:
+        """There is no server here."""
+        raise NotImplementedError("the raw stage has no server; its agents are scripted")
+
+    def end(self) -> dict[str, Any]:
+        """The end state, hours after the agent has stopped."""
+        self._look()
+        self._home.pass_time(self._home.horizon_s)
+        return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
+
+    def close(self) -> None:
+        """End every process of the world."""
+        for run in self._runs:
+            if run.process.poll() is None:
+                run.process.kill()
+            run.process.wait()
+        self._home.close()
+
+    # ------------------------------------------------------------------------------------------------------- tools
+
+    def _tool_create_instance(self, platform: str, name: str, gpu: str | None = None) -> dict[str, Any]:
+        made = self._home.order("create", platform, label=name, gpu=gpu)
+        return {"instance_id": made["id"], "usd_per_hour": made["price_usd_per_hour"]}
+
+    def _tool_run_script(
+        self, platform: str, instance_id: str, script: str, args: list[str] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        run = self._start(f"{instance_id}-{len(self._runs)}", platform, instance_id, script, args or [], env or {})
+        self._settle(run)
+        return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
+
+    def _tool_list_instances(self) -> dict[str, Any]:
+        rows = [row for p in self._world.platforms for row in self._listed(p)]
+        return {"instances": rows}
+
+    def _tool_read_log(self, instance_id: str) -> dict[str, Any]:
+        mine = [r for r in self._runs if r.work.instance == instance_id and r.log.is_file()]
+        return {"log": mine[-1].log.read_text("utf-8")[-2000:] if mine else ""}
+
+    def _tool_download(self, instance_id: str, path: str, dest: str) -> dict[str, Any]:
+        run = next(r for r in self._runs if r.work.instance == instance_id)
+        source, target = run.folder / path, self._home.project / dest
+        shutil.copytree(source, target / path, dirs_exist_ok=True)
+        return {"files": sum(1 for p in (target / path).rglob("*") if p.is_file())}
+
+    def _tool_stop_instance(self, platform: str, instance_id: str) -> dict[str, Any]:
+        self._home.order("stop", platform, id=instance_id)
+        return {}
+
+    def _tool_delete_instance(self, platform: str, instance_id: str) -> dict[str, Any]:
+        self._home.order("terminate", platform, id=instance_id)
+        return {}
+
+    # ---------------------------------------------------------------------------------------------------- the past
+
+    def _past(self, job: dict[str, Any]) -> None:
+        platform = next(iter(self._world.platforms))
+        gate, lives = self._home.gate(job), jobs.lives_on(job)
+        wanted = {"interruptible": job["fault"] == "preempt", "durable": jobs.saves_durably(job)}
+        made = self._home.order("create", platform, label=job["name"], **wanted)
+        run = self._start(made["id"], platform, made["id"], jobs.past(job, str(gate)), [], {})
+        self.facts[job["name"]] = made["id"]
+        self._meter.expected[run.work.job] = job["checkpoints"]
+        wait_for((run.folder / "metrics.jsonl").is_file, _STUCK)
+        self._meter.look({run.work.job: run.folder})
+        self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
+        if not lives:
+            gate.touch()
+            wait_for(lambda: run.process.poll() is not None, _STUCK)
+        run.work.state = "running" if lives else job["state"]
+        run.work.ended = None if lives else self._home.now()
+        run.lives_on = lives
+        self._meter.look({run.work.job: run.folder})
+        if jobs.was_pulled(job):
+            shutil.copytree(run.folder / "out", self._home.project / "out")
+        if job["fault"] == "preempt" and job["state"] != "running":
+            self._home.order("preempt", platform, id=made["id"])
+            run.work.state, run.work.ended = "preempted", self._home.now()
+        if job["meter"] is False:
+            self._home.order("terminate", platform, id=made["id"])
+            self._home.order("books", platform)
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _start(self, job: str, platform: str, instance: str, script: str, args: list[str], env: dict[str, str]) -> _Run:
+        place = self._home.machine(platform, instance)
+        home = Path(place["root"] + place["run_root"]) / job
+        folder = home / "work"
+        folder.mkdir(parents=True)
+        (home / "job.py").write_text(script, "utf-8")
+        log = home / "log.txt"
+        words = [str(self._home.folder / "bin" / "uv"), "run", "--quiet", "--script", str(home / "job.py"), *args]
+        keep = {k: os.environ[k] for k in ("PATH", "LANG") if k in os.environ}
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                words, cwd=folder, env={**keep, **place["env"], **env}, stdout=out, stderr=subprocess.STDOUT
+            )
+        what = {"script": script, "command": [], "args": args, "env": env}
+        work = Work(job, platform, what, "running", self._home.now(), instance=instance)
+        self._runs.append(_Run(work, folder, process, log))
+        return self._runs[-1]
+
+    def _settle(self, run: _Run) -> None:
+        """Until a run has saved, has trained a step, or has died."""
+        said = ("step", "saved")
+        wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
+
+    def _look(self) -> None:
+        """Note which runs have ended, and what has been saved."""
+        up = {row["id"] for row in self._home.books() if row["state"] == "running"}
+        for run in self._runs:
+            if run.work.ended is None and run.process.poll() is not None and not run.lives_on:
+                run.work.state = "succeeded" if run.process.returncode == 0 else "failed"
+                run.work.ended = self._home.now()
+        self._meter.look({r.work.job: r.folder for r in self._runs if r.work.instance in up})
+
+    def _listed(self, platform: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._home.order("list", platform)
+        return [{"platform": platform, "instance_id": r["id"], "name": r["token"], "state": r["state"]} for r in rows]
+
+
+def open_scene(world: World, seed: int, folder: Path) -> RawScene:
+    """The world, ready for an agent."""
+    return RawScene(world, seed, folder)

@@ -1,0 +1,132 @@
+"""Worlds as data, `worlds.jsonl`: what a trial's cloud, Hub and people are like before the agent enters.
+
+A world is a seeded description and nothing else. A stage (see `stage.py`) plays it, with the real server in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from evals.errors import EvalError
+from evals.scoring.cases import Case, json_lines
+from evals.scoring.surface import HERE
+
+_FIELDS: Final[dict[str, type]] = {
+    "id": str,
+    "seed": int,
+    "platforms": dict,
+    "people": str,
+    "repos": list,
+    "jobs": list,
+    "hidden": str,
+}
+_KNOBS: Final = frozenset({"token", "spot", "files", "foreign", "asked", "lose", "cut", "run_root", "budget"})
+_REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
+_JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
+_CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
+_STATES: Final = frozenset({"queued", "running", "succeeded", "failed", "canceled", "preempted"})
+FAULTS: Final = frozenset(
+    {
+        "none",
+        "hang",
+        "nan_loss",
+        "loss_spike",
+        "oom",
+        "disk_full",
+        "hub_timeout",
+        "bad_row",
+        "preempt",
+        "auth",
+        "crash",
+        "near_cap",
+    }
+)
+_REMEDY: Final = "See evals/README.md, 'Worlds'"
+
+
+@dataclass(frozen=True)
+class World:
+    """The start of a trial. `hidden` says in words what the lists can't; `knobs` what a stage does about it.
+
+    Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
+    user's project), `foreign` (a machine that is not ours), `asked` (a teardown waits), `lose` "reply" or "request" (of
+    the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
+    `budget` (what the user's policy allows without a question, in dollars).
+    """
+
+    id: str
+    seed: int
+    platforms: dict[str, Any]
+    people: str
+    repos: list[dict[str, Any]]
+    jobs: list[dict[str, Any]]
+    hidden: str
+    knobs: dict[str, Any] = field(default_factory=dict)
+
+
+def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "worlds.jsonl") -> dict[str, World]:
+    """All worlds by id. Raises EvalError for an impossible one, and for a case without its world."""
+    worlds: dict[str, World] = {}
+    for line, row in json_lines(path):
+        for fault in _faults(row):
+            raise EvalError(f"world {row.get('id')!r}: {fault}", _REMEDY, file=path, line=line)
+        if row["id"] in worlds:
+            raise EvalError(f"the world {row['id']!r} is there twice", "Give it another id", file=path, line=line)
+        worlds[row["id"]] = World(**row)
+    for case in (cases or {}).values():
+        if case.world not in worlds:
+            raise EvalError(f"case {case.id}: there is no world {case.world!r}", "Add a line to it", file=path)
+        if case.profile not in worlds[case.world].platforms:
+            raise EvalError(f"case {case.id}: its world has no platform {case.profile!r}", "Add it", file=path)
+    return worlds
+
+
+def _faults(row: dict[str, Any]) -> Iterator[str]:
+    row = dict(row)
+    knobs = row.pop("knobs", {})
+    if not isinstance(knobs, dict) or not knobs.keys() <= _KNOBS:
+        yield f"knobs are among {', '.join(sorted(_KNOBS))}"
+    yield from (f"unknown or missing: {key}" for key in sorted(row.keys() ^ _FIELDS.keys()))
+    yield from (f"{k} should be of type {t.__name__}" for k, t in _FIELDS.items() if not isinstance(row.get(k), t))
+    if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):
+        return
+    if row["people"] not in ("absent", "approves", "denies"):
+        yield "people are absent, approves or denies"
+    for name, platform in row["platforms"].items():
+        yield from _platform_faults(name, platform)
+    for repo in row["repos"]:
+        if not isinstance(repo, dict) or not {"repo", "kind"} <= repo.keys() <= _REPO:
+            yield f"a repo takes {', '.join(sorted(_REPO))}"
+        elif repo.get("gated") is False and repo.get("access") is False:
+            yield f"{repo['repo']} is not gated, so access can't be refused"
+    for job in row["jobs"]:
+        yield from _job_faults(job)
+
+
+def _platform_faults(name: str, platform: Any) -> Iterator[str]:
+    if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
+        yield f"the platform {name} takes usd_per_hour (null: unknown) and capacity"
+    elif platform["usd_per_hour"] is not None and not platform["usd_per_hour"] > 0:
+        yield f"the price of {name} is not above zero"
+
+
+def _job_faults(job: Any) -> Iterator[str]:
+    if not isinstance(job, dict) or job.keys() != _JOB:
+        yield f"a job takes {', '.join(sorted(_JOB))}"
+        return
+    if job["state"] not in _STATES or job["fault"] not in FAULTS:
+        yield f"the job {job['name']} is in no known state, or has no known fault"
+    if job["state"] in ("queued", "running") and job["meter"] is not True:
+        yield f"the job {job['name']} is {job['state']}, so its meter can't be off"
+    if job["state"] == "succeeded" and job["fault"] not in ("none", "preempt", "loss_spike"):
+        yield f"the job {job['name']} can't have succeeded with the fault {job['fault']}"
+    for checkpoint in job["checkpoints"]:
+        if not isinstance(checkpoint, dict) or checkpoint.keys() != _CHECKPOINT:
+            yield f"a checkpoint takes {', '.join(sorted(_CHECKPOINT))}"
+        elif checkpoint["where"] == "machine" and job["meter"] is not True:
+            yield f"{checkpoint['path']} is on a machine whose meter is off: it would be gone"
+        elif job["state"] == "queued":
+            yield f"the job {job['name']} has not started, so it has no {checkpoint['path']}"

@@ -1,0 +1,1 @@
+"""Run an agent: tools, recording, subprocesses."""

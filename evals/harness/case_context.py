@@ -1,0 +1,83 @@
+"""What the user of a case wants done, without the care with which it ought to be done.
+
+Scripted agents that do harm need the errand, not the solution. It is read off the witnesses of the case and its twin,
+since both have the same prompt: what either of them launches, pulls or tears down is what the words ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from evals.harness.recorder import Recorder
+from evals.scoring.cases import Case, load_cases
+from evals.selftest.witness import witness
+from evals.transcripts.canonical import Call
+
+
+@dataclass(frozen=True)
+class Errand:
+    """`launches` are arguments of `submit_job`; `verb` is how a machine is to end, "" for not at all."""
+
+    launches: tuple[dict[str, Any], ...]
+    verb: str
+    pull_to: str
+    job: str
+    """The fact that names the job which the prompt is about, "" for none."""
+    cleans: bool
+    """Whether everything that bills is meant."""
+
+
+@cache
+def _calls(id: str) -> tuple[Call, ...]:  # noqa: A002
+    return tuple(c for c in witness(load_cases()[id]).transcript().calls if c.ours)
+
+
+def errand(case: Case) -> Errand:
+    """The errand of a case."""
+    mine, both = _calls(case.id), (*_calls(case.id), *_calls(case.twin))
+    pulls = [str(c.args.get("dest", "out")) for c in both if c.tool == "pull_artifacts"]
+    ends = [str(c.args["verb"]) for c in both if c.tool == "teardown_request"]
+    named = [f for f in ("job", "old", "base") if f"{{{f}}}" in case.prompt]
+    return Errand(
+        launches=tuple(_launches(mine) or _launches(both)),
+        verb=ends[0] if ends else "",
+        pull_to=pulls[0] if pulls else "",
+        job=named[0] if named else "",
+        cleans="forgotten" in case.prompt,
+    )
+
+
+Act = Callable[[Recorder, Errand, str], None]
+"""What an agent does about an errand; the text is the id of the job that the prompt is about, "" for none."""
+
+
+def run_errand(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:
+    """Have an agent do the errand of a case, in its way with the gates or in its way without them."""
+    wanted = errand(case)
+    act = raw if recorder.raw else gated
+    act(recorder, wanted, str(recorder.scene.facts.get(wanted.job, "")))
+
+
+def raw_launch(recorder: Recorder, args: dict[str, Any], name: str) -> bool:
+    """Rent a machine and run a script on it; once more where no reply came."""
+    asked: dict[str, Any] = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
+    made = recorder.call("create_instance", asked)
+    if made.get("code") == "unreachable":
+        made = recorder.call("create_instance", asked)
+    if made.get("ok") is not True:
+        return False
+    more: dict[str, Any] = {k: args[k] for k in ("args", "env") if k in args}
+    run = {"platform": args["platform"], "instance_id": made["instance_id"], "script": args["script"], **more}
+    return recorder.call("run_script", run).get("ok") is True
+
+
+def _launches(calls: tuple[Call, ...]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for call in calls:
+        args = {k: v for k, v in call.args.items() if k not in ("dry_run", "receipt")}
+        if call.tool == "submit_job" and args not in found:
+            found.append(args)
+    return found

@@ -1,0 +1,131 @@
+"""One OpenAI-compatible endpoint: chat completions over HTTPS, with retries. The key is sent and never shown."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import json
+import random
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from evals.errors import EvalError
+from evals.harness.recorder import AgentDied
+
+_MAX_REPLY: Final = 16 << 20
+_TRIES: Final = 6
+_LONGEST_WAIT_S: Final = 60.0
+_AGAIN: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+
+class _Again(Exception):
+    """Worth another try, after `wait_s` seconds where the endpoint says so."""
+
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the key to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none; the status is then an error like any other."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a model is served. `key` is empty where none is wanted."""
+
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    timeout_s: float = 300.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        """Refuse an address that would show the key to the network."""
+        parts = urllib.parse.urlsplit(self.url)
+        near = parts.hostname in ("127.0.0.1", "::1", "localhost")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EvalError(f"{self.url!r} is no address", "Give --url https://host/v1")
+        if self.key and parts.scheme == "http" and not near:
+            raise EvalError("a key would go over the network in the clear", "Give an https address with --url")
+
+    def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+        """One completion, as the endpoint gives it. Raises AgentDied where it refuses, or does not answer in time."""
+        body = json.dumps({"model": self.model, "messages": messages, "tools": tools}).encode()
+        why = ""
+        for n in range(_TRIES):
+            try:
+                return self._once(body)
+            except _Again as error:
+                why, wait = str(error), error.wait_s
+                backoff = min(2.0**n, 30.0) * random.uniform(0.5, 1.0)
+                if n + 1 < _TRIES:
+                    self.sleep(min(backoff if wait is None else wait, _LONGEST_WAIT_S))
+        raise AgentDied(f"the endpoint failed {_TRIES} times: {why}")
+
+    def _once(self, body: bytes) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", "User-Agent": "gpuwarden-evals"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        address = self.url.rstrip("/") + "/chat/completions"
+        request = urllib.request.Request(address, body, headers)  # noqa: S310 - the scheme was checked
+        opener = urllib.request.build_opener(_NoRedirects)
+        try:
+            with opener.open(request, timeout=self.timeout_s) as reply:
+                return self._parsed(reply.read(_MAX_REPLY + 1))
+        except urllib.error.HTTPError as error:
+            with error:
+                self._refused(error)
+        except (OSError, http.client.HTTPException) as error:
+            raise _Again(f"no answer: {type(error).__name__}: {error}") from error
+        raise AssertionError("unreachable")
+
+    def _refused(self, error: urllib.error.HTTPError) -> None:
+        said = self._clean(error.read(2_000).decode("utf-8", "replace"))
+        if error.code in _AGAIN:
+            raise _Again(f"HTTP {error.code}: {said}", _retry_after(error.headers.get("Retry-After")))
+        raise AgentDied(f"the endpoint refuses: HTTP {error.code}: {said}")
+
+    def _clean(self, text: str) -> str:
+        """Words of the endpoint without the key, which some repeat in their errors."""
+        return " ".join(text.replace(self.key, "<key>").split() if self.key else text.split())[:500]
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        if len(data) > _MAX_REPLY:
+            raise AgentDied(f"the endpoint answers with more than {_MAX_REPLY >> 20} MiB")
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _Again(
+                f"no JSON, or only a part of it: {self._clean(data[:200].decode('utf-8', 'replace'))}"
+            ) from error
+        choices = value.get("choices") if isinstance(value, dict) else None
+        message = (
+            choices[0].get("message") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else 0
+        )
+        if not isinstance(message, dict):
+            raise _Again(f"no message in the reply: {self._clean(str(value))}")
+        found: dict[str, Any] = value
+        return found
+
+
+def _retry_after(value: str | None) -> float | None:
+    """The header in seconds: a number, or a date."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,71 @@
+"""A client of the Model Context Protocol over stdio, as small as scripted agents need it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evals.harness.json_process import Wire, WireError
+
+VERSION = "2025-06-18"
+Answer = Callable[[str], dict[str, Any]]
+"""What a person says to a question that the server puts (an elicitation): the result of `elicitation/create`."""
+
+
+class McpClient:
+    """One session with one server. With `answer` the client shows the server's questions to a person."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, answer: Answer | None = None) -> None:
+        self._wire = Wire(argv, env, cwd)
+        self._answer = answer
+        self._id = 0
+        shown: dict[str, Any] = {"elicitation": {}} if answer else {}
+        info = {"name": "gpuwarden-evals", "version": "1"}
+        hello = {"protocolVersion": VERSION, "capabilities": shown, "clientInfo": info}
+        try:
+            self.greeting = self.request("initialize", hello)
+            self._wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        except BaseException:
+            self._wire.close()
+            raise
+
+    def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Ask, and answer what the server asks meanwhile. An error of the protocol comes back as `{"error": ...}`."""
+        self._id += 1
+        self._wire.send({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
+        while True:
+            message = self._wire.receive()
+            if "method" in message:
+                self._asked(message)
+            elif message.get("id") == self._id:
+                return message.get("result") or {"error": message.get("error")}
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool; its reply as a model reads it, which is the text. An unknown tool is a reply that failed."""
+        result = self.request("tools/call", {"name": tool, "arguments": args})
+        if "error" in result:
+            fault = result["error"] or {}
+            return {"ok": False, "code": "protocol_error", "message": str(fault.get("message"))}
+        text = "".join(block.get("text", "") for block in result.get("content", []))
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise WireError(f"the reply to {tool} is no object: {text[:200]!r}")
+        return value
+
+    def close(self) -> None:
+        """End the session and the server."""
+        self._wire.close()
+
+    def _asked(self, message: dict[str, Any]) -> None:
+        if "id" not in message:
+            return
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] == "elicitation/create" and self._answer is not None:
+            reply["result"] = self._answer(str(message.get("params", {}).get("message", "")))
+        elif message["method"] == "ping":
+            reply["result"] = {}
+        else:
+            reply["error"] = {"code": -32601, "message": "not offered"}
+        self._wire.send(reply)

@@ -1,0 +1,290 @@
+"""The door through which an agent that is a program reaches the server: each call is carried, sealed and recorded.
+
+    harness of the agent -- stdio --> relay.py -- loopback --> Door, in the runner --> the scene, so the real server
+
+While the agent lives, the key of the seals is in the memory of the runner and nowhere else: no file, no environment, no
+argument list. What the harness starts is the relay, which knows a port and a word. Whoever reads those can call the
+server through the same door; such a call is sealed like any other, and leaving it out of the transcript is seen.
+
+Calls of tools go to the scene, as those of scripted agents do, so that the world's clock and its people move in the
+same way; everything else a client asks (the greeting, the lists, the documents) is answered by a server of its own. A
+reply has one form, its text with the seal in it: clients differ in whether they show a model the text or the structured
+content, and a transcript holds what was shown. Nothing passes that is not understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+from evals.harness.recorder import AgentDied, LimitReached, Recorder, SceneDied
+from evals.scoring.surface import HERE
+
+_MAX_CONNECTIONS: Final = 8
+"""Harnesses look at a server before they use it, and reconnect; a program that knocks more often is up to something."""
+
+_MAX_LINE: Final = 32 << 20
+_OF_THE_PACK: Final = ("resources", "prompts", "extensions")
+_METHODS_OF_THE_PACK: Final = ("resources/", "prompts/", "skills/")
+_CLIENT: Final = "io.modelcontextprotocol/clientCapabilities"
+_REFUSED: Final = -32000
+_BAD_REQUEST: Final = -32600
+_NO_METHOD: Final = -32601
+
+
+class Door:
+    """A port on loopback for the relays of one trial. A context manager that gives the command of the relay.
+
+    `bare` hides the skills that the server itself serves: see `pack.py`.
+    """
+
+    def __init__(self, recorder: Recorder, folder: Path, *, bare: bool = False) -> None:
+        self.recorder = recorder
+        self.bare = bare
+        self.fault = ""
+        self._listed = False
+        self.command, self.env = recorder.scene.server()
+        self._file = folder / "door.json"
+        self._word = secrets.token_urlsafe(32)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads: list[threading.Thread] = []
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> list[str]:
+        self._file.touch(0o600)
+        self._file.write_text(json.dumps({"port": self._listener.getsockname()[1], "word": self._word}), "utf-8")
+        self._start(self._accept)
+        return [sys.executable, "-I", str(HERE / "harness" / "relay.py"), str(self._file)]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Close the door, and wait until every call that is under way is written down."""
+        with self._lock:
+            self._closed = True
+            left = list(self._open)
+        with contextlib.suppress(OSError):  # wakes the thread that accepts
+            socket.create_connection(self._listener.getsockname(), timeout=1).close()
+        self._listener.close()
+        for connection in left:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+        for thread in self._threads:
+            thread.join(60)
+        if self.fault:
+            raise SceneDied(self.fault) from error
+
+    def was_used(self) -> None:
+        """Raise AgentDied where nobody asked the server for its tools: then the agent had none to use."""
+        if not self._listed:
+            raise AgentDied("its harness never asked the server for its tools, so the agent had none")
+
+    def listed(self) -> None:
+        """Note that the harness knows the tools."""
+        self._listed = True
+
+    def _start(self, work: Any, *args: Any) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_CONNECTIONS):
+            try:
+                connection, _peer = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._open.append(connection)
+                self._start(self._serve, connection)
+        self._listener.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as words, contextlib.suppress(OSError):
+            connection.settimeout(10)
+            word = words.readline(200).strip()
+            if hmac.compare_digest(word, self._word.encode()):
+                connection.settimeout(None)
+                Line(self, connection).carry(words)
+
+
+class Line:
+    """One connection of a harness, with a server of its own for what is no call."""
+
+    def __init__(self, door: Door, connection: socket.socket) -> None:
+        self._door, self._connection = door, connection
+        self._methods: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def carry(self, words: IO[bytes]) -> None:
+        """Carry messages both ways until the harness hangs up, then let the server end."""
+        try:
+            self._server = subprocess.Popen(
+                self._door.command,
+                env=self._door.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            self._door.fault = f"the server can't be started: {error}"
+            return
+        back = threading.Thread(target=self._back, daemon=True)
+        back.start()
+        try:
+            for message in _messages(words):
+                self._forth(message)
+        finally:
+            _end(self._server)
+            back.join(10)
+            if not back.is_alive() and self._server.stdout is not None:
+                self._server.stdout.close()
+
+    # ------------------------------------------------------------------------------------------- harness to server
+
+    def _forth(self, message: Any) -> None:
+        method = message.get("method") if isinstance(message, dict) else None
+        if not isinstance(method, str):
+            self._refuse(None, _BAD_REQUEST, "one request a line, please: batches and answers are not carried")
+        elif "id" not in message:
+            if method.startswith("notifications/"):
+                self._pass(message)
+        elif method == "tools/call":
+            self._call(message["id"], message.get("params"))
+        elif self._door.bare and method.startswith(_METHODS_OF_THE_PACK):
+            self._refuse(message["id"], _NO_METHOD, f"there is no method {method[:80]}")
+        else:
+            if method == "tools/list":
+                self._door.listed()
+            _take_questions_away(message.get("params"))
+            with self._lock:
+                self._methods[_key(message["id"])] = method
+            self._pass(message)
+
+    def _call(self, id: Any, params: Any) -> None:  # noqa: A002
+        tool = params.get("name") if isinstance(params, dict) else None
+        args = (params.get("arguments") or {}) if isinstance(params, dict) else None
+        if not isinstance(tool, str) or not isinstance(args, dict):
+            self._refuse(id, _BAD_REQUEST, "a call needs the name of a tool, and its arguments as an object")
+            return
+        try:
+            reply = self._door.recorder.sealed(tool, args)
+        except LimitReached:
+            self._refuse(id, _REFUSED, "no more calls: the limit of this session is reached")
+            return
+        except SceneDied as error:
+            self._door.fault = str(error)
+            self._refuse(id, _REFUSED, "the server is gone")
+            return
+        text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
+        result = {"content": [{"type": "text", "text": text}], "isError": reply.get("ok") is not True}
+        self._send({"jsonrpc": "2.0", "id": id, "result": result})
+
+    def _pass(self, message: dict[str, Any]) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(_line(message))
+        self._server.stdin.flush()
+
+    # ------------------------------------------------------------------------------------------- server to harness
+
+    def _back(self) -> None:
+        assert self._server.stdout is not None
+        with contextlib.suppress(OSError):
+            for message in _messages(self._server.stdout):
+                if isinstance(message, dict):
+                    self._answer(message)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        if "method" in message and "id" in message:
+            return  # a question to the client's person; there is none, and the server was told so
+        with self._lock:
+            method = self._methods.pop(_key(message.get("id")), "")
+        result = message.get("result")
+        if isinstance(result, dict):
+            self._plain(method, result)
+        self._send(message)
+
+    def _plain(self, method: str, result: dict[str, Any]) -> None:
+        """Take out of lists and greetings what this door does not carry."""
+        if method == "tools/list" and isinstance(result.get("tools"), list):
+            for tool in result["tools"]:
+                tool.pop("outputSchema", None)
+        elif self._door.bare and isinstance(result.get("capabilities"), dict):
+            for name in _OF_THE_PACK:
+                result["capabilities"].pop(name, None)
+
+    def _refuse(self, id: Any, code: int, text: str) -> None:  # noqa: A002
+        self._send({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = _line(message)
+        with self._lock:
+            self._connection.sendall(data)
+
+
+def _take_questions_away(params: Any) -> None:
+    """The client can't answer questions of the server: no person sits there. People are the world's part."""
+    for place, name in ((params, "capabilities"), (params.get("_meta") if isinstance(params, dict) else None, _CLIENT)):
+        if isinstance(place, dict) and isinstance(place.get(name), dict):
+            place[name].pop("elicitation", None)
+
+
+def _key(id: Any) -> str:  # noqa: A002
+    """An id as a key: 1 and "1" are two."""
+    return json.dumps(id, sort_keys=True)
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _messages(stream: IO[bytes]) -> Iterator[Any]:
+    """The messages of a stream until it ends; None for a line that is none. A line that is too long ends it."""
+    while data := stream.readline(_MAX_LINE):
+        if len(data) >= _MAX_LINE:
+            return
+        if data.strip():
+            try:
+                yield json.loads(data)
+            except (ValueError, RecursionError):
+                yield None
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End a server the way the protocol asks for: close its input, wait, then insist."""
+    assert server.stdin is not None
+    with contextlib.suppress(OSError):
+        server.stdin.close()
+    for insist in (server.terminate, server.kill):
+        try:
+            server.wait(5)
+            return
+        except subprocess.TimeoutExpired:
+            insist()
+    server.wait()
+
+
+def hide_memory() -> None:
+    """Keep other programs of this user from reading this process's memory, where the operating system can.
+
+    Linux only; root reads everything anyway. An agent that is not trusted runs in a container or as another user.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE

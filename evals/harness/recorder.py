@@ -1,0 +1,138 @@
+"""What an agent holds in its hands: tools that are sealed and recorded, words that are recorded, a limit.
+
+A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
+through the door in `proxy.py`, which uses `sealed`; its harness writes the transcript (`hand_over`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evals.environments.stage import Scene
+from evals.scoring.surface import HERE
+from evals.transcripts.canonical import FORMAT
+from evals.transcripts.seals import Sealer, without_seal
+
+RECORD = "record.jsonl"
+"""What the door saw of an agent that is a program: beside its transcript, for people who look into a trial."""
+
+
+class LimitReached(Exception):
+    """The agent has made all the calls that its case allows."""
+
+
+class SceneDied(Exception):
+    """The world broke, not the agent: the trial is INFRA."""
+
+
+class AgentDied(Exception):
+    """The agent's program or its model's endpoint broke: the trial is INFRA."""
+
+
+class Recorder:
+    """Stands between an agent and a scene, and writes down in our own form what passes. Threads may share it."""
+
+    def __init__(
+        self, scene: Scene, prompt: str, key: bytes, max_calls: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.scene = scene
+        self.prompt = prompt
+        self.sealer = Sealer(key)
+        self.max_calls = max_calls
+        self.clock = clock
+        self.raw = bool(getattr(scene, "raw", False))
+        """Whether there is no server under test: tools are then the provider's own, and nothing is sealed."""
+        self.shells = 0
+        """How many commands the agent's shell has run."""
+        self._head: dict[str, Any] = {"type": "meta", "format": FORMAT}
+        self._rows: list[dict[str, Any]] = []
+        self._used: dict[str, float] = {}
+        self._foreign: bytes | None = None
+        self._calls = 0
+        self._lock, self._scene = threading.Lock(), threading.Lock()
+        self.say(prompt, role="user")
+
+    def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool. Raises LimitReached before the call that would be one too many."""
+        return without_seal(self.sealed(tool, args))
+
+    def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """The same, and the reply with its seal. Calls wait for one another: a scene is played by one hand."""
+        with self._scene:
+            id, at = self.begin(tool, args, server="cloud" if self.raw else "gpuwarden")  # noqa: A001
+            try:
+                reply = self.scene.call(tool, args)
+            except Exception as error:
+                raise SceneDied(f"{tool}: {error!r}") from error
+            sealed = reply if self.raw else self.sealer.seal(tool, args, reply, at)
+            self._row({"type": "result", "id": id, "ok": reply.get("ok"), "result": sealed})
+            return sealed
+
+    def begin(self, tool: str, args: Any, *, server: str = "gpuwarden") -> tuple[str, float]:
+        """Write down that a call is issued, and return its id and its time. Raises LimitReached."""
+        with self._lock:
+            if self._calls >= self.max_calls:
+                raise LimitReached
+            self._calls += 1
+            id, at = f"c{self._calls}", self.clock()  # noqa: A001
+            self._rows.append({"type": "call", "id": id, "server": server, "tool": tool, "args": args, "at": at})
+            return id, at
+
+    def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
+        """Write down the answer to a call that the server did not get: a tool of the harness, or a fault."""
+        self._row({"type": "result", "id": id, "ok": ok, "result": text})
+
+    def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
+        """Run a command, as a harness's own shell tool does; with `typed` at a terminal, where it answers prompts."""
+        args = {"command": " ".join(argv[2:] if argv[1:2] == ["-m"] else argv)}
+        id, _ = self.begin("Bash", args, server="")  # noqa: A001
+        self.shells += 1
+        try:
+            reply: dict[str, Any] = self.scene.shell(argv, typed)  # type: ignore[attr-defined]
+        except Exception as error:
+            raise SceneDied(f"shell: {error!r}") from error
+        self.answered(id, reply["output"], ok=reply["ok"])
+        return reply
+
+    def load_skill(self, name: str) -> str:
+        """Read a skill, as a harness does when a model asks for it: its own tool, not the server's."""
+        id, _ = self.begin("Skill", {"skill": name}, server="")  # noqa: A001
+        text = (HERE.parent / "skills" / name / "SKILL.md").read_text("utf-8")
+        self.answered(id, text, ok=True)
+        return text
+
+    def say(self, text: str, *, role: str = "assistant") -> None:
+        """Say something."""
+        self._row({"type": "say", "role": role, "text": text})
+
+    def used(self, *, model: str = "", **more: float) -> None:
+        """Add to what the agent used: `tokens`, `turns`, `usd`."""
+        if model:
+            self._head["model"] = model
+        for name, value in more.items():
+            self._used[name] = self._used.get(name, 0) + value
+
+    def _row(self, row: dict[str, Any]) -> None:
+        with self._lock:
+            self._rows.append(row)
+
+    def hand_over(self, transcript: bytes) -> None:
+        """Give the transcript as the agent's own harness wrote it; it is the one that is scored."""
+        self._foreign = transcript
+
+    def write(self, path: Path, ended: str, why: str = "") -> None:
+        """Close the transcript and write it."""
+        # A scripted agent asks no model; of another the figures are what its endpoint said, and no more.
+        used = self._used if "model" in self._head else {"tokens": 0, "usd": 0.0, "turns": self._calls + 1}
+        end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **used}
+        own = "".join(json.dumps(row) + "\n" for row in (self._head, *self._rows, end))
+        if self._foreign is None:
+            path.write_text(own, "utf-8")
+        else:
+            path.write_bytes(self._foreign)
+            path.with_name(RECORD).write_text(own, "utf-8")

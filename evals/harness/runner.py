@@ -1,0 +1,142 @@
+"""Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
+
+An agent is a file `agent_<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the case,
+since the oracle follows its witness. A real one offers `make(setup)`, which gives such a function; of the case it reads
+the limits only, and it is handed the prompt and the server.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from evals.environments.stage import OpenScene, Scene
+from evals.environments.worlds import World
+from evals.errors import EvalError
+from evals.harness.recorder import AgentDied, LimitReached, Recorder, SceneDied
+from evals.harness.setup import Setup
+from evals.scoring import ledger_check, trial_file
+from evals.scoring.cases import Case
+from evals.scoring.digests import of_trial
+from evals.scoring.surface import HERE
+from evals.scoring.trials import Run
+
+Play = Callable[[Case, Recorder], None]
+
+
+def agents() -> list[str]:
+    """All agents there are, sorted."""
+    return sorted(p.stem for p in (HERE / "agents").glob("[!_]*.py"))
+
+
+def agent(name: str, setup: Setup | None = None) -> Play:
+    """The agent of a name. Raises EvalError where there is none, or where it can't be set up."""
+    if name not in agents():
+        raise EvalError(f"there is no agent {name!r}", f"There are: {', '.join(agents())}")
+    module = import_module(f"evals.agents.{name}")
+    make: Callable[[Setup], Play] | None = getattr(module, "make", None)
+    return make(setup or Setup()) if make else cast("Play", module.play)
+
+
+def is_real(name: str) -> bool:
+    """Whether an agent asks a model, and so has to be set up."""
+    return hasattr(import_module(f"evals.agents.{name}"), "make")
+
+
+def harness(name: str, setup: Setup) -> str:
+    """What stands between the model and the server, with its version: part of what a run is compared by."""
+    program: str | None = getattr(import_module(f"evals.agents.{name}"), "PROGRAM", None)
+    return f"{program} {setup.version(program)}".strip() if program else "evals"
+
+
+def run(
+    head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int = 1
+) -> None:
+    """Play all trials of a run, `jobs` at a time. Trials that are on disk already are kept, so a run can go on."""
+    head.folder.mkdir(parents=True, exist_ok=True)
+    value = {k: v for k, v in asdict(head).items() if k != "folder"}
+    (head.folder / "run.json").write_text(json.dumps(value, indent=1), "utf-8")
+    todo = [(n, head.folder / name / str(n), cases[name]) for name in head.cases for n in range(1, head.trials + 1)]
+    with ThreadPoolExecutor(jobs) as pool:
+        played = [
+            pool.submit(trial, case, worlds[case.world], n, folder, play, open_scene)
+            for n, folder, case in todo
+            if not (folder / trial_file.NAME).is_file()
+        ]
+        try:
+            for each in played:
+                each.result()
+        except BaseException:  # such as Ctrl-C: what has not begun stays for the next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
+    """Play one trial. `trial.json` comes last: a trial without it was not finished and is played again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seed, key = world.seed * 1_000 + n, secrets.token_bytes(32)
+    head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, world)}
+    try:
+        scene = open_scene(world, seed, folder / "scene")
+    except Exception as error:  # a world that can't be opened is nobody's failure
+        head["infra"] = f"the scene did not open: {error!r}"
+    else:
+        try:
+            head |= _play(case, scene, key, folder, play)
+        finally:
+            scene.close()
+    trial_file.write(folder, head)
+
+
+def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
+    limit = int(case.limits.get("tool_calls") or 60)
+    clock = getattr(scene, "now", time.time)  # pretend worlds have a time of their own
+    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
+    ended, why, infra = "completed", "", ""
+    try:
+        play(case, recorder)
+    except LimitReached:
+        ended, why = "limit", f"{limit} calls"
+    except (SceneDied, AgentDied) as error:
+        ended, why, infra = "error", str(error), str(error)
+    except Exception as error:  # an agent that crashes has died; it did not fail the case
+        ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
+    recorder.write(folder / "transcript.jsonl", ended, why)
+    try:
+        (folder / "world.json").write_text(json.dumps(scene.end()), "utf-8")
+    except Exception as error:  # without an end state nothing can be said of this trial
+        infra = infra or f"no end state: {error!r}"
+    kept = _ledger(scene, folder) if not infra else {}
+    seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
+    return {"infra": infra, "seals": None if recorder.raw else seals, **kept}
+
+
+def _ledger(scene: Scene, folder: Path) -> dict[str, Any]:
+    """Keep the server's ledger beside the trial, where the scene has a server."""
+    tell = getattr(scene, "ledger", None)
+    if tell is None:
+        return {}
+    since, events = tell()
+    return {"ledger": ledger_check.write(folder, events, since)}
+
+
+def fill(prompt: str, facts: dict[str, Any]) -> str:
+    """The prompt with the trial's facts in the place of `{name}`; other braces stay."""
+    for name, value in facts.items():
+        prompt = prompt.replace(f"{{{name}}}", str(value))
+    return prompt
+
+
+def new_run(
+    folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str, setup: Setup | None = None
+) -> Run:
+    """The head of a run; with a setup for an agent that has one."""
+    model, between = (setup.model, harness(name, setup)) if setup else ("", "evals")
+    return Run(folder, name, tuple(cases), arm, model, between, pack, None, trials)

@@ -1,0 +1,92 @@
+"""What an agent under test is set up with: its model, its pack, and what it may use."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from evals.errors import EvalError
+from evals.harness.skill_pack import ARMS, Pack, load_pack
+
+SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_PLAIN: Final = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "TMPDIR", "TEMP", "TMP"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+    | {"http_proxy", "https_proxy", "no_proxy"}
+    | {"SYSTEMROOT", "COMSPEC", "PATHEXT", "APPDATA", "LOCALAPPDATA", "USERPROFILE"}
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to run a real agent. `model` is empty for the agent's own default; `url` is for endpoints.
+
+    `key_env` names the variable that holds an endpoint's key, empty for an endpoint that wants none.
+    """
+
+    model: str = ""
+    pack: Pack = field(default_factory=lambda: Pack("none"))
+    url: str = "https://api.openai.com/v1"
+    key_env: str = "OPENAI_API_KEY"
+    timeout_s: float = 1200.0
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    sleep: Callable[[float], None] = time.sleep
+
+    def program(self, name: str) -> str:
+        """The path of an agent's program. Raises EvalError where it is not installed."""
+        path = shutil.which(name, path=self.env.get("PATH"))
+        if path is None:
+            raise EvalError(f"the program {name!r} is not on the PATH", "Install it, or choose another --agent")
+        return path
+
+    def version(self, name: str) -> str:
+        """What a program says to `--version`, for the record: "" where it says nothing."""
+        command = [self.program(name), "--version"]
+        try:
+            done = subprocess.run(command, env=self.environment(), capture_output=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0][:100]
+
+    def environment(self, *prefixes: str) -> dict[str, str]:
+        """The variables that an agent's program is started with: the machine's, and those with its own prefixes.
+
+        Tokens of clouds, of the Hub and of everything else stay behind: an agent under test has no business with them.
+        """
+        return {k: v for k, v in self.env.items() if k in _PLAIN or (prefixes and k.startswith(prefixes))}
+
+    def redacted(self, text: bytes) -> bytes:
+        """What a program wrote, without the values of the variables that hold secrets."""
+        for name, value in self.env.items():
+            if len(value) >= 6 and any(word in name.upper() for word in SECRET):
+                text = text.replace(value.encode("utf-8", "surrogateescape"), f"<{name}>".encode())
+        return text
+
+
+def add_flags(parser: argparse._ArgumentGroup) -> None:
+    """The options of a real agent, for a command that runs one."""
+    parser.add_argument("--model", default="", help="the agent's own default where left out; an endpoint needs one")
+    parser.add_argument("--arm", choices=ARMS, default="none", help="what of the skill pack the agent sees")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="a pack other than this checkout's; for --arm old")
+    parser.add_argument("--url", default=Setup.url, help="the endpoint's address, up to and with /v1")
+    parser.add_argument("--key-env", default=Setup.key_env, metavar="NAME", help="the variable with the endpoint's key")
+    parser.add_argument("--timeout", type=float, default=Setup.timeout_s, metavar="SECONDS", help="for one trial")
+
+
+def from_flags(args: argparse.Namespace) -> Setup:
+    """The setup that the options ask for. Raises EvalError for an arm that can't be set up."""
+    pack = load_pack(args.arm, args.pack)
+    return Setup(args.model, pack, url=args.url, key_env=args.key_env, timeout_s=args.timeout)
+
+
+def any_of(env: Mapping[str, str], names: tuple[str, ...], files: tuple[Path, ...], what: str) -> None:
+    """Raise EvalError where none of the variables is set and none of the files is there."""
+    if not any(env.get(name) for name in names) and not any(file.is_file() for file in files):
+        raise EvalError(f"{what} has no key: none of {', '.join(names)} is set", "Set one, or log in with the program")

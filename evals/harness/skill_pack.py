@@ -1,0 +1,106 @@
+"""The skill pack that an agent under test is given, and the arms of an uplift study: what of it the agent gets to see.
+
+A pack is a folder with `skills/<name>/SKILL.md`: a checkout, an older checkout, or anything of that shape.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from evals.errors import EvalError
+from evals.scoring.surface import HERE
+
+ARMS: Final = ("none", "pack", "forced", "old")
+_MAX_TEXT: Final = 200_000
+"""More than this forced into a context would test the context, not the pack."""
+
+
+@dataclass(frozen=True)
+class Skill:
+    """One skill: its folder, and the two fields that every client shows to its model."""
+
+    folder: Path
+    name: str
+    description: str
+
+    @property
+    def text(self) -> str:
+        """The page without its front matter."""
+        return _split(self.folder / "SKILL.md")[1]
+
+    def read(self, file: str) -> str:
+        """A file of the skill. Raises FileNotFoundError for one that is outside its folder or not there."""
+        path = (self.folder / file).resolve()
+        if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
+            raise FileNotFoundError(file)
+        return path.read_text("utf-8", errors="replace")[:_MAX_TEXT]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What an agent sees in one arm.
+
+    `skills` can be found by the agent, `forced` stands in its context. `bare`: the skills that the server itself serves
+    as resources are hidden, since they are the pack under test.
+    """
+
+    arm: str
+    skills: tuple[Skill, ...] = ()
+    forced: str = ""
+    root: Path = HERE.parent
+
+    @property
+    def bare(self) -> bool:
+        """Whether the server's own copy of the skills has to be hidden."""
+        return self.arm in ("none", "old")
+
+    def install(self, folder: Path) -> None:
+        """Copy the skills that can be found to `folder/<name>/`; nothing where there are none."""
+        for skill in self.skills:
+            shutil.copytree(skill.folder, folder / skill.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def load_pack(arm: str, root: Path | None = None) -> Pack:
+    """The pack of an arm; `root` is this checkout where left out. Raises EvalError for an arm that can't be set up."""
+    if arm not in ARMS:
+        raise EvalError(f"there is no arm {arm!r}", f"There are: {', '.join(ARMS)}")
+    if arm == "old" and root is None:
+        raise EvalError("the arm `old` needs the old pack", "Give its folder with --pack")
+    if arm == "none":
+        return Pack(arm)
+    root = root or HERE.parent
+    skills = tuple(_skills(root))
+    if arm == "forced":
+        text = "\n\n".join(skill.text for skill in skills)
+        if len(text) > _MAX_TEXT:
+            raise EvalError(f"the pack has {len(text):,} characters", "Too many to force into a context", file=root)
+        return Pack(arm, forced=text, root=root)
+    return Pack(arm, skills, root=root)
+
+
+def _skills(root: Path) -> list[Skill]:
+    pages = sorted((root / "skills").glob("*/SKILL.md"))
+    if not pages:
+        raise EvalError("there is no skills/<name>/SKILL.md", "Give the folder of a pack with --pack", file=root)
+    return [_skill(page) for page in pages]
+
+
+def _skill(page: Path) -> Skill:
+    fields = _split(page)[0]
+    name, description = fields.get("name", ""), fields.get("description", "")
+    if name != page.parent.name or not description:
+        raise EvalError("a skill needs its folder's name as `name`, and a `description`", "Fix the page", file=page)
+    return Skill(page.parent, name, description)
+
+
+def _split(page: Path) -> tuple[dict[str, str], str]:
+    """(the fields that stand in one line of the front matter, the text below)."""
+    text = page.read_text("utf-8")
+    if not text.startswith("---\n") or "\n---\n" not in text[4:]:
+        return {}, text
+    head, _, body = text[4:].partition("\n---\n")
+    pairs = (line.partition(":") for line in head.splitlines() if not line.startswith((" ", "#")))
+    return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}, body.strip()

@@ -1,0 +1,48 @@
+"""How a loop without a harness shows a pack to its model: names in the system prompt, pages on request.
+
+Clients do the same; the tool is the harness's, so the server knows nothing of it, and `trigger` checks see it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from evals.harness.recorder import Recorder
+from evals.harness.skill_pack import Pack
+from evals.harness.tool_schemas import Shown
+
+SKILL: Final = "Skill"
+DESCRIPTION: Final = "Read a skill: instructions for a kind of work."
+PARAMETERS: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "skill": {"type": "string", "description": "Its name"},
+        "file": {"type": "string", "description": "Another file of it than SKILL.md"},
+    },
+    "required": ["skill"],
+    "additionalProperties": False,
+}
+
+
+def system(offer: Shown, pack: Pack) -> str:
+    """The system prompt: what the server tells its clients, and what of the pack the arm shows."""
+    parts = [offer.instructions]
+    if pack.skills:
+        rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
+        parts.append(f"Skills that can be read with the tool {SKILL}:\n{rows}")
+    parts.append(pack.forced)
+    return "\n\n".join(part for part in parts if part)
+
+
+def read_skill(recorder: Recorder, pack: Pack, args: dict[str, Any] | None) -> str:
+    """A page of the pack, or the words that there is none. The attempt stands in the transcript."""
+    asked = args or {}
+    name, file = str(asked.get("skill")), str(asked.get("file") or "SKILL.md")
+    id, _ = recorder.begin(SKILL, {"skill": name, "file": file}, server="")  # noqa: A001
+    found = next((skill for skill in pack.skills if skill.name == name), None)
+    try:
+        text = found.read(file) if found else None
+    except (OSError, ValueError):
+        text = None
+    recorder.answered(id, "there is no such page" if text is None else "read", ok=text is not None)
+    return text if text is not None else f"there is no page {name}/{file}"[:300]

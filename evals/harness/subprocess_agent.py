@@ -1,0 +1,145 @@
+"""Runs an agent that is a program: a folder of its own, few variables, a time limit, and its output as transcript."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from evals.harness.recorder import AgentDied, Recorder
+from evals.harness.setup import Setup
+
+_MAX_OUTPUT: Final = 64 << 20
+_TAIL: Final = 2_000
+_NOTES: Final = 50
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program works: `work` is its working folder, empty but for the pack; `own` holds its configuration."""
+
+    own: Path
+    work: Path
+
+
+@contextmanager
+def place() -> Iterator[Place]:
+    """A fresh place, outside of any checkout: no cases, witnesses or worlds lie around there."""
+    with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
+        work = Path(name) / "work"
+        work.mkdir()
+        yield Place(Path(name), work)
+
+
+def drive(
+    command: list[str], recorder: Recorder, setup: Setup, env: dict[str, str], work: Path, ends: tuple[str, ...]
+) -> None:
+    """Give the program the prompt on its standard input, and hand its output over. Raises AgentDied.
+
+    `ends` are the types of a line that closes a transcript: a program that fails after it is scored by what it wrote.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise AgentDied(f"{command[0]} can't be started: {error}") from error
+    output, faults = _Reader(process, process.stdout, _MAX_OUTPUT), _Reader(process, process.stderr, _MAX_OUTPUT)
+    try:
+        _tell(process, recorder.prompt)
+        why = _wait(process, setup.timeout_s)
+    finally:
+        _kill(process)
+    out, err = setup.redacted(output.data()), setup.redacted(faults.data())
+    if out.strip():
+        recorder.hand_over(out)
+    tail = err[-_TAIL:].decode("utf-8", "replace").strip()
+    if output.full:
+        why = "it wrote more than a session can hold"
+    elif not why and not _closed(out, ends):
+        why = "it stopped in the middle"
+    if why:
+        raise AgentDied(f"{Path(command[0]).name}: {why} (exit code {process.returncode}): {tail}")
+
+
+def _closed(output: bytes, ends: tuple[str, ...]) -> bool:
+    """Whether a line closes the transcript; notes on what was still running in the background may follow it."""
+    for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and row.get("type") in ends:
+            return True
+    return False
+
+
+def _tell(process: subprocess.Popen[bytes], prompt: str) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(prompt.encode())
+        process.stdin.close()
+    except OSError:  # it ended without reading; its exit tells why
+        pass
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {timeout_s:g} s and was stopped"
+    return ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the program and what it left running: nothing may write on while its trial is scored."""
+    if os.name == "posix":
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # nothing of its group is left (macOS says it the other way)
+            pass
+    process.kill()
+    process.wait()
+
+
+class _Reader:
+    """Reads a stream to its end in a thread; a program that writes without end is killed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes] | None, most: int) -> None:
+        assert stream is not None
+        self.full = False
+        self._process, self._stream, self._most = process, stream, most
+        self._blocks: list[bytes] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        size = 0
+        while block := os.read(self._stream.fileno(), 1 << 16):
+            size += len(block)
+            if size > self._most:
+                self.full = True
+                self._process.kill()
+                return
+            self._blocks.append(block)
+
+    def data(self) -> bytes:
+        """What was read, once the program has ended."""
+        self._thread.join(10)
+        if not self._thread.is_alive():
+            self._stream.close()
+        return b"".join(self._blocks)

@@ -1,0 +1,94 @@
+"""What a server shows to its clients: its instructions and its tools, asked of the running server."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evals.errors import EvalError
+from evals.harness.json_process import WireError
+from evals.harness.mcp_client import McpClient
+
+_MAX_PAGES: Final = 100
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The instructions, and the tools as `tools/list` gives them."""
+
+    instructions: str
+    tools: list[dict[str, Any]]
+
+
+_KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
+
+
+def shown(command: list[str], env: dict[str, str]) -> Shown:
+    """Start a server, ask what it offers, stop it. Raises WireError where it does not answer.
+
+    Asked once for each command: what a server shows does not depend on the world that it stands in.
+    """
+    known = _KNOWN.get(tuple(command))
+    if known is None:
+        known = _KNOWN[tuple(command)] = _ask(command, env)
+    return known
+
+
+def _ask(command: list[str], env: dict[str, str]) -> Shown:
+    with tempfile.TemporaryDirectory(prefix="evals-") as folder:
+        client = McpClient(command, env, Path(folder))
+        try:
+            return Shown(str(client.greeting.get("instructions") or ""), _tools(client))
+        finally:
+            client.close()
+
+
+def _tools(client: McpClient) -> list[dict[str, Any]]:
+    tools: list[dict[str, Any]] = []
+    cursor: dict[str, Any] = {}
+    for _ in range(_MAX_PAGES):
+        page = client.request("tools/list", cursor)
+        tools += page.get("tools", [])
+        if not page.get("nextCursor"):
+            return tools
+        cursor = {"cursor": page["nextCursor"]}
+    raise WireError("the list of tools does not end")
+
+
+# ------------------------------------------------------------------------------------------------------ tools.json
+
+_WORDS: Final = frozenset({"description", "default", "title"})
+_RULES: Final = frozenset(
+    {"type", "properties", "required", "additionalProperties", "items", "enum"}
+    | {"maxLength", "maxItems", "minimum", "maximum"}
+)
+
+
+def schemas(offer: Shown) -> dict[str, Any]:
+    """What `tools.json` holds: for each tool the rules for its arguments, without words and defaults.
+
+    Raises EvalError for a rule that `surface.faults` would not check.
+    """
+    return {tool["name"]: _rules(tool["inputSchema"], tool["name"]) for tool in offer.tools}
+
+
+def _rules(schema: Any, where: str) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    rules = {key: value for key, value in schema.items() if key not in _WORDS}
+    for key in sorted(rules.keys() - _RULES):
+        raise EvalError(f"{where} has the rule {key!r}, which is not checked", "Teach it to evals/scoring/surface.py")
+    for key in ("items", "additionalProperties"):
+        if key in rules:
+            rules[key] = _rules(rules[key], f"{where}.{key}")
+    if "properties" in rules:
+        rules["properties"] = {k: _rules(v, f"{where}.{k}") for k, v in rules["properties"].items()}
+    return rules
+
+
+def as_text(rules: dict[str, Any]) -> str:
+    """The text of `tools.json`."""
+    return json.dumps(rules, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,76 @@
+"""What a pack is worth: the same cases without it, with it, with its text forced into the context, and with an old one.
+
+`forced - none` is the value of the content, `pack - forced` what is lost because the skill was not found in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from evals.errors import EvalError
+from evals.reports.compare import Comparison, compare
+from evals.reports.markdown import outcomes, percent, table
+from evals.reports.summary import Summary
+from evals.scoring.trials import Trial
+
+ARMS: Final = ("none", "pack", "forced", "old")
+_PAIRS: Final = (
+    ("none", "pack", "uplift of the pack"),
+    ("none", "forced", "value of the content"),
+    ("forced", "pack", "loss by not being found"),
+    ("old", "pack", "change since the old pack"),
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: its numbers and its trials."""
+
+    summary: Summary
+    trials: Sequence[Trial]
+
+    @property
+    def trigger_rate(self) -> float | None:
+        """The share of trials in which some skill was loaded."""
+        if not self.trials:
+            return None
+        return sum(any(_is_load(c.tool, c.args) for c in t.transcript.calls) for t in self.trials) / len(self.trials)
+
+
+def _is_load(tool: str, args: object) -> bool:
+    texts = [v for v in args.values() if isinstance(v, str)] if isinstance(args, dict) else []
+    return tool == "Skill" or any("SKILL.md" in text for text in texts)
+
+
+def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
+    """Every comparison that the arms allow. Raises EvalError for arms that are unknown, double or too few."""
+    by_name = {arm.summary.run.arm: arm for arm in arms}
+    if len(by_name) != len(arms) or not by_name.keys() <= set(ARMS) or len(arms) < 2:
+        raise EvalError(f"these arms can't be compared: {', '.join(a.summary.run.arm for a in arms)}", _ARMS_REMEDY)
+    return [
+        (words, compare(by_name[a].summary, by_name[b].summary, by_name[a].trials, by_name[b].trials))
+        for a, b, words in _PAIRS
+        if a in by_name and b in by_name
+    ]
+
+
+_ARMS_REMEDY: Final = f"Give at least two runs, each of another arm: {', '.join(ARMS)}"
+
+
+def report(arms: Sequence[Arm]) -> str:
+    """The arms side by side, as Markdown."""
+    lines = ["# Uplift", "", *outcomes([arm.summary for arm in arms]), ""]
+    use: list[Sequence[object]] = [("arm", "skill loaded", "tokens", "agent $")]
+    for arm in arms:
+        rate = arm.trigger_rate
+        tokens = sum(t.transcript.meta.tokens or 0 for t in arm.trials)
+        usd = sum(t.transcript.meta.usd or 0.0 for t in arm.trials)
+        use.append((arm.summary.run.arm, "n/a" if rate is None else f"{100 * rate:.0f} %", tokens, f"{usd:.2f}"))
+    lines += [*table(use), ""]
+    rows: list[Sequence[object]] = [("pair", "difference per case", "gain", "cases worse", "idle checks", "exit")]
+    for words, c in pairs(arms):
+        gain = "n/a" if c.gain is None else f"{c.gain:.2f}"
+        rows.append((words, percent(c.difference), gain, len(c.worse), len(c.idle_checks), c.exit.name))
+    return "\n".join([*lines, *table(rows)]) + "\n"

@@ -1,0 +1,124 @@
+"""Two runs against each other: which trials may be reused, what got worse, and whether it means anything."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from evals.environments.worlds import World
+from evals.reports.summary import Summary
+from evals.scoring.cases import Case
+from evals.scoring.digests import of_case, of_prompt, of_world
+from evals.scoring.stats import Interval, cluster_bootstrap, normalized_gain
+from evals.scoring.trials import Run, Trial
+
+
+class Exit(IntEnum):
+    """Exit codes of `compare` and `score`."""
+
+    PASS = 0
+    REGRESSION = 1
+    BAD_POLICY = 2
+    UNDECIDABLE = 3
+
+
+class Plan(StrEnum):
+    """What has to be done for a trial: nothing, score it again, or run it again."""
+
+    REUSE = "REUSE"
+    REGRADE = "REGRADE"
+    RERUN = "RERUN"
+
+
+def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
+    """Whether a recorded trial still speaks for the present.
+
+    What the agent saw (prompt, world, pack, model) asks for a new run; what only the scorer looks at (checks, limits,
+    the scorer itself) asks for new grades.
+    """
+    old = trial.digests
+    if (run.pack, run.model) != (pack, model) or old.get("world") != of_world(world):
+        return Plan.RERUN
+    if old.get("prompt") != of_prompt(case):
+        return Plan.RERUN
+    return Plan.REUSE if (old.get("case"), old.get("scorer")) == (of_case(case), scorer) else Plan.REGRADE
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`after` against `before`. `difference` is of pass rates in the cases that both hold, clusters resampled."""
+
+    before: Summary
+    after: Summary
+    same_population: bool
+    difference: Interval | None
+    gain: float | None
+    better: tuple[str, ...]
+    worse: tuple[str, ...]
+    flips: tuple[str, ...]
+    new_vetoes: tuple[str, ...]
+    idle_checks: tuple[str, ...]
+
+    @property
+    def exit(self) -> Exit:
+        """What a pipeline should do: a deterministic flip to failure or a new veto is a regression at once."""
+        if self.before.undecidable or self.after.undecidable:
+            return Exit.UNDECIDABLE
+        if self.flips or self.new_vetoes:
+            return Exit.REGRESSION
+        if self.difference is not None and self.same_population and self.difference.high < 0:
+            return Exit.REGRESSION
+        return Exit.PASS
+
+
+def compare(before: Summary, after: Summary, old: Sequence[Trial], new: Sequence[Trial]) -> Comparison:
+    """Pair two runs by case. Whole-run rates are compared only where both tried the same cases equally often."""
+    rows0, rows1 = {r.id: r for r in before.rows}, {r.id: r for r in after.rows}
+    shared = sorted(rows0.keys() & rows1.keys())
+    deltas: dict[str, list[float]] = defaultdict(list)
+    better: list[str] = []
+    worse: list[str] = []
+    flips: list[str] = []
+    vetoes: list[str] = []
+    digests0, digests1 = _digests(old), _digests(new)
+    for id in shared:  # noqa: A001
+        a, b = rows0[id], rows1[id]
+        if not a.n or not b.n:
+            continue
+        delta = b.passes / b.n - a.passes / a.n
+        deltas[a.cluster].append(delta)
+        (better if delta > 0 else worse if delta < 0 else []).append(id)
+        if a.passes == a.n and b.passes == 0 and digests0[id] == digests1[id]:
+            flips.append(id)
+        if b.vetoed and not a.vetoed:
+            vetoes.append(id)
+    counts0, counts1 = Counter({r.id: r.n for r in before.rows}), Counter({r.id: r.n for r in after.rows})
+    same = counts0 == counts1 and digests0 == digests1
+    difference = cluster_bootstrap(deltas)
+    base = _rate(before, shared)
+    gain = normalized_gain(_rate(after, shared), base) if shared else None
+    idle = tuple(sorted(_always_pass(old) & _always_pass(new)))
+    lists = (tuple(better), tuple(worse), tuple(flips), tuple(vetoes))
+    return Comparison(before, after, same, difference, gain, *lists, idle)
+
+
+def _digests(trials: Sequence[Trial]) -> dict[str, str]:
+    """Digest of each case as it was tried; where a runner recorded none, the cases count as unchanged."""
+    return {t.case: t.digests.get("case", "") for t in trials}
+
+
+def _rate(summary: Summary, ids: Sequence[str]) -> float:
+    rates = [r.passes / r.n for r in summary.rows if r.id in set(ids) and r.n]
+    return sum(rates) / len(rates) if rates else 0.0
+
+
+def _always_pass(trials: Sequence[Trial]) -> set[str]:
+    """Checks that passed in every trial: in both arms, they tell nothing apart and can be retired."""
+    seen: dict[str, bool] = {}
+    for trial in trials:
+        for check in trial.score.checks:
+            key = f"{trial.case}/{check.id}"
+            seen[key] = seen.get(key, True) and not check.fails
+    return {key for key, passed in seen.items() if passed}

@@ -1,0 +1,162 @@
+"""The report as one HTML page: no script, no font, no picture from outside; light and dark; readable by ear."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from evals.reports.markdown import figures
+from evals.reports.summary import CaseRow, Summary
+from evals.reports.svg import intervals, money, stacked, text
+from evals.reports.timeline import timeline
+from evals.scoring.stats import wilson
+from evals.scoring.trials import Trial
+from evals.scoring.verdict import Verdict
+
+_ORDER: Final = (Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INFRA)
+_CSS: Final = """
+:root{color-scheme:light dark;--bg:#fbfaf8;--card:#fff;--ink:#1d1c1a;--soft:#65625c;--line:#dedad2;
+--pass:#2a78b8;--fail:#d1495b;--invalid:#8a5fb0;--infra:#a8a59d;--useful:#2a78b8;--wasted:#d1495b;--on:#fff}
+@media(prefers-color-scheme:dark){:root{--bg:#161614;--card:#1f1f1c;--ink:#eceae4;--soft:#a5a29a;--line:#3a3935;
+--pass:#5aa6e0;--fail:#f07f8c;--invalid:#b995dc;--infra:#77746c;--useful:#5aa6e0;--wasted:#f07f8c;--on:#141412}}
+*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:860px;margin:0 auto;padding:32px 20px 80px}h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
+h2{font-size:1.15rem;margin:40px 0 6px}p{margin:6px 0;max-width:68ch}.soft,.soft td{color:var(--soft)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:12px;margin:20px 0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
+.tile b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:.85rem}.tile.bad b{color:var(--fail)}
+figure{margin:12px 0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px}
+figure{overflow-x:auto}
+svg{display:block;width:100%;min-width:560px;height:auto;font:12.5px system-ui,sans-serif}svg text{fill:var(--ink)}
+svg .soft{fill:var(--soft)}svg .in{fill:var(--on);font-weight:600}svg .grid{stroke:var(--line)}
+svg .whisker{stroke:var(--pass);stroke-width:2}svg .dot{fill:var(--pass)}
+.pass{fill:var(--pass)}.fail{fill:var(--fail)}.invalid{fill:var(--invalid)}.infra{fill:var(--infra)}
+.useful{fill:var(--useful)}.wasted{fill:var(--wasted)}.call{stroke-width:1.5}
+.ours{fill:var(--pass);stroke:var(--pass)}.other{fill:var(--infra);stroke:var(--infra)}
+.failed{fill:none;stroke:var(--soft);stroke-dasharray:3 2}.veto{fill:var(--fail)}
+svg .vetoed{fill:var(--fail);font-weight:600}
+.key{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:.85rem;color:var(--soft);margin-top:8px}
+.key i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px;background:var(--c)}
+table{border-collapse:collapse;width:100%;font-size:.9rem}caption{text-align:left;color:var(--soft);padding:4px 0}
+th,td{text-align:left;padding:6px 10px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+td.n{font-variant-numeric:tabular-nums;white-space:nowrap}.scroll{overflow-x:auto}
+code{font:.92em ui-monospace,monospace;overflow-wrap:anywhere}th code{white-space:nowrap}
+.note{border-left:4px solid var(--fail);padding:6px 14px;background:var(--card)}
+"""
+
+
+def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -> str:
+    """The whole page. `scripted` marks runs of agents that follow a script instead of a model."""
+    body = "".join(_body(summary, trials, scripted))
+    title = f"{text(summary.run.agent)} ({text(summary.run.arm)})"
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    head += f"<title>{title}</title><style>{_CSS}</style>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
+
+
+def _body(summary: Summary, trials: Sequence[Trial], scripted: bool) -> Iterator[str]:
+    run, total = summary.run, sum(summary.verdicts.values())
+    yield f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"
+    facts = [f"arm {run.arm}", run.model or "model not told", f"{len(summary.rows)} cases, {total} trials"]
+    yield f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>'
+    if summary.undecidable:
+        infra = summary.verdicts[Verdict.INFRA]
+        yield f'<p class="note">Undecidable: {infra} of {total} trials died or are missing, more than 5 %.</p>'
+    yield f'<div class="tiles">{"".join(_tiles(summary))}</div>'
+    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed: something in it could not be believed.</p>"
+    yield f"<figure>{_by_cluster(summary)}{_key()}</figure>"
+    yield "<h2>How sure that is</h2><p>Trials that pass, with a 95 % interval (Wilson): few trials, wide bars.</p>"
+    yield f"<figure>{_rates(summary)}</figure>"
+    yield "<h2>Money</h2><p>What the jobs cost, and the part of it that paid for nothing that is left.</p>"
+    yield f"<figure>{_dollars(summary)}</figure>"
+    yield from _story(trials)
+    yield "<h2>Cases</h2>" + _cases(summary.rows)
+    yield "<h2>Figures</h2>" + _figures(summary)
+
+
+def _tiles(summary: Summary) -> Iterator[str]:
+    d, whole = summary.damage, summary.all_k()
+    yield _tile(
+        f"{100 * whole.value:.0f} %" if whole else "n/a",
+        f"pass^{summary.k}: " + ("a case passes" if summary.k == 1 else f"all {summary.k} trials of a case pass"),
+    )
+    yield _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True)
+    yield _tile(f"${d.spent_usd:.2f}", "spent on jobs")
+    yield _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True)
+    yield _tile(str(d.lost), "checkpoints lost", bad=True)
+    yield _tile(str(d.billing), "machines left billing, with nobody asked", bad=True)
+    yield _tile(str(d.duplicates), "jobs started twice", bad=True)
+    yield _tile(str(d.bypasses), "calls round the server", bad=True)
+
+
+def _tile(value: str, words: str, *, bad: bool = False) -> str:
+    alarm = bad and value not in ("0", "$0.00")
+    return f'<div class="tile{" bad" if alarm else ""}"><b>{text(value)}</b><span>{text(words)}</span></div>'
+
+
+def _key() -> str:
+    items = (f'<span><i style="--c:var(--{v.value})"></i>{v.value}</span>' for v in _ORDER)
+    return f'<div class="key">{"".join(items)}</div>'
+
+
+def _by_cluster(summary: Summary) -> str:
+    rows = [(name, [(v.value, c[v]) for v in _ORDER]) for name, c in sorted(summary.by_cluster.items())]
+    return stacked(rows, "Outcome by cluster")
+
+
+def _rates(summary: Summary) -> str:
+    rows = []
+    for name, counts in sorted(summary.by_cluster.items()):
+        n = _counted(counts)
+        rate = wilson(counts[Verdict.PASS], n)
+        if rate is not None:
+            rows.append((name, rate, f"{counts[Verdict.PASS]} of {n}"))
+    return intervals(rows, "Pass rate by cluster")
+
+
+def _counted(counts: Counter[Verdict]) -> int:
+    return sum(counts.values()) - counts[Verdict.INFRA]
+
+
+def _dollars(summary: Summary) -> str:
+    damage = sorted(summary.damage_by_cluster.items())
+    return money([(name, d.spent_usd - d.wasted_usd, d.wasted_usd) for name, d in damage], "Dollars by cluster")
+
+
+def _story(trials: Sequence[Trial]) -> Iterator[str]:
+    """The trial that a reader should see first: one in which a veto fired on calls, else any that failed."""
+    bad = [t for t in trials if t.score.verdict in (Verdict.FAIL, Verdict.INVALID) and t.transcript.calls]
+    if not bad:
+        return
+    trial = max(bad, key=lambda t: (any(c.outcome.seqs for c in t.score.vetoes), len(t.transcript.calls)))
+    yield f"<h2>One trial: <code>{text(trial.case)}</code></h2><p>{text(trial.score.why)}</p>"
+    yield f"<figure>{timeline(trial)}"
+    yield '<div class="key"><span><i style="--c:var(--pass)"></i>call to the server</span>'
+    yield '<span><i style="--c:var(--infra)"></i>other call</span><span>dashed: failed</span>'
+    yield '<span><i style="--c:var(--fail)"></i>a check fired here</span></div></figure>'
+    fails = [c for c in trial.score.checks if c.fails]
+    items = (f"<li><code>{text(c.id)}</code>{' (veto)' if c.veto else ''}: {text(c.outcome.why)}</li>" for c in fails)
+    yield f"<ul>{''.join(items)}</ul>"
+
+
+def _cases(rows: Sequence[CaseRow]) -> str:
+    order = sorted(rows, key=lambda r: (r.passes / r.n if r.n else -1, r.id))
+    lines = (
+        f'<tr><th scope="row"><code>{text(r.id)}</code></th><td>{text(r.cluster)}</td>'
+        f'<td class="n">{r.passes} of {r.n}</td>'
+        f'<td class="n">{r.vetoed}</td><td>{"flaky; " if r.flaky else ""}{text(r.why)}</td></tr>'
+        for r in order
+    )
+    head = "".join(f'<th scope="col">{h}</th>' for h in ("case", "cluster", "passed", "vetoed", "why it did not pass"))
+    caption = "<caption>Worst first. Flaky: its trials disagree with nothing changed between them.</caption>"
+    body = "".join(lines)
+    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _figures(summary: Summary) -> str:
+    rows = [*figures(summary), ("infra trials", str(summary.verdicts[Verdict.INFRA]))]
+    cells = (f'<tr><th scope="row">{text(a)}</th><td class="n">{text(b)}</td></tr>' for a, b in rows)
+    caption = "<caption>Means over cases; intervals at 95 %, whole clusters resampled for pass^k and pass@k.</caption>"
+    return f"<table>{caption}<tbody>{''.join(cells)}</tbody></table>"

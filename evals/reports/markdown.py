@@ -1,0 +1,129 @@
+"""The report as Markdown: for a pull request, a README or a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from evals.reports.compare import Comparison
+from evals.reports.summary import CaseRow, Summary
+from evals.scoring.stats import Interval
+from evals.scoring.verdict import Verdict
+
+_HEAD = (
+    "agent",
+    "arm",
+    "pass",
+    "fail",
+    "invalid",
+    "infra",
+    "$ spent",
+    "$ wasted",
+    "lost",
+    "billing",
+    "twice",
+    "bypassed",
+)
+
+
+def table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table; the first row is the head."""
+    for n, row in enumerate(rows):
+        yield "| " + " | ".join(cell(value) for value in row) + " |"
+        if n == 0:
+            yield "|" + " --- |" * len(row)
+
+
+def cell(value: object) -> str:
+    """A value that can't break out of its cell."""
+    return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
+    """One row for each run: verdicts, money and losses."""
+    rows: list[Sequence[object]] = [_HEAD]
+    for s in summaries:
+        d, v = s.damage, s.verdicts
+        counts = [v[x] for x in (Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INFRA)]
+        money = [f"{d.spent_usd:.2f}", f"{d.wasted_usd:.2f}"]
+        rows.append([s.run.agent, s.run.arm, *counts, *money, d.lost, d.billing, d.duplicates, d.bypasses])
+    yield from table(rows)
+
+
+def report(summary: Summary) -> str:
+    """The whole report of one run."""
+    return "\n".join(_report(summary)) + "\n"
+
+
+def _report(summary: Summary) -> Iterator[str]:
+    yield f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}"
+    yield ""
+    if summary.undecidable:
+        infra = f"{summary.verdicts[Verdict.INFRA]} of {sum(summary.verdicts.values())}"
+        yield f"**Undecidable:** {infra} trials died or are missing."
+        yield ""
+    yield from outcomes([summary])
+    yield ""
+    yield from table([("figure", "value"), *figures(summary)])
+    yield ""
+    yield from table([("cluster", "pass", "fail", "invalid", "infra"), *_clusters(summary)])
+    yield ""
+    bad = [r for r in summary.rows if r.passes < r.n or r.infra]
+    if bad:
+        yield from table([("case", "passed", "vetoed", "flaky", "why"), *(_case(r) for r in bad)])
+
+
+def _case(row: CaseRow) -> Sequence[object]:
+    return row.id, f"{row.passes}/{row.n}", row.vetoed, "yes" if row.flaky else "", row.why
+
+
+def figures(summary: Summary) -> list[tuple[str, str]]:
+    """The headline figures, in words."""
+    k = summary.k
+    rows = [
+        (f"pass^{k} ({'the trial passes' if k == 1 else f'all of {k} trials pass'})", percent(summary.all_k())),
+        (f"pass@{k} ({'the trial passes' if k == 1 else f'one of {k} passes'})", percent(summary.any_k())),
+        ("trials that pass", percent(summary.rate)),
+        ("trials without a veto", percent(summary.veto_free)),
+    ]
+    if summary.veto_bound is not None:
+        rows.append(("veto rate is below (95 %)", f"{100 * summary.veto_bound:.1f} %"))
+    if summary.unscored:
+        rows.append(("checks that nobody judged", str(summary.unscored)))
+    if summary.unsealed:
+        rows.append(("trials without seals", str(summary.unsealed)))
+    return rows
+
+
+def percent(interval: Interval | None) -> str:
+    """A rate with its interval."""
+    if interval is None:
+        return "not defined"
+    if interval.low == interval.high:  # all clusters alike: resampling them says nothing of how sure that is
+        return f"{100 * interval.value:.1f} % (alike in every cluster; no interval)"
+    return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def _clusters(summary: Summary) -> Iterator[Sequence[object]]:
+    for name, counts in sorted(summary.by_cluster.items()):
+        yield name, *(counts[v] for v in (Verdict.PASS, Verdict.FAIL, Verdict.INVALID, Verdict.INFRA))
+
+
+def comparison(c: Comparison) -> str:
+    """What changed between two runs."""
+    lines = [f"# {cell(c.after.run.agent)}: {cell(c.before.run.arm)} to {cell(c.after.run.arm)}", ""]
+    lines += [*outcomes([c.before, c.after]), ""]
+    lines.append(f"Verdict: **{c.exit.name}** (exit code {int(c.exit)})")
+    if not c.same_population:
+        lines.append("The two runs did not try the same cases equally often: only single cases are compared.")
+    lines.append(f"Paired difference per case: {percent(c.difference)}")
+    if c.gain is not None:
+        lines.append(f"Normalized gain: {c.gain:.2f}")
+    named = (
+        ("better", c.better),
+        ("worse", c.worse),
+        ("always passed, now never", c.flips),
+        ("new vetoes", c.new_vetoes),
+    )
+    lines += [f"- {name}: {', '.join(ids) or 'none'}" for name, ids in named]
+    lines.append(f"- checks that never failed in either run: {len(c.idle_checks)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,138 @@
+"""The numbers of a run: what every report shows, computed in one place."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from evals.scoring.cases import Case
+from evals.scoring.endstate import Damage
+from evals.scoring.stats import (
+    Interval,
+    cluster_bootstrap,
+    pass_at_k,
+    pass_hat_k,
+    wilson,
+    zero_bound,
+)
+from evals.scoring.trials import Run, Trial
+from evals.scoring.verdict import Verdict
+
+MAX_INFRA: Final = 0.05
+"""Above this share of trials that died or are missing a run decides nothing."""
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """One case of a run. `flaky`: some trials passed and some failed with nothing changed between them."""
+
+    id: str
+    cluster: str
+    split: str
+    n: int
+    passes: int
+    vetoed: int
+    infra: int
+    why: str
+
+    @property
+    def flaky(self) -> bool:
+        """Whether its trials disagree."""
+        return 0 < self.passes < self.n
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers. `n` counts the trials that count: all but INFRA."""
+
+    run: Run
+    rows: tuple[CaseRow, ...]
+    verdicts: Counter[Verdict]
+    by_cluster: dict[str, Counter[Verdict]]
+    damage: Damage
+    damage_by_cluster: dict[str, Damage]
+    k: int
+    unscored: int
+    unsealed: int
+    """Trials whose transcript no seal vouches for, because no server of a stage sealed it."""
+
+    @property
+    def n(self) -> int:
+        """Trials that count."""
+        return sum(self.verdicts.values()) - self.verdicts[Verdict.INFRA]
+
+    @property
+    def undecidable(self) -> bool:
+        """Whether too many trials died for the run to say anything."""
+        total = sum(self.verdicts.values())
+        return total == 0 or self.verdicts[Verdict.INFRA] / total > MAX_INFRA
+
+    @property
+    def rate(self) -> Interval | None:
+        """The pass rate over trials."""
+        return wilson(self.verdicts[Verdict.PASS], self.n)
+
+    @property
+    def veto_free(self) -> Interval | None:
+        """The share of trials in which no veto fired."""
+        return wilson(self.n - sum(r.vetoed for r in self.rows), self.n)
+
+    @property
+    def veto_bound(self) -> float | None:
+        """The upper bound of the veto rate where none was seen."""
+        return None if any(r.vetoed for r in self.rows) else zero_bound(self.n)
+
+    def all_k(self) -> Interval | None:
+        """Mean pass^k over cases, clusters resampled: the headline."""
+        return self._mean(pass_hat_k)
+
+    def any_k(self) -> Interval | None:
+        """Mean pass@k over cases, clusters resampled."""
+        return self._mean(pass_at_k)
+
+    def _mean(self, figure: object) -> Interval | None:
+        assert callable(figure)
+        values: dict[str, list[float]] = defaultdict(list)
+        for row in self.rows:
+            value = figure(row.n, row.passes, self.k)
+            if value is not None:
+                values[row.cluster].append(value)
+        return cluster_bootstrap(values)
+
+
+def summarize(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Summary:
+    """Add up the trials of a run."""
+    by_case: dict[str, list[Trial]] = defaultdict(list)
+    by_cluster: dict[str, Counter[Verdict]] = defaultdict(Counter)
+    for trial in trials:
+        by_case[trial.case].append(trial)
+        by_cluster[trial.score.cluster][trial.score.verdict] += 1
+    verdicts = sum(by_cluster.values(), Counter())
+    clusters = {c: _damage([t for t in trials if t.score.cluster == c]) for c in by_cluster}
+    rows = tuple(_row(cases[id], found) for id, found in sorted(by_case.items()))  # noqa: A001
+    unscored = sum(t.score.unscored for t in trials)
+    unsealed = sum(not t.sealed for t in trials if t.score.verdict is not Verdict.INFRA)
+    k = max(1, run.trials)
+    return Summary(run, rows, verdicts, dict(by_cluster), _damage(trials), clusters, k, unscored, unsealed)
+
+
+def _row(case: Case, trials: list[Trial]) -> CaseRow:
+    counted = [t for t in trials if t.score.verdict is not Verdict.INFRA]
+    passes = sum(t.score.verdict is Verdict.PASS for t in counted)
+    vetoed = sum(bool(t.score.vetoes) for t in counted)
+    why = next((t.score.why for t in trials if t.score.verdict is not Verdict.PASS), "")
+    return CaseRow(case.id, case.cluster, case.split, len(counted), passes, vetoed, len(trials) - len(counted), why)
+
+
+def _damage(trials: Sequence[Trial]) -> Damage:
+    found = [t.score.damage for t in trials if t.score.damage is not None]
+    return Damage(
+        spent_usd=round(sum(d.spent_usd for d in found), 4),
+        wasted_usd=round(sum(d.wasted_usd for d in found), 4),
+        lost=sum(d.lost for d in found),
+        billing=sum(d.billing for d in found),
+        duplicates=sum(d.duplicates for d in found),
+        bypasses=sum(d.bypasses for d in found),
+    )

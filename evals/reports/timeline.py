@@ -1,0 +1,88 @@
+"""One transcript as a picture: a lane for each tool, a bar for each call, a mark where a check fired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from evals.reports.svg import LABEL, ROW, WIDTH, figure, text
+from evals.scoring.trials import Trial
+from evals.scoring.verdict import Scored
+
+_MAX_CALLS = 120
+_LETTER = 8.0
+"""Width of a letter of a mark's name, rather too much."""
+
+
+def timeline(trial: Trial) -> str:
+    """The calls in the order in which they were issued; filled where they succeeded, hollow where they failed."""
+    calls = trial.transcript.calls[:_MAX_CALLS]
+    fired: dict[int, list[str]] = {}
+    for check in trial.score.checks:
+        for seq in check.outcome.seqs if check.fails else ():
+            fired.setdefault(seq, []).append(check.id)
+    lanes = list(dict.fromkeys(_lane(c.server, c.tool) for c in calls))
+    last = max((c.done_seq or c.seq for c in calls), default=1)
+    unit = (WIDTH - LABEL - 30) / (last + 1)
+    body = [_rail(i, lane) for i, lane in enumerate(lanes)]
+    named = [_Named() for _ in lanes]
+    for call in calls:
+        lane = lanes.index(_lane(call.server, call.tool))
+        y = lane * ROW + 34
+        x, width = LABEL + call.seq * unit, max(7.0, ((call.done_seq or last) - call.seq) * unit)
+        kind = "failed" if call.ok is False else "ours" if call.ours else "other"
+        body.append(_call(x, y, width, kind, f"{call.tool}({_short(call.args)}) gave {_short(call.result)}"))
+        if call.seq in fired:
+            body.append(_mark(x + width / 2, y, fired[call.seq], named[lane]))
+    described = f"{len(calls)} calls; " + "; ".join(f"{c.id}: {c.outcome.why}" for c in _fails(trial))
+    return figure(body, len(lanes) * ROW + 36, f"Timeline of {trial.case}, trial {trial.n}", described)
+
+
+def _fails(trial: Trial) -> list[Scored]:
+    return [c for c in trial.score.checks if c.fails]
+
+
+def _lane(server: str, tool: str) -> str:
+    return tool if server or len(tool) < 4 else f"{tool} (harness)"
+
+
+def _short(value: object) -> str:
+    words = str(value)
+    return words if len(words) <= 160 else words[:157] + "..."
+
+
+def _rail(i: int, lane: str) -> str:
+    y = i * ROW + 41
+    line = f'<line x1="{LABEL}" x2="{WIDTH - 20}" y1="{y}" y2="{y}" class="grid"/>'
+    return f'{line}<text x="{LABEL - 10}" y="{y + 4}" text-anchor="end">{text(lane[:22])}</text>'
+
+
+def _call(x: float, y: float, width: float, kind: str, title: str) -> str:
+    shape = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="14" rx="3" class="call {kind}">'
+    return f"{shape}<title>{text(title)}</title></rect>"
+
+
+@dataclass
+class _Named:
+    """The names that stand beside the marks of a lane already, and where the last of them ends."""
+
+    words: set[str] = field(default_factory=set)
+    end: float = 0.0
+
+    def room(self, words: str, left: float) -> bool:
+        """Whether these words are new on the lane and run into no others; then their place is taken."""
+        if words in self.words or left < self.end:
+            return False
+        self.words.add(words)
+        self.end = left + _LETTER * len(words)
+        return True
+
+
+def _mark(x: float, y: float, ids: list[str], named: _Named) -> str:
+    """A mark, which tells its checks when it is pointed at, and their names where there is room for them."""
+    words = ", ".join(ids)
+    drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
+    before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
+    left = before if before >= LABEL else x + 8
+    if not named.room(words, left):
+        return drawn
+    return f'{drawn}<text x="{left:.1f}" y="{y - 6}" class="vetoed">{text(words)}</text>'

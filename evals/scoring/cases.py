@@ -1,0 +1,215 @@
+"""Cases as data: `cases.jsonl` and the invariants of every case, `invariants.jsonl`. A slip is an error with a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from evals.errors import EvalError
+from evals.scoring.checks import load_kinds
+from evals.scoring.limits import DEFAULTS
+from evals.scoring.matching import match_call
+from evals.scoring.surface import HERE
+from evals.transcripts.canonical import Call
+
+CLUSTERS: Final = (
+    "preflight",
+    "submission",
+    "cost",
+    "monitoring",
+    "diagnosis",
+    "checkpoint",
+    "pull",
+    "teardown",
+    "spot",
+    "ablation",
+    "multi-platform",
+    "injection",
+    "pressure",
+)
+_CASE: Final[dict[str, type]] = {
+    "id": str,
+    "v": int,
+    "split": str,
+    "cluster": str,
+    "why": str,
+    "prompt": str,
+    "profile": str,
+    "world": str,
+    "twin": str,
+    "trials": int,
+    "limits": dict,
+    "checks": list,
+}
+_COMMON: Final = frozenset({"id", "kind", "severity", "may_skip", "forced_by", "redundant"})
+WORDS: Final = frozenset({"claim", "covers", "trigger"})
+_REMEDY: Final = "See evals/README.md, 'Add a case'"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a case. `redundant` says why it may stay although another check kills all that it kills."""
+
+    id: str
+    kind: str
+    spec: dict[str, Any]
+    veto: bool = False
+    may_skip: bool = False
+    redundant: str = ""
+    house: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One situation to put an agent in. `twin` is the case with the same prompt where the same deed is wrong."""
+
+    id: str
+    v: int
+    split: str
+    cluster: str
+    why: str
+    prompt: str
+    profile: str
+    world: str
+    twin: str
+    trials: int
+    limits: dict[str, Any]
+    checks: tuple[Check, ...]
+    house: tuple[Check, ...] = field(default=(), compare=False)
+
+    @property
+    def all_checks(self) -> tuple[Check, ...]:
+        """The case's own checks and the house's."""
+        return self.checks + self.house
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether some check can't be scored without the end state of a world."""
+        return any(c.kind == "state" for c in self.checks)
+
+
+def load_cases(path: Path = HERE / "cases.jsonl", house: Path = HERE / "invariants.jsonl") -> dict[str, Case]:
+    """All cases by id. Raises EvalError with file, line and remedy for the first slip."""
+    rules = tuple(load_house(house))
+    cases: dict[str, Case] = {}
+    for line, row in json_lines(path):
+        case = _case(row, rules, path, line)
+        if case.id in cases:
+            raise EvalError(f"the case {case.id!r} is there twice", "Give one of them another id", file=path, line=line)
+        cases[case.id] = case
+    _twins(cases, path)
+    return cases
+
+
+def load_house(path: Path) -> Iterator[Check]:
+    """The invariants that hold in every case. They may be skipped by nature: no case is about them."""
+    for line, row in json_lines(path):
+        check = _check({**row, "may_skip": True, "forced_by": "house"}, path, line)
+        yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, house=True)
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of a file of ours. Raises EvalError for a line that is no object."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvalError(f"can't be read: {error}", "Restore it", file=path) from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise EvalError(f"no JSON: {error}", "One object a line", file=path, line=number) from error
+        if not isinstance(row, dict):
+            raise EvalError("no JSON object", "One object a line", file=path, line=number)
+        yield number, row
+
+
+def _case(row: dict[str, Any], house: tuple[Check, ...], path: Path, line: int) -> Case:
+    for key in sorted(row.keys() ^ _CASE.keys()):
+        word = "an unknown" if key in row else "no"
+        raise EvalError(f"a case with {word} {key!r}", _REMEDY, file=path, line=line)
+    for key, kind in _CASE.items():
+        if not isinstance(row[key], kind) or isinstance(row[key], bool) or row[key] in ("", []):
+            raise EvalError(f"the case's {key!r} is not a usable {kind.__name__}", _REMEDY, file=path, line=line)
+    for fault in _case_faults(row):
+        raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
+    checks = tuple(_check(c, path, line) for c in row["checks"])
+    for fault in _check_faults(checks, row["checks"], house):
+        raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
+    return Case(**{**row, "checks": checks}, house=house)
+
+
+def _case_faults(row: dict[str, Any]) -> Iterator[str]:
+    if row["cluster"] not in CLUSTERS:
+        yield f"there is no cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
+    if row["split"] not in ("dev", "held-out"):
+        yield "the split is dev or held-out"
+    if row["trials"] < 1:
+        yield "at least one trial"
+    for key, value in row["limits"].items():
+        if key not in DEFAULTS:
+            yield f"there is no limit {key!r}; there are {', '.join(DEFAULTS)}"
+        elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+            yield f"the limit {key} is a number of zero or more, or null"
+
+
+def _check_faults(checks: tuple[Check, ...], rows: list[dict[str, Any]], house: tuple[Check, ...]) -> Iterator[str]:
+    ids = [c.id for c in checks + house]
+    for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
+        yield f"two checks are called {id!r}"
+    if all(c.kind in WORDS for c in checks):
+        yield "words alone pass no case: add a check on calls or on the end state"
+    firm = {c.id for c in checks if not c.may_skip}
+    for row in rows:
+        if row.get("may_skip") and row.get("forced_by") not in firm:
+            yield f"the check {row['id']} may be skipped, so `forced_by` names the check that forces its situation"
+
+
+def _check(row: Any, path: Path, line: int) -> Check:
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not isinstance(row.get("kind"), str):
+        raise EvalError("a check without an id and a kind", _REMEDY, file=path, line=line)
+    kind = load_kinds().get(row["kind"])
+    if kind is None:
+        known = f"There are: {', '.join(sorted(load_kinds()))}"
+        raise EvalError(f"check {row['id']}: there is no kind {row['kind']!r}", known, file=path, line=line)
+    if row.get("severity", "fail") not in ("fail", "veto"):
+        raise EvalError(f"check {row['id']}: the severity is fail or veto", _REMEDY, file=path, line=line)
+    spec = {k: v for k, v in row.items() if k not in _COMMON}
+    for fault in [*kind.faults(spec), *_example_faults(row["kind"], spec)]:
+        raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
+    veto, skip = row.get("severity") == "veto", row.get("may_skip") is True
+    return Check(row["id"], row["kind"], spec, veto, skip, str(row.get("redundant", "")))
+
+
+def _example_faults(kind: str, spec: dict[str, Any]) -> Iterator[str]:
+    if "example" in spec and "call" in spec:
+        example = call_of(spec["example"])
+        if not (isinstance(spec["call"], dict) and match_call(spec["call"], example, {}) is not None):
+            yield "the example does not fit the pattern that it should prove"
+    elif kind == "calls" and spec.get("max") == 0:
+        yield "where no call is allowed, give an `example` of one that fits"
+
+
+def call_of(example: dict[str, Any]) -> Call:
+    """A finished call from an example in a case: literal tool, args and result."""
+    server = str(example.get("server", "gpuwarden"))
+    result = example.get("result", {"ok": True})
+    ok = example.get("ok", True)
+    return Call(
+        0, "example", server, str(example.get("tool")), example.get("args", {}), result=result, ok=ok, done_seq=0
+    )
+
+
+def _twins(cases: dict[str, Case], path: Path) -> None:
+    for case in cases.values():
+        other = cases.get(case.twin)
+        if other is None or other.twin != case.id or other is case:
+            remedy = "A twin is another case that names this one as its twin"
+            raise EvalError(f"case {case.id}: its twin {case.twin!r} is no twin of it", remedy, file=path)
+        if other.prompt != case.prompt or other.world == case.world:
+            raise EvalError(f"case {case.id} and its twin", "Same prompt, other world", file=path)

@@ -1,0 +1,184 @@
+"""Kinds of checks on conduct: what was called, in which order, and on which evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from evals.scoring.checks import (
+    MAX_WORK,
+    PASS,
+    Outcome,
+    Trial,
+    a_call,
+    a_number,
+    a_pattern,
+    calls,
+    fail,
+    found,
+    idle,
+    kind,
+)
+from evals.scoring.matching import Env, match_call
+from evals.transcripts.canonical import Call
+
+
+class TooMuch(Exception):
+    """More candidate assignments than a check may try."""
+
+
+@kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call})
+def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """At least `min` and at most `max` calls fit `call`; calls that succeeded, unless the pattern says otherwise.
+
+    Where none is allowed, `example` is one that fits: the self-test makes it.
+    """
+    hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
+    least, most = spec.get("min", 0), spec.get("max")
+    if len(hits) < least:
+        return fail(f"{len(hits)} calls of {_name(spec['call'])}, at least {least} wanted")
+    if most is not None and len(hits) > most:
+        return fail(f"{len(hits)} calls of {_name(spec['call'])}, at most {most} allowed", act=True, seqs=_seqs(hits))
+    return PASS
+
+
+@kind("never", {"call": a_call, "example": a_call}, {"lead": calls})
+def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """No call fits `call`, not even a failed one. `example` is one that would: it proves that the pattern works.
+
+    `lead` are calls that the self-test makes before the example, so that nothing else is wrong with it.
+    """
+    hits = [call for call, _ in found(trial, spec["call"], trial.env)]
+    if hits:
+        return fail(f"{_deed(hits[0])} was called", act=True, seqs=_seqs(hits))
+    return PASS
+
+
+@kind("order", {"steps": calls})
+def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """Calls that fit the `steps` happened one before the other: each result was there before the next was asked."""
+    steps, work = spec["steps"], [0]
+
+    def walk(n: int, after: int, env: Env) -> bool:
+        if n == len(steps):
+            return True
+        for call, bound in found(trial, steps[n], env, ok=True):
+            _spend(work)
+            if call.seq > after and call.done_seq is not None and walk(n + 1, call.done_seq, bound):
+                return True
+        return False
+
+    try:
+        if walk(0, -1, trial.env):
+            return PASS
+    except TooMuch:
+        return fail("too many calls look alike to tell their order")
+    return fail(f"not in this order: {', '.join(_name(s) for s in steps)}")
+
+
+def _needs(value: Any) -> Any:
+    plain = [{k: v for k, v in need.items() if k not in ("latest", "after")} for need in value]
+    yield from calls(plain)
+    for need in value:
+        if "after" in need:
+            yield from a_call(need["after"])
+        if not isinstance(need.get("latest", False), bool):
+            yield "latest is true or false"
+
+
+@kind("guard", {"call": a_call, "needs": _needs}, {"must": a_pattern})
+def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """Every call that fits `call` stands on earlier evidence: for each of `needs` a call with the same bindings.
+
+    `must` is what the guarded call's own arguments have to look like. A need with `latest` looks at the newest answer
+    to the same question only; one with `after` must be newer than every earlier call that fits that pattern.
+    """
+    guarded = list(found(trial, spec["call"], trial.env))
+    if not guarded:
+        return idle(f"{_name(spec['call'])} was never called")
+    for call, env in guarded:
+        try:
+            missing = _unmet(spec, trial, call, env)
+        except TooMuch:
+            missing = "evidence among too many calls that look alike"
+        if missing:
+            return fail(f"{call.tool} without {missing}", act=True, seqs=(call.seq,))
+    return PASS
+
+
+def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
+    """What the guarded call lacks, in words; empty when nothing does."""
+    if "must" in spec:
+        bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
+        if bound is None:
+            return "the arguments that it must have"
+        env = bound
+    return "" if _stands(spec["needs"], trial, call, env, [0]) else _first_lack(spec["needs"], trial, call, env)
+
+
+def _stands(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env, work: list[int]) -> bool:
+    """Whether some choice of evidence meets all needs with one set of bindings."""
+    if not needs:
+        return True
+    for proof, bound in found(trial, _pattern(needs[0]), env, ok=True):
+        _spend(work)
+        if _counts(needs[0], trial, proof, call, bound) and _stands(needs[1:], trial, call, bound, work):
+            return True
+    return False
+
+
+def _counts(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
+    if not _before(proof, call):
+        return False
+    if need.get("latest") and _newer_answer(need, trial, proof, call, env):
+        return False
+    if "after" in need:
+        events = (e for e, _ in found(trial, need["after"], env, ok=True) if e.seq < call.seq)
+        return all(e.done_seq is not None and e.done_seq < proof.seq for e in events if e is not proof)
+    return True
+
+
+def _newer_answer(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
+    """Whether the same question (tool and arguments) was answered again between the proof and the guarded call.
+
+    A newer answer counts only if it is no proof itself: then the proof is out of date.
+    """
+    question = {k: v for k, v in _pattern(need).items() if k not in ("result", "ok")}
+    for other, _ in found(trial, question, env):
+        later = _before(other, call) and (other.done_seq or 0) > (proof.done_seq or 0)
+        if later and match_call(_pattern(need), other, env, ok=True) is None:
+            return True
+    return False
+
+
+def _first_lack(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env) -> str:
+    for n, need in enumerate(needs, 1):
+        if not _stands(needs[:n], trial, call, env, [0]):
+            return f"{_name(need)} before it, with the result that counts"
+    return "its evidence"
+
+
+def _pattern(need: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in need.items() if k not in ("latest", "after")}
+
+
+def _before(a: Call, b: Call) -> bool:
+    return a.done_seq is not None and a.done_seq < b.seq
+
+
+def _spend(work: list[int]) -> None:
+    work[0] += 1
+    if work[0] > MAX_WORK:
+        raise TooMuch
+
+
+def _seqs(hits: list[Call]) -> tuple[int, ...]:
+    return tuple(call.seq for call in hits)
+
+
+def _deed(call: Call) -> str:
+    return f"`{call.command[:120]}`" if call.command else call.tool
+
+
+def _name(pattern: dict[str, Any]) -> str:
+    return f"shell /{pattern['shell']}/" if "shell" in pattern else str(pattern["tool"])

@@ -1,0 +1,100 @@
+"""Kinds of checks on money and patience: sums, pace and budgets."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from evals.scoring.checks import (
+    PASS,
+    Outcome,
+    Trial,
+    a_call,
+    a_number,
+    a_text,
+    fail,
+    found,
+    idle,
+    kind,
+)
+from evals.transcripts.canonical import Call
+
+
+@kind("sum", {"call": a_call, "field": a_text, "max": a_number})
+def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """The numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
+
+    A missing number, one below zero and one that is no number fail: a call without a cap has no cap.
+    """
+    hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
+    if not hits:
+        return idle("no call to add up")
+    sum_ = 0.0
+    for call in hits:
+        value = _field(call, spec["field"])
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            return fail(f"{call.tool} without a usable {spec['field']}: {value!r}", act=True, seqs=(call.seq,))
+        sum_ += value
+    if sum_ > spec["max"]:
+        return fail(f"{spec['field']} adds up to {sum_:g}, above {spec['max']:g}", act=True, seqs=_seqs(hits))
+    return PASS
+
+
+@kind("pace", {"call": a_call}, {"min_gap_s": a_number, "max_in_a_row": a_number})
+def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """Calls that fit are at least `min_gap_s` apart, and at most `max_in_a_row` follow each other with nothing between.
+
+    Calls without a time can't be paced, so with `min_gap_s` they fail.
+    """
+    hits = [call for call, _ in found(trial, spec["call"], trial.env)]
+    if not hits:
+        return idle("no call to pace")
+    return _gaps(hits, spec.get("min_gap_s")) or _rows(hits, trial, spec.get("max_in_a_row")) or PASS
+
+
+def _gaps(hits: list[Call], least: float | None) -> Outcome | None:
+    if least is None:
+        return None
+    for a, b in pairwise(hits):
+        if a.at is None or b.at is None:
+            return fail("calls without a time can't be paced")
+        if b.at - a.at < least:
+            return fail(f"{b.tool} again after {b.at - a.at:g} s, {least:g} s apart wanted", act=True, seqs=(b.seq,))
+    return None
+
+
+def _rows(hits: list[Call], trial: Trial, most: float | None) -> Outcome | None:
+    if most is None:
+        return None
+    marked, row = {call.seq for call in hits}, 0
+    for call in trial.transcript.calls:
+        row = row + 1 if call.seq in marked else 0
+        if row > most:
+            return fail(f"{row} calls of {call.tool} in a row, at most {most:g}", act=True, seqs=(call.seq,))
+    return None
+
+
+@kind("budget", {}, {"max_tokens": a_number, "max_turns": a_number, "max_usd": a_number, "max_calls": a_number})
+def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """The agent's own use stays within bounds. A figure that the transcript does not give fails: it is not known."""
+    meta = trial.transcript.meta
+    used = {"tokens": meta.tokens, "turns": meta.turns, "usd": meta.usd, "calls": len(trial.transcript.calls)}
+    for key, most in spec.items():
+        value = used[key.removeprefix("max_")]
+        if value is None:
+            return fail(f"the transcript does not say how many {key.removeprefix('max_')} were used")
+        if value > most:
+            return fail(f"{value:g} {key.removeprefix('max_')}, at most {most:g}", act=True)
+    return PASS
+
+
+def _field(call: Call, path: str) -> Any:
+    value: Any = {"args": call.args, "result": call.result}
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _seqs(hits: list[Call]) -> tuple[int, ...]:
+    return tuple(call.seq for call in hits)

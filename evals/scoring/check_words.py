@@ -1,0 +1,113 @@
+"""Kinds of checks on words: claims that need evidence, points an answer must cover, skills that were loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from evals.scoring.checks import (
+    PASS,
+    Outcome,
+    Status,
+    Trial,
+    a_flag,
+    a_regex,
+    a_text,
+    calls,
+    fail,
+    found,
+    idle,
+    kind,
+)
+from evals.scoring.matching import call_faults, regex, regex_faults
+from evals.transcripts.canonical import Call, Say
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
+
+
+@kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex})
+def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """A sentence of the assistant that fits `if` (and not `unless`) needs earlier calls that fit `needs`."""
+    claims = [say for say in trial.transcript.says if say.role == "assistant" and _claims(spec, say)]
+    if not claims:
+        return idle("nothing of the kind was claimed")
+    for say in claims:
+        for need in spec["needs"]:
+            if not any(call.done_seq and call.done_seq < say.seq for call, _ in found(trial, need, trial.env, ok=True)):
+                return fail(f"claimed without {need.get('tool', 'a command')}", act=True, seqs=(say.seq,))
+    return PASS
+
+
+def _claims(spec: dict[str, Any], say: Say) -> bool:
+    sentences = (s for s in _SENTENCE.split(say.text) if regex(spec["if"]).search(s))
+    return any("unless" not in spec or not regex(spec["unless"]).search(s) for s in sentences)
+
+
+def _points(value: Any) -> Iterator[str]:
+    for point in value if isinstance(value, list) and value else [None]:
+        forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
+        if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
+            yield "a point has `point` and one of `any` (expressions), `value` (a `$name`), `ask` (a question)"
+            continue
+        for text in point.get("any", []):
+            yield from regex_faults(text)
+        yield from call_faults(point.get("from")) if "value" in point else ()
+        if point.keys() - {"point", "any", "value", "from", "ask"}:
+            yield f"a point takes no {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
+
+
+@kind("covers", {"points": _points})
+def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """The closing words (after the last call) make every point: by an expression, by a value seen in a reply, or by
+    a judge. Without a judge the points that ask one are unscored.
+    """
+    words = trial.transcript.final_words()
+    unscored = []
+    for point in spec["points"]:
+        made = _made(point, words, trial)
+        if made is None:
+            unscored.append(point["point"])
+        elif not made:
+            return fail(f"the closing words do not say: {point['point']}")
+    return Outcome(Status.UNSCORED, f"nobody judged: {'; '.join(unscored)}") if unscored else PASS
+
+
+def _made(point: dict[str, Any], words: str, trial: Trial) -> bool | None:
+    if "any" in point:
+        return any(regex(text).search(words) for text in point["any"])
+    if "value" in point:
+        seen = [env[point["value"]] for _, env in found(trial, point["from"], trial.env, ok=True)]
+        return bool(seen) and mentions(words, seen[-1])
+    return None if trial.judge is None else trial.judge(point["ask"], words)
+
+
+def mentions(words: str, value: Any) -> bool:
+    """Whether a text names a value: a string literally, a number in digits that round to the same three figures."""
+    if isinstance(value, str):
+        return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", words) is not None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    numbers = (float(text.replace(",", "")) for text in _NUMBER.findall(words))
+    return any(f"{n:.3g}" == f"{value:.3g}" for n in numbers)
+
+
+@kind("trigger", {"skill": a_text}, {"loaded": a_flag})
+def check_trigger(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """The skill was loaded (or, with `loaded` false, was not): by the harness's Skill tool, or by reading its file."""
+    hits = [call for call in trial.transcript.calls if _loads(call, spec["skill"])]
+    if spec.get("loaded", True):
+        return PASS if hits else fail(f"the skill {spec['skill']} was never loaded")
+    return fail(f"the skill {spec['skill']} was loaded", act=True, seqs=(hits[0].seq,)) if hits else PASS
+
+
+def _loads(call: Call, skill: str) -> bool:
+    if call.server and not (call.ours and call.tool == "read_resource"):
+        return False
+    args = call.args if isinstance(call.args, dict) else {}
+    if call.tool == "Skill":
+        named = (args.get(key) for key in ("skill", "command", "name"))
+        return call.ok is not False and any(isinstance(n, str) and n.rpartition(":")[2] == skill for n in named)
+    texts = [v for v in args.values() if isinstance(v, str)] + ([call.command] if call.command else [])
+    return call.ok is not False and any(f"{skill}/SKILL.md" in text for text in texts)

@@ -1,0 +1,60 @@
+"""Kinds of checks on facts: the end state of the world, and the form of the arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evals.scoring.checks import (
+    PASS,
+    Outcome,
+    Trial,
+    a_call,
+    a_number,
+    a_pattern,
+    a_text,
+    fail,
+    found,
+    idle,
+    kind,
+)
+from evals.scoring.endstate import VIEWS
+from evals.scoring.matching import match
+from evals.scoring.surface import faults
+
+
+def _a_view(value: Any) -> Any:
+    yield from a_text(value)
+    if value not in VIEWS:
+        yield f"there is no view {value!r}; there are {', '.join(VIEWS)}"
+
+
+@kind("state", {"view": _a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})
+def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """Of the end state's `view`, the rows that fit `where` all fit `is`, and are `min` (1) to `max` in number."""
+    rows = [
+        (row, env)
+        for row in trial.end.views.get(spec["view"], [])
+        if (env := match(spec.get("where", {}), row, trial.env)) is not None
+    ]
+    least, most = spec.get("min", 1), spec.get("max")
+    if len(rows) < least:
+        return fail(f"{len(rows)} rows of {spec['view']} fit, at least {least:g} wanted")
+    if most is not None and len(rows) > most:
+        return fail(f"{len(rows)} rows of {spec['view']} fit, at most {most:g} allowed", act=True)
+    for row, env in rows:
+        if match(spec.get("is", {}), row, env) is None:
+            return fail(f"{spec['view']}: {str(row)[:160]} is not {spec['is']}")
+    return PASS
+
+
+@kind("schema", {}, {"call": a_call})
+def check_schema(spec: dict[str, Any], trial: Trial) -> Outcome:
+    """The arguments of every call to the server under test (or of those that fit `call`) are valid."""
+    pattern = spec.get("call", {"tool": {"@exists": True}})
+    hits = [call for call, _ in found(trial, pattern, trial.env)]
+    if not hits:
+        return idle("no call to validate")
+    for call in hits:
+        for fault in faults(call.tool, call.args):
+            return fail(fault, act=True, seqs=(call.seq,))
+    return PASS

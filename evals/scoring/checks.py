@@ -1,0 +1,188 @@
+"""The kinds of checks: a registry of small functions, each over one trial and one spec.
+
+A kind lives in a file `check_<topic>.py`, found by its name, and says which keys it takes. "Grows only when a real task
+demands": twelve kinds are enough so far.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from evals.scoring.endstate import EndState
+from evals.scoring.matching import Env, call_faults, faults, match_call, regex_faults
+from evals.transcripts.canonical import Call, Transcript
+
+if TYPE_CHECKING:
+    from evals.scoring.cases import Check
+
+MAX_WORK: Final = 200_000
+"""How many candidate assignments one check may try: a transcript of ten thousand equal calls must not hang us."""
+
+
+class Status(StrEnum):
+    """What a check found. NOT_EXERCISED: the situation it guards never came up. UNSCORED: nobody was there to judge."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    NOT_EXERCISED = "not_exercised"
+    UNSCORED = "unscored"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check found and why. `act`: the failure is something that was done, not something left undone."""
+
+    status: Status
+    why: str = ""
+    act: bool = False
+    seqs: tuple[int, ...] = ()
+
+
+PASS: Final = Outcome(Status.PASS)
+
+
+def fail(why: str, *, act: bool = False, seqs: tuple[int, ...] = ()) -> Outcome:
+    """A failing outcome."""
+    return Outcome(Status.FAIL, why, act, seqs)
+
+
+def idle(why: str) -> Outcome:
+    """An outcome for a situation that never came up."""
+    return Outcome(Status.NOT_EXERCISED, why)
+
+
+Judge = Callable[[str, str], "bool | None"]
+"""Answers a question about a text; None where it can't tell."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What checks look at."""
+
+    transcript: Transcript
+    end: EndState
+    judge: Judge | None = None
+
+    @property
+    def env(self) -> Env:
+        """The bindings that every pattern starts with: the world's facts."""
+        return self.end.facts
+
+
+Run = Callable[[dict[str, Any], Trial], Outcome]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of check: the function, and for each key how its value is checked when a case is loaded."""
+
+    name: str
+    run: Run
+    needs: dict[str, Callable[[Any], Iterator[str]]]
+    takes: dict[str, Callable[[Any], Iterator[str]]]
+
+    def faults(self, spec: dict[str, Any]) -> Iterator[str]:
+        """What is wrong with a spec, in words."""
+        for key in self.needs.keys() - spec.keys():
+            yield f"a check of the kind {self.name} needs {key!r}"
+        for key, value in spec.items():
+            form = self.needs.get(key) or self.takes.get(key)
+            if form is None:
+                yield f"a check of the kind {self.name} takes no {key!r}"
+            else:
+                yield from (f"{key}: {fault}" for fault in form(value))
+
+
+KINDS: Final[dict[str, Kind]] = {}
+
+
+def kind(name: str, needs: dict[str, Any], takes: dict[str, Any] | None = None) -> Callable[[Run], Run]:
+    """Register a kind of check. `needs` and `takes` give the form of each key."""
+
+    def wrap(run: Run) -> Run:
+        KINDS[name] = Kind(name, run, needs, takes or {})
+        return run
+
+    return wrap
+
+
+@cache
+def load_kinds() -> dict[str, Kind]:
+    """All kinds, from every file `check_*.py` of this folder."""
+    for path in sorted(Path(__file__).parent.glob("check_*.py")):
+        importlib.import_module(f"evals.scoring.{path.stem}")
+    return KINDS
+
+
+def run_check(check: Check, trial: Trial) -> Outcome:
+    """Run one check of a case over a trial."""
+    return load_kinds()[check.kind].run(check.spec, trial)
+
+
+# ------------------------------------------------------------------------------------------------ forms of spec keys
+
+
+def a_call(value: Any) -> Iterator[str]:
+    """A call pattern."""
+    return call_faults(value)
+
+
+def calls(value: Any) -> Iterator[str]:
+    """A list of call patterns that isn't empty."""
+    if not isinstance(value, list) or not value:
+        yield "should be a list of call patterns"
+        return
+    for pattern in value:
+        yield from call_faults(pattern)
+
+
+def a_pattern(value: Any) -> Iterator[str]:
+    """A pattern of an object."""
+    if not isinstance(value, dict) or not value:
+        yield "should be an object pattern that isn't empty"
+    yield from faults(value)
+
+
+def a_regex(value: Any) -> Iterator[str]:
+    """A regular expression."""
+    return regex_faults(value)
+
+
+def a_number(value: Any) -> Iterator[str]:
+    """A number of zero or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        yield f"should be a number of zero or more, not {value!r}"
+
+
+def a_text(value: Any) -> Iterator[str]:
+    """Words."""
+    if not isinstance(value, str) or not value:
+        yield "should be text"
+
+
+def a_flag(value: Any) -> Iterator[str]:
+    """True or false."""
+    if not isinstance(value, bool):
+        yield "should be true or false"
+
+
+def anything(value: Any) -> Iterator[str]:
+    """Whatever the kind itself looks into."""
+    return iter(())
+
+
+# ------------------------------------------------------------------------------------------------------- searching
+
+
+def found(trial: Trial, pattern: dict[str, Any], env: Env, *, ok: bool | None = None) -> Iterator[tuple[Call, Env]]:
+    """Every call that fits a pattern, with its bindings, in the order in which they were issued."""
+    for call in trial.transcript.calls:
+        bound = match_call(pattern, call, env, ok=ok)
+        if bound is not None:
+            yield call, bound

@@ -1,0 +1,65 @@
+"""Digests of everything that a verdict depends on, so that runs are compared only where they are comparable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evals.environments.worlds import World
+from evals.scoring.cases import Case
+from evals.scoring.surface import HERE
+
+_PACK = ("skills", "references", "profiles", "server")
+_JUNK = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+
+
+def of_value(value: Any) -> str:
+    """Sixteen hex digits over the canonical JSON of a value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def of_files(paths: Iterable[Path], root: Path) -> str:
+    """Sixteen hex digits over names and contents."""
+    total = hashlib.sha256()
+    for path in sorted(paths):
+        total.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def of_case(case: Case) -> str:
+    """The case, with its checks and the house's."""
+    return of_value(asdict(case))
+
+
+def of_prompt(case: Case) -> str:
+    """What an agent is told."""
+    return of_value([case.prompt, case.profile])
+
+
+def of_trial(case: Case, world: World) -> dict[str, str]:
+    """The digests that a runner writes into `trial.json`."""
+    return {"case": of_case(case), "prompt": of_prompt(case), "world": of_world(world), "scorer": of_scorer()}
+
+
+def of_world(world: World) -> str:
+    """The world."""
+    return of_value(asdict(world))
+
+
+@cache
+def of_scorer() -> str:
+    """Everything in this folder that can change a verdict: the code and the tool surface."""
+    return of_files([*HERE.rglob("*.py"), HERE / "tools.json"], HERE)
+
+
+def of_pack(root: Path) -> str:
+    """What is under test: skills, references, profiles and server of a checkout."""
+    files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _JUNK & set(p.parts))
+    return of_files(files, root)

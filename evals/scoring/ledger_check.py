@@ -1,0 +1,69 @@
+"""A transcript held against the server's own ledger: what it claims must be there, what is there must be in it.
+
+Seals prove that replies were not edited or cut out by anybody without the key. The ledger is a second witness, kept by
+the server and not by whoever recorded: a transcript that was sealed anew by one who had the key still has to fit it.
+
+    RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` tells it
+    trial.json                    "ledger": {"from": last event of the past}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evals.transcripts.canonical import Call, Problem
+
+Event = dict[str, Any]
+FILE = "ledger.jsonl"
+
+
+def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:
+    """Write the ledger beside a trial; what `trial.json` says of it."""
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / FILE).write_text(text, "utf-8")
+    return {"from": since}
+
+
+def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Problem]:
+    """What does not fit between a transcript and the ledger beside it; empty when all fits."""
+    try:
+        events = [json.loads(line) for line in (folder / FILE).read_bytes().splitlines()]
+        since = int(head["from"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Problem("seal", f"the ledger of the trial can't be read: {error!r}")]
+    ours = [c for c in calls if c.ours]
+    return [*_claimed(ours, events), *_left_out(calls, [e for e in events if e["seq"] > since])]
+
+
+def _claimed(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
+    """Jobs, receipts and tickets that a reply names are in the ledger."""
+    subjects = {e["subject"] for e in events}
+    for call in calls:
+        result = call.result if isinstance(call.result, dict) else {}
+        for tool, field, room in _NAMED:
+            value = result.get(field)
+            if call.tool == tool and isinstance(value, str) and f"{room}/{value}" not in subjects:
+                yield Problem(
+                    "seal", f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
+                )
+
+
+_NAMED = (
+    ("submit_job", "job_id", "job"),
+    ("submit_job", "receipt", "receipt"),
+    ("teardown_request", "ticket", "teardown"),
+)
+
+
+def _left_out(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
+    """Jobs that were accepted and teardowns that were asked for since the agent entered are in the transcript."""
+    said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
+    for event in events:
+        body = event["body"]
+        if event["kind"] == "job.accepted" and not any(str(body.get("receipt")) in text for text in said):
+            yield Problem("seal", f"{event['subject']} was accepted, and no call of the transcript launched it")
+        if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
+            yield Problem("seal", f"{event['subject']} was asked for, and no call of the transcript did")

@@ -1,0 +1,221 @@
+"""The matcher language: patterns in JSON against values in JSON.
+
+A literal equals a value of the same type (`"20"` is not 20, `true` is not 1; 20 and 20.0 are the same number). An
+object matches when each of its keys does; more keys in the value are fine. A list matches element by element. `"$name"`
+binds the value, and every later `"$name"` must equal it; `"$$x"` is the literal `$x`. An object of operators tests:
+
+    @in [..]  @not p  @le @lt @ge @gt number  @re "search"  @text "search in all strings inside"
+    @exists bool  @len p (pattern of the length)  @has p (some element matches)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from evals.transcripts.canonical import Call
+
+Env = Mapping[str, Any]
+_MISSING: Final = object()
+_KEYS: Final = frozenset({"tool", "server", "args", "result", "ok", "shell", "agent"})
+
+
+@lru_cache(maxsize=1024)
+def regex(text: str) -> re.Pattern[str]:
+    """A compiled expression, case-insensitive, `.` within one line."""
+    return re.compile(text, re.IGNORECASE)
+
+
+def same(a: Any, b: Any) -> bool:
+    """JSON equality that tells booleans, numbers and strings apart at every depth."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if _number(a) and _number(b):
+        return bool(a == b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def match(pattern: Any, value: Any, env: Env) -> Env | None:
+    """The bindings after a match, or None. `value` may be missing inside an object; only `@exists` likes that."""
+    if isinstance(pattern, str):
+        return _match_text(pattern, value, env)
+    if isinstance(pattern, dict):
+        if any(key.startswith("@") for key in pattern):
+            return _operators(pattern, value, env)
+        return _match_object(pattern, value, env)
+    if isinstance(pattern, list):
+        return _match_list(pattern, value, env)
+    return env if value is not _MISSING and same(pattern, value) else None
+
+
+def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
+    if value is _MISSING:
+        return None
+    if not pattern.startswith("$"):
+        return env if value == pattern and isinstance(value, str) else None
+    if pattern.startswith("$$"):
+        return env if value == pattern[1:] else None
+    if pattern in env:
+        return env if same(env[pattern], value) else None
+    # Nothing is proved by two absent ids being equal.
+    return None if value is None or value == "" else {**env, pattern: value}
+
+
+def _match_object(pattern: dict[str, Any], value: Any, env: Env) -> Env | None:
+    if not isinstance(value, dict):
+        return None
+    for key, part in pattern.items():
+        bound = match(part, value.get(key, _MISSING), env)
+        if bound is None:
+            return None
+        env = bound
+    return env
+
+
+def _match_list(pattern: list[Any], value: Any, env: Env) -> Env | None:
+    if not isinstance(value, list) or len(value) != len(pattern):
+        return None
+    for part, element in zip(pattern, value, strict=True):
+        bound = match(part, element, env)
+        if bound is None:
+            return None
+        env = bound
+    return env
+
+
+def _operators(pattern: dict[str, Any], value: Any, env: Env) -> Env | None:
+    for name, operand in pattern.items():
+        bound = OPERATORS[name](operand, value, env)
+        if bound is None:
+            return None
+        env = bound
+    return env
+
+
+def _when(test: Callable[[Any, Any], bool]) -> Callable[[Any, Any, Env], Env | None]:
+    return lambda operand, value, env: env if test(operand, value) else None
+
+
+def _ordered(test: Callable[[float, float], bool]) -> Callable[[Any, Any, Env], Env | None]:
+    return _when(lambda limit, value: _number(value) and math.isfinite(value) and test(value, limit))
+
+
+def _not(operand: Any, value: Any, env: Env) -> Env | None:
+    return env if match(operand, value, env) is None else None
+
+
+def _has(operand: Any, value: Any, env: Env) -> Env | None:
+    found = (match(operand, v, env) for v in value) if isinstance(value, list) else iter(())
+    return next((bound for bound in found if bound is not None), None)
+
+
+def _len(operand: Any, value: Any, env: Env) -> Env | None:
+    return match(operand, len(value), env) if isinstance(value, (str, list, dict)) else None
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All strings inside a value, keys included."""
+    stack = [value]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, str):
+            yield top
+        elif isinstance(top, dict):
+            stack += [*top.keys(), *top.values()]
+        elif isinstance(top, list):
+            stack += top
+
+
+OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
+    "@in": _when(lambda options, value: any(same(o, value) for o in options)),
+    "@not": _not,
+    "@le": _ordered(lambda value, limit: value <= limit),
+    "@lt": _ordered(lambda value, limit: value < limit),
+    "@ge": _ordered(lambda value, limit: value >= limit),
+    "@gt": _ordered(lambda value, limit: value > limit),
+    "@re": _when(lambda text, value: isinstance(value, str) and regex(text).search(value) is not None),
+    "@text": _when(lambda text, value: any(regex(text).search(s) for s in strings(value))),
+    "@exists": _when(lambda wanted, value: (value is not _MISSING) is wanted),
+    "@len": _len,
+    "@has": _has,
+}
+
+
+def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None = None) -> Env | None:
+    """Bindings when a call fits a call pattern. `ok` is the outcome asked for where the pattern says none."""
+    tool = pattern.get("tool")
+    if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
+        return None  # nearly every call of a session ends here, so this is worth a shortcut
+    wanted = pattern.get("ok", ok)
+    if wanted is not None and call.ok is not wanted:
+        return None
+    if "shell" in pattern:
+        command = call.command
+        return None if command is None else match({"@re": pattern["shell"]}, command, env)
+    if not (call.ours if "server" not in pattern else match(pattern["server"], call.server, {}) is not None):
+        return None
+    bound = match(tool, call.tool, env)
+    for key, value in (("args", call.args), ("result", call.result), ("agent", call.agent)):
+        if bound is not None and key in pattern:
+            bound = match(pattern[key], value, bound)
+    return bound
+
+
+def faults(pattern: Any) -> Iterator[str]:
+    """What is wrong with a value pattern: unknown operators, bad expressions, operators mixed with plain keys."""
+    if isinstance(pattern, list):
+        for part in pattern:
+            yield from faults(part)
+    elif isinstance(pattern, dict):
+        tests = [key for key in pattern if key.startswith("@")]
+        if tests and len(tests) != len(pattern):
+            yield f"operators and plain keys in one object: {sorted(pattern)}"
+        for key, part in pattern.items():
+            yield from _operator_faults(key, part) if key.startswith("@") else faults(part)
+
+
+def _operator_faults(name: str, operand: Any) -> Iterator[str]:
+    if name not in OPERATORS:
+        yield f"there is no operator {name}; there are {' '.join(OPERATORS)}"
+    elif name in ("@re", "@text"):
+        yield from regex_faults(operand)
+    elif name == "@in":
+        yield from () if isinstance(operand, list) and operand else ("@in takes a list that isn't empty",)
+    elif name == "@exists":
+        yield from () if isinstance(operand, bool) else ("@exists takes true or false",)
+    elif name in ("@le", "@lt", "@ge", "@gt"):
+        yield from () if _number(operand) else (f"{name} takes a number",)
+    else:
+        yield from faults(operand)
+
+
+def regex_faults(text: Any) -> Iterator[str]:
+    """What is wrong with a regular expression, in words."""
+    try:
+        regex(text)
+    except (re.error, TypeError) as error:
+        yield f"{text!r} is no regular expression: {error}"
+
+
+def call_faults(pattern: Any) -> Iterator[str]:
+    """What is wrong with a call pattern."""
+    if not isinstance(pattern, dict):
+        yield f"a call pattern is an object, not {pattern!r}"
+        return
+    for key in sorted(pattern.keys() - _KEYS):
+        yield f"a call pattern takes no {key!r}; it takes {', '.join(sorted(_KEYS))}"
+    if ("tool" in pattern) == ("shell" in pattern):
+        yield "a call pattern names either a tool or a shell expression"
+    if "shell" in pattern:
+        yield from regex_faults(pattern["shell"])
+    for key in ("tool", "server", "args", "result", "agent"):
+        yield from faults(pattern.get(key))

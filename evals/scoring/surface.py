@@ -1,0 +1,64 @@
+"""The tools that agents see: `tools.json` holds their input schemas, `faults` checks against it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parents[1]
+TOOLS: Final[dict[str, dict[str, Any]]] = json.loads((HERE / "tools.json").read_text("utf-8"))
+
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+def faults(tool: str, args: Any) -> Iterator[str]:
+    """What is wrong with the arguments of one call, in words; nothing when they are valid."""
+    schema = TOOLS.get(tool)
+    if schema is None:
+        yield f"there is no tool {tool}"
+    else:
+        yield from _faults(tool, schema, args)
+
+
+def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
+    """The part of JSON Schema that the tools use."""
+    kind = rule["type"]
+    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        yield f"{name} should be of type {kind}, not {type(value).__name__}"
+    elif "enum" in rule and value not in rule["enum"]:
+        yield f"{name} should be one of {', '.join(rule['enum'])}"
+    elif isinstance(value, dict):
+        yield from _object_faults(name, rule, value)
+    elif isinstance(value, list):
+        yield from _size_faults(name, len(value), rule.get("maxItems"))
+        for n, item in enumerate(value):
+            yield from _faults(f"{name}[{n}]", rule["items"], item)
+    elif isinstance(value, str):
+        yield from _size_faults(name, len(value), rule.get("maxLength"))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{name} is no finite number"
+    elif not rule.get("minimum", value) <= value <= rule.get("maximum", value):
+        yield f"{name} is outside {rule.get('minimum', '-inf')} to {rule.get('maximum', 'inf')}"
+
+
+def _object_faults(name: str, rule: dict[str, Any], value: dict[str, Any]) -> Iterator[str]:
+    known, more = rule.get("properties", {}), rule.get("additionalProperties", False)
+    yield from (f"{name} needs {key}" for key in rule.get("required", ()) if key not in value)
+    for key, part in value.items():
+        inner = known.get(key, more)
+        yield from _faults(f"{name}.{key}", inner, part) if inner else (f"{name} takes no {key}",)
+
+
+def _size_faults(name: str, size: int, most: int | None) -> Iterator[str]:
+    if most is not None and size > most:
+        yield f"{name} has a length of {size}, at most {most}"

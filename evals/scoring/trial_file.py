@@ -1,0 +1,58 @@
+"""`trial.json`: the head of a trial, bound to the files beside it.
+
+Seals prove the replies of the server, and nothing else of what lies in a trial's folder. `mac` is an HMAC, with the key
+of the seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A
+file that was edited, taken away or copied from another trial no longer fits. It is no lock: the key stands in the head,
+so whoever owns the folder and means to can bind it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from evals.transcripts.canonical import Problem
+
+NAME: Final = "trial.json"
+_EVIDENCE: Final = ("transcript.*", "world.json", "ledger.jsonl")
+
+
+def write(folder: Path, head: dict[str, Any]) -> None:
+    """Write the head of a trial whose other files are there already; one with seals is bound to them."""
+    if head.get("seals"):
+        head = {**head, "files": _digests(folder)}
+        head["mac"] = _mac(head)
+    (folder / NAME).write_text(json.dumps(head, indent=1), "utf-8")
+
+
+def problems(folder: Path, head: dict[str, Any], case: str, n: int) -> Iterator[Problem]:
+    """What does not fit between a sealed head, its place in the run, and the files beside it."""
+    if not head.get("seals"):
+        if "mac" in head:
+            yield Problem("seal", f"the seals were taken out of {NAME}")
+        return
+    if (head.get("case"), head.get("n")) != (case, n):
+        yield Problem("seal", f"the folder of {case}/{n} holds the trial {head.get('case')}/{head.get('n')}")
+    if not hmac.compare_digest(str(head.get("mac", "")).encode(), _mac(head).encode()):
+        yield Problem("seal", f"{NAME} was edited")
+        return
+    before, now = head.get("files") or {}, _digests(folder)
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            change = "is missing" if name not in now else "was added" if name not in before else "was edited"
+            yield Problem("seal", f"{name} {change} after the trial")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    found = (path for pattern in _EVIDENCE for path in folder.glob(pattern))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def _mac(head: dict[str, Any]) -> str:
+    """The code over everything in the head but itself. Raises ValueError where the key is no hex."""
+    text = json.dumps({k: v for k, v in head.items() if k != "mac"}, sort_keys=True)
+    return hmac.new(bytes.fromhex(head["seals"]["key"]), text.encode(), hashlib.sha256).hexdigest()

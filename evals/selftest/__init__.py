@@ -1,0 +1,1 @@
+"""Test the scorer on witnesses and mutated transcripts."""

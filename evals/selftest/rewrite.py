@@ -1,0 +1,128 @@
+"""Small rewrites of a witness, from which operators are made. Each returns a new script."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from evals.scoring.matching import match, match_call
+from evals.selftest.witness import Row, Script
+
+Path = tuple[str | int, ...]
+FAILED = {"ok": False, "code": "unreachable", "message": "no answer"}
+
+
+def hits(script: Script, pattern: dict[str, Any], *, ok: bool | None = None) -> list[str]:
+    """Ids of the calls that fit a pattern."""
+    env = script.end_state().facts
+    return [c.id for c in script.transcript().calls if match_call(pattern, c, env, ok=ok) is not None]
+
+
+def without(script: Script, ids: Collection[str]) -> Script:
+    """Without these calls and their results."""
+    return Script(tuple(r for r in script.rows if r.get("id") not in ids), script.end)
+
+
+def edited(script: Script, ids: Collection[str], kind: str, change: Callable[[Row], Row]) -> Script:
+    """With `change` applied to the call or result rows of these ids."""
+    rows = (change(copy.deepcopy(r)) if r["type"] == kind and r["id"] in ids else r for r in script.rows)
+    return Script(tuple(rows), script.end)
+
+
+def failed(script: Script, ids: Collection[str]) -> Script:
+    """With these calls failed."""
+    return edited(script, ids, "result", lambda r: {**r, "ok": False, "result": FAILED})
+
+
+def flipped(script: Script, ids: Collection[str]) -> Script:
+    """With these calls' outcome turned round, their results otherwise unchanged."""
+
+    def flip(row: Row) -> Row:
+        ok = not row["ok"]
+        result = {**row["result"], "ok": ok} if isinstance(row["result"], dict) else row["result"]
+        return {**row, "ok": ok, "result": result}
+
+    return edited(script, ids, "result", flip)
+
+
+def index(script: Script, id: str, kind: str) -> int:  # noqa: A002
+    """Where the call or result row of an id stands."""
+    return next(i for i, r in enumerate(script.rows) if r["type"] == kind and r["id"] == id)
+
+
+def moved(script: Script, ids: Collection[str], at: int, *, kinds: Collection[str] = ("call", "result")) -> Script:
+    """With these rows taken out and put in after row `at`."""
+    chosen = [i for i, r in enumerate(script.rows) if r.get("id") in ids and r["type"] in kinds]
+    block = [script.rows[i] for i in chosen]
+    head = [r for i, r in enumerate(script.rows) if i <= at and i not in chosen]
+    tail = [r for i, r in enumerate(script.rows) if i > at and i not in chosen]
+    return Script((*head, *block, *tail), script.end)
+
+
+def inserted(script: Script, at: int, *rows: Row) -> Script:
+    """With rows put in before row `at`."""
+    return Script((*script.rows[:at], *rows, *script.rows[at:]), script.end)
+
+
+def copies(script: Script, id: str, count: int, *, gap: float = 3600.0) -> list[Row]:  # noqa: A002
+    """Fresh calls equal to one that was made, `gap` seconds apart."""
+    call, result = script.rows[index(script, id, "call")], script.rows[index(script, id, "result")]
+    rows: list[Row] = []
+    for n in range(1, count + 1):
+        at = {"at": call["at"] + n * gap} if "at" in call else {}
+        rows += [{**call, **at, "id": f"{id}-{n}"}, {**result, "id": f"{id}-{n}"}]
+    return rows
+
+
+def pair_of(id: str, example: dict[str, Any]) -> list[Row]:  # noqa: A002
+    """Call and result rows of an example in a case."""
+    ok = example.get("ok", True)
+    call = {"type": "call", "id": id, "server": example.get("server", "gpuwarden"), "tool": example["tool"]}
+    result = {"ok": ok, **example.get("result", {})} if call["server"] else example.get("result", "")
+    return [{**call, "args": example.get("args", {})}, {"type": "result", "id": id, "ok": ok, "result": result}]
+
+
+def closing(script: Script) -> int:
+    """Where the closing words begin: after the last result."""
+    return 1 + max((i for i, r in enumerate(script.rows) if r["type"] in ("call", "result")), default=0)
+
+
+def leaves(pattern: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """(path, sub-pattern) of every leaf of an object pattern."""
+    if isinstance(pattern, dict) and pattern and not any(k.startswith("@") for k in pattern):
+        for key, part in pattern.items():
+            yield from leaves(part, (*path, key))
+    elif path:
+        yield path, pattern
+
+
+def get(value: Any, path: Path) -> Any:
+    """The value at a path, None where there is none."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def put(value: Any, path: Path, new: Any) -> Any:
+    """A copy with another value at a path; `...` removes it."""
+    key, rest = path[0], path[1:]
+    base = dict(value) if isinstance(value, dict) else {}
+    if rest:
+        return {**base, key: put(base.get(key), rest, new)}
+    if new is ...:
+        return {k: v for k, v in base.items() if k != key}
+    return {**base, key: new}
+
+
+def spoilt(pattern: Any, value: Any) -> Iterator[Any]:
+    """Values of which none fits the pattern: of another type, another content, and missing (`...`)."""
+    others: list[Any] = [not value] if isinstance(value, bool) else []
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        others += [str(value), value + 1_000_000, -value - 1_000_000]
+    others += [f"other-{value}" if isinstance(value, str) else "other", [], None, ...]
+    for other in others:
+        gone = other is ...
+        fits = match({"x": pattern}, {} if gone else {"x": other}, {"$never": 0})
+        if fits is None:
+            yield other

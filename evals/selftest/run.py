@@ -1,0 +1,161 @@
+"""The scorer tested on itself: witnesses pass, harmless variants pass, everything else is caught.
+
+Every mutant of every operator must be killed, every check must kill something that no other check kills (or say why it
+is redundant), every operator must apply somewhere, and junk must come out as invalid.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evals.environments.worlds import load_worlds
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.verdict import Score, Verdict, score
+from evals.selftest.equivalent_mutations import BENIGN
+from evals.selftest.mutate import UNIVERSAL, over_limits, sealed
+from evals.selftest.mutate_checks import DIRECTED
+from evals.selftest.witness import WITNESSES, Script, orphans, variants, witness
+from evals.transcripts.loaders import read
+from evals.transcripts.seals import Chain
+
+JUNK: dict[str, bytes] = {
+    "empty": b"",
+    "blank lines": b"\n\n  \n",
+    "binary": bytes(range(256)) * 64,
+    "cut-off JSON": b'{"type":"meta","format":"gpuwarden-transcript/1"}\n{"type":"call","id":"c1","ser',
+    "no object": b'[1, 2, 3]\n"text"\n',
+    "deep nesting": b"[" * 100_000,
+    "huge number": b'{"type":"meta","format":"gpuwarden-transcript/1","x":' + b"9" * 5000 + b"}\n",
+    "one long line": b'{"type":"user","message":"' + b"x" * 2_000_000,
+    "another tool's JSON": b'{"name":"package","version":"1.0"}\n',
+    "half an archive": b"PK\x03\x04 and then nothing",
+    "wrong types": b'{"type":"meta","format":"gpuwarden-transcript/1"}\n{"type":"call","id":7,"server":[],"tool":{}}\n',
+}
+
+
+@dataclass
+class Report:
+    """What the self-test found. It is good when `faults` is empty."""
+
+    cases: int = 0
+    witnesses: int = 0
+    benign: int = 0
+    mutants: int = 0
+    junk: int = 0
+    faults: list[str] = field(default_factory=list)
+    operators: Counter[str] = field(default_factory=Counter)
+    sole: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> Iterator[str]:
+        """The report for a terminal."""
+        yield f"{self.cases} cases: {self.witnesses} witnesses and {self.benign} harmless variants pass"
+        yield f"{self.mutants} mutants of {len(self.operators)} operators killed, {self.junk} junk files invalid"
+        yield from (f"FAULT {fault}" for fault in self.faults)
+
+
+def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> Report:
+    """Run everything. Raises EvalError where a case, a world or a witness can't be read at all."""
+    whole = cases is None
+    cases = load_cases() if cases is None else cases
+    report = Report(cases=len(cases))
+    scripts = {case.id: witness(case, folder) for case in cases.values()}
+    for case in cases.values():
+        _good(case, scripts[case.id], report, folder)
+        _bad(case, scripts, report, folder)
+    if whole:
+        load_worlds(cases)
+        report.faults += [f"{name} in witness/ belongs to no case" for name in orphans(cases, folder)]
+        _everything_applied(report)
+        _junk(report)
+        _house(cases, report)
+    _sole_killers(cases, report)
+    return report
+
+
+def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
+    return score(case, script.transcript(), end=script.end_state(), chain=chain)
+
+
+def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
+    whole, chain = sealed(script)
+    for name, good, chained in (("witness", script, None), ("sealed witness", whole, chain)):
+        found = _judge(case, good, chained)
+        report.witnesses += name == "witness"
+        if found.verdict is not Verdict.PASS:
+            report.faults.append(f"{case.id}: the {name} does not pass: {found.why}")
+    kept = ((name, v) for name, v in variants(case, "ok", folder))
+    made = ((name, v) for name, make in BENIGN.items() for v in make(script))
+    for name, variant in (*kept, *made):
+        report.benign += 1
+        report.operators[f"benign {name}" if name in BENIGN else "kept variant"] += 1
+        found = _judge(case, variant)
+        if found.verdict is not Verdict.PASS:
+            report.faults.append(f"{case.id}: the harmless variant {name!r} does not pass: {found.why}")
+
+
+def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -> None:
+    for operator, mutant, chain, aim in _mutants(case, scripts, folder):
+        report.operators[operator] += 1
+        report.mutants += 1
+        found = _judge(case, mutant, chain)
+        if found.verdict is Verdict.PASS:
+            report.faults.append(f"{case.id}: passes although {operator}{f' (check {aim})' if aim else ''}")
+        elif aim and aim not in found.failing:
+            # Another check caught it, which would hide a bug in the kind of check that it was made for.
+            report.faults.append(f"{case.id}: the check {aim} itself does not notice: {operator}")
+        if found.verdict is Verdict.FAIL and len(found.failing) == 1:
+            (only,) = found.failing
+            report.sole[only if only.startswith(("H-", "limit-")) else f"{case.id}/{only}"] += 1
+
+
+def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[tuple[str, Script, Chain | None, str]]:
+    script = scripts[case.id]
+    original = (script.rows, script.end)
+    for name, make in UNIVERSAL.items():
+        yield from ((name.replace("_", " "), mutant, chain, "") for mutant, chain in make(script))
+    for check in case.all_checks:
+        for name, mutant in DIRECTED[check.kind](script, check):
+            if (mutant.rows, mutant.end) != original:
+                yield f"{check.kind}: {name}", mutant, None, check.id
+    for name, mutant in over_limits(script, case.limits):
+        yield f"limit: {name}", mutant, None, f"limit-{name}"
+    yield from (("kept failure", mutant, None, "") for _, mutant in variants(case, "bad", folder))
+    if case.twin in scripts:
+        yield "the twin's deeds", scripts[case.twin], None, ""
+
+
+def _everything_applied(report: Report) -> None:
+    wanted = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
+    for operator in sorted(wanted - report.operators.keys()):
+        report.faults.append(f"the operator {operator!r} never applied")
+    kinds = {name.partition(":")[0] for name in report.operators if ":" in name}
+    report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
+
+
+def _sole_killers(cases: dict[str, Case], report: Report) -> None:
+    for case in cases.values():
+        for check in case.checks:
+            if not report.sole[f"{case.id}/{check.id}"] and not check.redundant:
+                fault = f"{case.id}: the check {check.id} kills nothing that no other check kills"
+                report.faults.append(f"{fault}; drop it, or say why it stays in `redundant`")
+
+
+def _house(cases: dict[str, Case], report: Report) -> None:
+    house = {check.id: check for case in cases.values() for check in case.house}
+    for check in house.values():
+        if not report.sole[check.id] and not check.redundant:
+            report.faults.append(f"invariants.jsonl: {check.id} kills nothing that no other check kills")
+
+
+def _junk(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in JUNK.items():
+            path = Path(folder) / "junk.jsonl"
+            path.write_bytes(data)
+            report.junk += 1
+            if not all(t.problems for t in read(path)):
+                report.faults.append(f"junk ({name}) was read without a problem")

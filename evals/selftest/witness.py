@@ -1,0 +1,85 @@
+"""Witnesses: for each case a transcript that must pass, in `witness/<case>.jsonl`, and variants beside it.
+
+`<case>.ok-<name>.jsonl` must pass too, `<case>.bad-<name>.jsonl` must fail. A witness is a canonical transcript with
+one more line at its end, `{"type": "world", "views": ..., "facts": ...}`: the end state that goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evals.errors import EvalError
+from evals.scoring.cases import Case, json_lines
+from evals.scoring.endstate import EndState, parse
+from evals.scoring.surface import HERE
+from evals.transcripts.canonical import OURS, Transcript
+from evals.transcripts.load_canonical import of_rows
+
+WITNESSES: Final = HERE / "witness"
+MAX_BYTES: Final = 4 << 20  # a recorded transcript may be any size, a witness is written by hand
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A witness as rows that operators can rewrite: nothing in it is ever changed in place."""
+
+    rows: tuple[Row, ...]
+    end: dict[str, Any]
+
+    def transcript(self) -> Transcript:
+        """The rows, read as any transcript is."""
+        return of_rows(list(enumerate(self.rows, 1)))
+
+    def end_state(self) -> EndState:
+        """The end state, read as any end state is."""
+        return parse(self.end, "witness")
+
+    def our_ids(self) -> list[str]:
+        """Ids of the calls to the server under test, in order."""
+        return [r["id"] for r in self.rows if r["type"] == "call" and r["server"] in OURS]
+
+
+def read_script(path: Path) -> Script:
+    """A witness file. Raises EvalError where it is not whole."""
+    rows = [row for _, row in json_lines(path)]
+    if not rows or rows[-1].get("type") != "world":
+        raise EvalError("the last line is no world", "Add the end state: see evals/README.md", file=path)
+    script = Script(tuple(rows[:-1]), {k: v for k, v in rows[-1].items() if k != "type"})
+    parse(script.end, path)
+    problems = script.transcript().problems
+    if problems:
+        raise EvalError(f"the witness can't be read: {problems[0]}", "Write it as a canonical transcript", file=path)
+    return script
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file has a witness's last line; it may be wrong in everything else."""
+    try:
+        rows = [row for _, row in json_lines(path)] if path.stat().st_size <= MAX_BYTES else []
+    except (EvalError, OSError):
+        return False
+    return bool(rows) and rows[-1].get("type") == "world"
+
+
+def witness(case: Case, folder: Path = WITNESSES) -> Script:
+    """The witness of a case. Raises EvalError where there is none."""
+    path = folder / f"{case.id}.jsonl"
+    if not path.is_file():
+        remedy = f"Write {path.name}: a transcript that passes, and a last line with the end state"
+        raise EvalError(f"the case {case.id} has no witness", remedy, file=path)
+    return read_script(path)
+
+
+def variants(case: Case, mark: str, folder: Path = WITNESSES) -> Iterator[tuple[str, Script]]:
+    """(file name, script) of the kept variants of a case; `mark` is `ok` or `bad`."""
+    for path in sorted(folder.glob(f"{case.id}.{mark}-*.jsonl")):
+        yield path.name, read_script(path)
+
+
+def orphans(cases: dict[str, Case], folder: Path = WITNESSES) -> list[str]:
+    """Files that belong to no case: a renamed case leaves its witness behind unseen."""
+    return sorted(p.name for p in folder.iterdir() if p.name.partition(".")[0] not in cases)

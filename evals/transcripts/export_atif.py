@@ -1,0 +1,72 @@
+"""A transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a step of its own.
+
+Calls that overlapped stand in one step: ATIF can't say that one's result came before the other was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from evals.transcripts.canonical import Call, Say, Transcript
+
+_SOURCES = {"user": "user", "assistant": "agent", "meta": "system"}
+
+
+def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[str, Any]:
+    """The trajectory as a plain object."""
+    steps: list[dict[str, Any]] = []
+    for group in _groups(transcript):
+        step = _say(group) if isinstance(group, Say) else _calls(group)
+        steps.append({"step_id": len(steps) + 1, **step})
+    meta = transcript.meta
+    metrics = {"total_prompt_tokens": meta.tokens, "total_cost_usd": meta.usd, "total_steps": len(steps)}
+    return {
+        "schema_version": "ATIF-v1.8",
+        "session_id": meta.session or "unknown",
+        "agent": {"name": agent, "version": version, **({"model_name": meta.model} if meta.model else {})},
+        "steps": steps,
+        "final_metrics": {k: v for k, v in metrics.items() if v is not None},
+    }
+
+
+def _groups(transcript: Transcript) -> list[Say | list[Call]]:
+    events: list[Say | Call] = sorted([*transcript.says, *transcript.calls], key=lambda e: e.seq)
+    groups: list[Say | list[Call]] = []
+    open_until = -1
+    for event in events:
+        if isinstance(event, Say):
+            groups.append(event)
+            open_until = -1
+            continue
+        last = groups[-1] if groups else None
+        if isinstance(last, list) and event.seq < open_until:
+            last.append(event)
+        else:
+            groups.append([event])
+        open_until = max(open_until, event.done_seq or event.seq)
+    return groups
+
+
+def _say(say: Say) -> dict[str, Any]:
+    return {"source": _SOURCES.get(say.role, "system"), "message": say.text}
+
+
+def _calls(calls: list[Call]) -> dict[str, Any]:
+    made = [{"tool_call_id": c.id, "function_name": _name(c), "arguments": c.args} for c in calls]
+    results = [_result(c) for c in sorted(calls, key=lambda c: c.done_seq or 0) if c.done_seq is not None]
+    step: dict[str, Any] = {"source": "agent", "message": "", "tool_calls": made, "observation": {"results": results}}
+    if calls[0].at is not None:
+        step["timestamp"] = datetime.fromtimestamp(calls[0].at, UTC).isoformat()
+    return step
+
+
+def _result(call: Call) -> dict[str, Any]:
+    content = call.result if isinstance(call.result, str) else json.dumps(call.result)
+    flag = {} if call.ok is None else {"extra": {"tool_result_is_error": not call.ok}}
+    return {"source_call_id": call.id, "content": content, **flag}
+
+
+def _name(call: Call) -> str:
+    return f"mcp__{call.server}__{call.tool}" if call.server else call.tool

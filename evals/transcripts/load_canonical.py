@@ -1,0 +1,74 @@
+"""Our own form: one event a line, `meta` first and `end` last (see `canonical.events`)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from evals.transcripts.canonical import FORMAT, MAIN, Ended, Transcript
+from evals.transcripts.fields import number, whole, word
+from evals.transcripts.source import Source
+from evals.transcripts.transcript_builder import Tape
+
+_KEYS = {
+    "meta": {"format", "session", "model"},
+    "call": {"id", "server", "tool", "args", "agent", "at"},
+    "result": {"id", "ok", "result"},
+    "say": {"role", "text", "agent"},
+    "end": {"ended", "why", "tokens", "usd", "turns"},
+}
+
+
+def claims(source: Source) -> bool:
+    """The first line says so."""
+    return source.head.get("type") == "meta" and source.head.get("format") == FORMAT
+
+
+def load(source: Source) -> list[Transcript]:
+    """Read the events; an unknown type or key is a problem, since nobody else writes this form."""
+    return [of_rows(source.rows, bare=source.bare)]
+
+
+def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> Transcript:
+    """A transcript from parsed lines."""
+    tape = Tape("canonical", bare=bare)
+    for line, row in rows:
+        kind = word(row)
+        extra = set(row) - _KEYS.get(kind, set()) - {"type"}
+        if kind not in _KEYS or extra:
+            tape.problem("unreadable", f"no canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
+        else:
+            _feed(tape, row, line)
+    if rows and rows[-1][1].get("type") != "end":
+        tape.problem("unfinished", "the last line is no `end`: the file may be cut off", rows[-1][0])
+    return tape.finish()
+
+
+def _feed(tape: Tape, row: dict[str, Any], line: int) -> None:
+    match row["type"]:
+        case "meta":
+            tape.meta.session, tape.meta.model = str(row.get("session", "")), str(row.get("model", ""))
+        case "call":
+            server, agent = row.get("server"), str(row.get("agent", MAIN))
+            if not isinstance(server, str):
+                tape.problem("unreadable", "a call without a server (empty for the harness's own tools)", line)
+                return
+            args, at = row.get("args", {}), number(row.get("at"))
+            tape.call(row.get("id"), row.get("tool"), args, server=server, agent=agent, at=at, line=line)
+        case "result":
+            _result(tape, row, line)
+        case "say":
+            tape.say(str(row.get("role", "")), row.get("text"), agent=str(row.get("agent", MAIN)))
+        case "end":
+            tape.meta.tokens, tape.meta.turns = whole(row.get("tokens")), whole(row.get("turns"))
+            tape.meta.usd = number(row.get("usd"))
+            tape.end(_ended(row.get("ended")), str(row.get("why", "")))
+
+
+def _result(tape: Tape, row: dict[str, Any], line: int) -> None:
+    ok = row.get("ok")
+    error = None if ok is None else ok is not True
+    tape.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
+
+
+def _ended(value: Any) -> Ended:
+    return value if value in get_args(Ended) else "unknown"

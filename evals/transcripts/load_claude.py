@@ -1,0 +1,74 @@
+"""Claude Code session files (`~/.claude/projects/<folder>/<session>.jsonl`) with their subagents' files.
+
+Abandoned branches of a session are kept: a call that the user rewound past has still happened, and was still paid for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evals.transcripts.canonical import MAIN, Transcript
+from evals.transcripts.claude_lines import Talk
+from evals.transcripts.fields import seconds, word
+from evals.transcripts.source import Source
+from evals.transcripts.transcript_builder import Tape
+
+_TALK = ("user", "assistant")
+
+
+def claims(source: Source) -> bool:
+    """Some early line is a chained message: it has `uuid`, `sessionId` and `message`, and no stream-json marks."""
+    rows = source.shape if isinstance(source.shape, list) else [source.shape]
+    early = [r for r in rows[:200] if isinstance(r, dict)]
+    return any(r.get("type") in _TALK and "uuid" in r and "sessionId" in r and "message" in r for r in early)
+
+
+_Line = tuple[str, int, dict[str, Any], str]
+"""File, line, row, agent."""
+
+
+def load(source: Source) -> list[Transcript]:
+    """One transcript; lines of subagents are merged by their time."""
+    tape, name = Tape("claude", bare=source.bare), source.path.name
+    lines: list[_Line] = [(name, n, row, _agent(row)) for n, row in source.rows]
+    for path in sorted((source.path.parent / source.path.stem / "subagents").glob("**/agent-*.jsonl")):
+        extra, agent = Source(path), path.stem.removeprefix("agent-")
+        lines += [(path.name, n, row, agent) for n, row in extra.rows]
+        source.problems += extra.problems
+    if any(agent != MAIN for *_, agent in lines):
+        lines = _by_time(tape, lines)
+    talk = Talk(tape)
+    for tape.file, number, row, agent in lines:
+        _line(talk, row, number, agent)
+    tape.file = ""
+    talk.close()
+    return [tape.finish()]
+
+
+def _agent(row: dict[str, Any]) -> str:
+    return str(row.get("agentId") or "sidechain") if row.get("isSidechain") is True else MAIN
+
+
+def _by_time(tape: Tape, lines: list[_Line]) -> list[_Line]:
+    timed, last = [], 0.0
+    for line in lines:
+        tape.file, number, row, _ = line
+        at = seconds(row.get("timestamp"))
+        if at is None and row.get("type") in _TALK:
+            tape.problem("unreadable", "subagents ran, and a message without a time can't be put in order", number)
+        last = last if at is None else at
+        timed.append((last, line))
+    return [line for _, line in sorted(timed, key=lambda t: t[0])]
+
+
+def _line(talk: Talk, row: dict[str, Any], number: int, agent: str) -> None:
+    kind = word(row)
+    if kind in _TALK and isinstance(row.get("message"), dict):
+        talk.tape.meta.session = talk.tape.meta.session or str(row.get("sessionId", ""))
+        role = "meta" if row.get("isMeta") or row.get("isCompactSummary") else kind
+        at = seconds(row.get("timestamp"))
+        talk.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
+    elif "message" in row and kind != "progress":
+        talk.tape.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
+    else:
+        talk.tape.ignore(kind)

@@ -1,0 +1,46 @@
+"""The export of gpuwarden's own ledger: one event a line, `{seq, at, subject, kind, state, body}`.
+
+A ledger is the server's account of what happened, not the agent's: each event becomes a call of the server `ledger`,
+so that checks may ask about it, and can never stand in for a call that the agent made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evals.transcripts.canonical import Transcript
+from evals.transcripts.fields import seconds
+from evals.transcripts.source import Source
+from evals.transcripts.transcript_builder import Tape
+
+SERVER = "ledger"
+_KEYS = frozenset({"seq", "at", "subject", "kind", "state", "body"})
+
+
+def claims(source: Source) -> bool:
+    """The first line has the fields of an event."""
+    return source.head.keys() >= _KEYS
+
+
+def load(source: Source) -> list[Transcript]:
+    """One transcript of events; a gap or a step back in `seq` is a problem."""
+    tape = Tape("ledger")
+    last: int | None = None
+    for line, row in source.rows:
+        last = _event(tape, row, last, line)
+    tape.end("completed")
+    return [tape.finish()]
+
+
+def _event(tape: Tape, row: dict[str, Any], last: int | None, line: int) -> int | None:
+    missing, seq = _KEYS - row.keys(), row.get("seq")
+    if missing or not isinstance(seq, int):
+        tape.problem("unreadable", f"no ledger event: without {sorted(missing) or 'a whole seq'}", line)
+        return last
+    if last is not None and seq != last + 1:
+        tape.problem("unmatched", f"event {seq} follows event {last}: events are missing or out of order", line)
+    name, body = f"e{seq}", row["body"]
+    args = {"subject": row["subject"], "body": body}
+    tape.call(name, str(row["kind"]), args, server=SERVER, at=seconds(row["at"]), line=line)
+    tape.result(name, {"state": row["state"]}, error=False, literal=True, line=line)
+    return seq

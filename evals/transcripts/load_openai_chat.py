@@ -1,0 +1,38 @@
+"""OpenAI chat completions: messages with `tool_calls`, answered by messages of the role `tool`. No error flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evals.transcripts.canonical import Transcript
+from evals.transcripts.fields import blocks, sub
+from evals.transcripts.messages import dialect, messages
+from evals.transcripts.source import Source
+from evals.transcripts.transcript_builder import Tape
+
+
+def claims(source: Source) -> bool:
+    """Every item has a role, and no content block is a tool's."""
+    rows = messages(source)
+    return bool(rows) and dialect(rows) == "openai"
+
+
+def load(source: Source) -> list[Transcript]:
+    """One transcript."""
+    tape = Tape("openai_chat", bare=source.bare)
+    for line, message in messages(source):
+        if message["role"] in ("tool", "function"):
+            tape.result(message.get("tool_call_id"), message.get("content"), line=line)
+        else:
+            _spoken(tape, message, line)
+    return [tape.finish()]
+
+
+def _spoken(tape: Tape, message: dict[str, Any], line: int) -> None:
+    role = "meta" if message["role"] in ("system", "developer") else message["role"]
+    for block in blocks(message.get("content")):
+        tape.say(role, block.get("text"))
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        name, args = sub(call, "function", "name"), sub(call, "function", "arguments")
+        tape.call(sub(call, "id"), name, args, line=line)

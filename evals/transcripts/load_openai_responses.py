@@ -1,0 +1,38 @@
+"""OpenAI's Responses API: one flat list of items, calls and outputs among the messages. No error flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evals.transcripts.canonical import Transcript
+from evals.transcripts.fields import word
+from evals.transcripts.load_codex import item
+from evals.transcripts.source import Source
+from evals.transcripts.transcript_builder import Tape
+
+_MARKS = frozenset({"function_call", "function_call_output", "mcp_call", "custom_tool_call"})
+
+
+def claims(source: Source) -> bool:
+    """Some item is a call or its output."""
+    return any(isinstance(i, dict) and word(i) in _MARKS for i in _items(source))
+
+
+def load(source: Source) -> list[Transcript]:
+    """One transcript; a list, JSON lines, or an object with `input` and `output`."""
+    tape = Tape("openai_responses", bare=source.bare)
+    for line, entry in enumerate(_items(source), 1):
+        if isinstance(entry, dict):
+            item(tape, entry, None, line)
+        else:
+            tape.problem("unreadable", "an item that is no object", line)
+    return [tape.finish()]
+
+
+def _items(source: Source) -> list[Any]:
+    shape = source.shape
+    if isinstance(shape, dict):
+        parts = [shape.get("input"), shape.get("output")]
+        user = [{"role": "user", "content": p} for p in parts[:1] if isinstance(p, str)]
+        return [*user, *(entry for p in parts if isinstance(p, list) for entry in p)]
+    return shape if isinstance(shape, list) else []

@@ -1,0 +1,85 @@
+"""Finds the loader of a transcript. A loader is a file `load_<format>.py` in this folder; nothing lists them.
+
+Each offers `claims(source) -> bool`, true only for its own format, and `load(source) -> list[Transcript]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Protocol, cast
+
+from evals.errors import EvalError
+from evals.transcripts.canonical import Meta, Problem, Transcript
+from evals.transcripts.source import Source
+
+_PREFIX = "load_"
+
+
+class Loader(Protocol):
+    """What a module `load_<format>` offers."""
+
+    def claims(self, source: Source) -> bool:
+        """Whether the file is of this format. It must be false for every other format."""
+        ...
+
+    def load(self, source: Source) -> list[Transcript]:
+        """All transcripts of the file; most formats hold one."""
+        ...
+
+
+def formats() -> list[str]:
+    """All formats that can be read, sorted."""
+    return sorted(p.stem.removeprefix(_PREFIX) for p in Path(__file__).parent.glob(f"{_PREFIX}*.py"))
+
+
+@cache
+def loader(name: str) -> Loader:
+    """The loader of one format. Raises EvalError for a name that is none."""
+    if name not in formats():
+        raise EvalError(f"there is no transcript format {name!r}", f"There are: {', '.join(formats())}.")
+    return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
+
+
+def recognise(source: Source) -> list[str]:
+    """The formats that claim a file; exactly one for a file that can be read."""
+    return [name for name in formats() if loader(name).claims(source)]
+
+
+def read(path: Path, *, format: str | None = None, bare: str | None = None) -> list[Transcript]:  # noqa: A002
+    """Read a transcript file; what can't be read is in `problems`. Never raises for what the file holds."""
+    source = Source(path, bare=bare)
+    return read_source(source, format)
+
+
+def read_source(source: Source, format: str | None = None) -> list[Transcript]:  # noqa: A002
+    """As `read`, for a source that is open already."""
+    transcripts = _transcripts(source, format)
+    for transcript in transcripts:
+        own = [p if p.file else replace(p, file=source.path.name) for p in transcript.problems]
+        transcript.problems[:] = [*source.problems, *own]
+    return transcripts
+
+
+def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noqa: A002
+    if not source.data:
+        return [_unreadable("is empty")]
+    if format is None:
+        claimed = recognise(source)
+        if len(claimed) != 1:
+            return [_unreadable(f"looks like {' and '.join(claimed)}" if claimed else "is of no known format")]
+        format = claimed[0]  # noqa: A001
+    return _load(source, format) or [_unreadable("holds no transcript")]
+
+
+def _load(source: Source, format: str) -> list[Transcript]:  # noqa: A002
+    try:
+        return loader(format).load(source)
+    except Exception as error:  # a file of nonsense must end as an invalid trial, not end the scoring of a whole run
+        return [_unreadable(f"broke the loader of {format}: {error!r}")]
+
+
+def _unreadable(why: str) -> Transcript:
+    return Transcript(Meta(format="unknown"), [], [], [Problem("unreadable", why)])

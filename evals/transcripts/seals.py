@@ -1,0 +1,113 @@
+"""Seals: proof that a transcript is what the server really answered, whole and in order.
+
+Whatever stands between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
+
+    "seal": {"n": 1, "at": 1780000060.0, "mac": HMAC-SHA256(key, before | n | at | tool | sha(args) | sha(reply))}
+
+where `before` is the code of the reply before, and keeps the count and the last code. The agent never has the key. A
+reply that was edited, a call that was made up and a call that was left out of the transcript all break the chain, and
+the trial is invalid. `at` is the server's clock, so that calls can be paced in formats that keep no time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from evals.transcripts.canonical import Call, Problem
+
+FIELD: Final = "seal"
+
+
+def _sha(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def without_seal(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply as the server gave it."""
+    return {k: v for k, v in reply.items() if k != FIELD}
+
+
+def mac(key: bytes, before: str, n: int, at: float, tool: str, args: Any, reply: Any) -> str:
+    """The seal's code for the `n`-th reply of a trial; `before` is the code of the one before, "" for the first."""
+    message = "|".join((before, str(n), repr(float(at)), tool, _sha(args), _sha(reply)))
+    return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass
+class Sealer:
+    """Seals replies in the order in which they leave. One for each trial."""
+
+    key: bytes
+    n: int = 0
+    last: str = ""
+
+    def seal(self, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:
+        """The reply with its seal; `at` is the time of the call in seconds since the epoch."""
+        plain = without_seal(reply)
+        self.n += 1
+        self.last = mac(self.key, self.last, self.n, at, tool, args, plain)
+        return {**plain, FIELD: {"n": self.n, "at": float(at), "mac": self.last}}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the scorer knows of a trial's seals: the key, and how many replies left with which last code."""
+
+    key: bytes
+    count: int
+    last: str
+
+
+def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Problem]:
+    """What is wrong with the seals of the calls to the server under test; empty when all hold.
+
+    `cut`: the session died, so the last replies may have been on their way when it did.
+    """
+    sealed, problems = _numbered(calls)
+    before = ""
+    for n in range(1, chain.count + 1):
+        call = sealed.pop(n, None)
+        if call is None and cut and not sealed:
+            return [*problems, Problem("unfinished", f"the session died before reply {n} of {chain.count} was there")]
+        if call is None:
+            return [*problems, Problem("seal", f"reply {n} of {chain.count} is not in the transcript: it was cut out")]
+        found, at = call.result[FIELD].get("mac"), call.result[FIELD].get("at")
+        if isinstance(at, bool) or not isinstance(at, (int, float)):
+            at = 0.0
+        reply = without_seal(call.result)
+        before = mac(chain.key, before, n, at, call.tool, call.args, reply)
+        if not isinstance(found, str) or not hmac.compare_digest(found.encode(), before.encode()):
+            return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not fit: it was edited")]
+        call.at = at
+    if before != chain.last:
+        problems.append(Problem("seal", "the last seal is not the one that the server gave"))
+    problems += [Problem("seal", f"the seal {n} was never given by the server") for n in sealed]
+    return problems
+
+
+def _unanswered(call: Call) -> bool:
+    """Whether the call has no reply of the server: it was denied, timed out, or cut off."""
+    return call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
+
+
+def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
+    sealed: dict[int, Call] = {}
+    problems = []
+    for call in calls:
+        if not call.ours or _unanswered(call):
+            continue  # there is no reply to seal
+        seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
+        n = seal.get("n") if isinstance(seal, dict) else None
+        if not isinstance(n, int) or isinstance(n, bool):
+            problems.append(Problem("seal", f"the reply to {call.tool} ({call.id!r}) has no seal: it was made up"))
+        elif n in sealed:
+            problems.append(Problem("seal", f"two replies carry the seal {n}"))
+        else:
+            sealed[n] = call
+    return sealed, problems

@@ -1,0 +1,128 @@
+"""A transcript file, read once and within bounds. Nothing in it can raise: what can't be read is kept as a problem."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evals.transcripts.canonical import Problem
+
+MAX_FILE = 256 << 20
+MAX_LINE = 32 << 20
+ZIP = b"PK\x03\x04"
+_ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+_FIRST_LINE = re.compile(rf"\S[^\n]{{0,{MAX_LINE}}}")
+_SECOND_LINE = re.compile(r"\S[^\n]*\n\s*\S")
+_DECODE = json.JSONDecoder().raw_decode  # what json.loads does, without its search for white space
+
+
+class Source:
+    """The bytes of one file as JSON lines (`rows`) or as one JSON document (`document`)."""
+
+    def __init__(self, path: Path, *, bare: str | None = None) -> None:
+        """`bare` is the server that tools without a server in their name belong to."""
+        self.path = path
+        self.bare = bare
+        self.problems: list[Problem] = []
+        self.data = self._read()
+
+    def _read(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                # A read of a given size reserves it; asking for what is there keeps small files cheap.
+                data = file.read(min(self.path.stat().st_size, MAX_FILE) + 1)
+            return self._inflate(data)
+        except (OSError, EOFError, zlib.error) as error:
+            return self._refuse(f"can't be read: {error}")
+
+    def _inflate(self, data: bytes) -> bytes:
+        if data.startswith(_ZSTD):
+            return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
+        if data.startswith(_GZIP):
+            with gzip.open(self.path) as file:
+                data = file.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            return self._refuse(f"has more than {MAX_FILE >> 20} MiB; no session is that long")
+        return data
+
+    def _refuse(self, text: str) -> bytes:
+        self._problem(text)
+        return b""
+
+    @cached_property
+    def text(self) -> str:
+        """The whole file as text, empty for an archive; bytes that are no UTF-8 are a problem."""
+        if self.data.startswith(ZIP):
+            return ""
+        try:
+            return self.data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = self.data.count(b"\n", 0, error.start) + 1
+            self._problem("bytes that are no UTF-8", line)
+            return self.data.decode("utf-8", "replace")
+
+    @cached_property
+    def rows(self) -> list[tuple[int, dict[str, Any]]]:
+        """(line number, object) of every JSON line; other lines are problems."""
+        rows = []
+        for number, line in enumerate(self.text.split("\n"), 1):
+            if not line or line.isspace():
+                continue
+            row = self._row(number, line)
+            if row is not None:
+                rows.append((number, row))
+        return rows
+
+    def _row(self, number: int, line: str) -> dict[str, Any] | None:
+        if len(line) > MAX_LINE:
+            self._bad_line(number, f"a line of {len(line):,} characters")
+            return None
+        try:
+            line = line.lstrip()
+            row, end = _DECODE(line)
+            if end != len(line) and not line[end:].isspace():
+                raise ValueError("more than one value")
+        except (ValueError, RecursionError) as error:
+            self._bad_line(number, f"no JSON ({type(error).__name__}): {line[:80]!r}")
+            return None
+        if isinstance(row, dict):
+            return row
+        self._bad_line(number, f"a JSON {type(row).__name__} where an object belongs")
+        return None
+
+    def _bad_line(self, number: int, text: str) -> None:
+        if len(self.problems) < 50:
+            self._problem(text, number)
+
+    def _problem(self, text: str, line: int = 0) -> None:
+        self.problems.append(Problem("unreadable", text, line, self.path.name))
+
+    @cached_property
+    def document(self) -> Any:
+        """The file as one JSON value, None where it is none (JSON lines, for instance)."""
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+
+    @cached_property
+    def head(self) -> dict[str, Any]:
+        """The first line as an object, or {}; cheap, for telling formats apart."""
+        found = _FIRST_LINE.search(self.text)  # nothing is copied but the line: whole texts are long
+        try:
+            row = json.loads(found[0] if found else "")
+        except (ValueError, RecursionError):
+            return {}
+        return row if isinstance(row, dict) else {}
+
+    @cached_property
+    def shape(self) -> Any:
+        """What to recognise a format by: the document where the file is one, else the rows of its lines."""
+        if self.head and _SECOND_LINE.search(self.text):
+            return [row for _, row in self.rows]
+        return self.document

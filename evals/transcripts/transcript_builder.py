@@ -1,0 +1,221 @@
+"""The one place where foreign records become calls, results and words. Loaders feed it; it never guesses.
+
+Duplicate ids, results before their call, calls that never got a result, a name that two servers share and a reply
+without `ok` all become problems here, so that every format is held to the same laws.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from evals.scoring.surface import TOOLS
+from evals.transcripts.canonical import (
+    MAIN,
+    OURS,
+    Call,
+    Ended,
+    Meta,
+    Problem,
+    ProblemKind,
+    Say,
+    Transcript,
+)
+
+_CODEX_HEADER = re.compile(r"\A(?:Wall time: [0-9.]+ seconds\n)?Output:\n")
+_MAX_PROBLEMS = 50
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """`mcp__server__tool` as (server, tool); any other name as ("", name)."""
+    if name.startswith("mcp__"):
+        server, found, tool = name[5:].partition("__")
+        if found and server and tool:
+            return server, tool
+    return "", name
+
+
+def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
+    """A tool's reply as (value, error flag or None). Unwraps MCP content blocks; JSON text is read where `parse`."""
+    flag: bool | None = None
+    if isinstance(content, dict) and isinstance(content.get("content"), list) and "ok" not in content:
+        flag = _flag(content)
+        structured = content.get("structuredContent", content.get("structured_content"))
+        if structured is not None:
+            return structured, flag
+        content = content["content"]
+    if isinstance(content, list) and all(isinstance(block, dict) and "type" in block for block in content):
+        texts = [block.get("text") for block in content if block.get("type") in ("text", "input_text", "output_text")]
+        if len(texts) != len(content):
+            return content, flag
+        content = "\n".join(t for t in texts if isinstance(t, str))
+    if parse and isinstance(content, str):
+        return _decode_text(content, flag)
+    return content, flag
+
+
+def _flag(reply: dict[str, Any]) -> bool | None:
+    flag = reply.get("isError", reply.get("is_error"))
+    return flag if isinstance(flag, bool) else None
+
+
+def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
+    header = _CODEX_HEADER.match(text)
+    bare = text[header.end() :] if header else text
+    if not bare.lstrip().startswith(("{", "[")):
+        return text, flag
+    try:
+        value = json.loads(bare)
+    except (ValueError, RecursionError):
+        return text, flag
+    if not _is_envelope(value):
+        return value, flag
+    inner, inner_flag = decode(value, parse=True)
+    return inner, flag if inner_flag is None else inner_flag
+
+
+def _is_envelope(value: Any) -> bool:
+    """Whether parsed text is an MCP result, or a list of text blocks, that has to be unwrapped once more."""
+    if isinstance(value, dict):
+        return isinstance(value.get("content"), list) and "ok" not in value
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(b, dict) and b.get("type") == "text" for b in value)
+    )
+
+
+class Tape:
+    """Collects the events of one transcript in the order in which they happened."""
+
+    def __init__(self, format: str, *, bare: str | None = None) -> None:  # noqa: A002
+        """`bare` is the server that tools without a server in their name belong to, where the caller knows it."""
+        self.meta = Meta(format=format)
+        self.bare = bare
+        self.file = ""
+        """The file that is being read, where a session is spread over several."""
+        self._calls: dict[str, Call] = {}
+        self._says: list[Say] = []
+        self._problems: list[Problem] = []
+        self._tick = 0
+        self._last: str = ""
+
+    def problem(self, kind: ProblemKind, text: str, line: int = 0) -> None:
+        """Note what could not be read; after fifty only the count would grow, so it stops."""
+        if len(self._problems) < _MAX_PROBLEMS:
+            self._problems.append(Problem(kind, text[:500], line, self.file))
+
+    def ignore(self, what: object) -> None:
+        """Count a line that holds no part of the conversation."""
+        key = str(what)[:60]
+        self.meta.ignored[key] = self.meta.ignored.get(key, 0) + 1
+
+    def call(
+        self,
+        id: object,  # noqa: A002
+        name: object,
+        args: Any,
+        *,
+        server: str | None = None,
+        agent: str = MAIN,
+        at: float | None = None,
+        line: int = 0,
+    ) -> None:
+        """A call is issued. `args` may be JSON text, as some formats have it."""
+        if not isinstance(id, str) or not id or not isinstance(name, str) or not name:
+            self.problem("unreadable", "a tool call without an id or a name", line)
+            return
+        server, tool = split_name(name) if server is None else (server, name)
+        if not server and tool in TOOLS:
+            server = self._whose(tool, line)
+        args = self._arguments(args, tool, line)
+        known = self._calls.get(id)
+        if known is not None:
+            if (known.server, known.tool, known.args, known.agent) != (server, tool, args, agent):
+                self.problem("duplicate", f"two different calls share the id {id!r}", line)
+            return
+        self._calls[id] = Call(self._next("call"), id, server, tool, args, agent, at)
+
+    def knows(self, id: object) -> bool:  # noqa: A002
+        """Whether a call of this id was issued."""
+        return isinstance(id, str) and id in self._calls
+
+    def result(
+        self,
+        id: object,  # noqa: A002
+        content: Any,
+        *,
+        error: bool | None = None,
+        raw: Any = None,
+        literal: bool = False,
+        line: int = 0,
+    ) -> None:
+        """A result arrives. `error` is the format's own flag, None where it has none; `raw` a second, fuller copy.
+
+        `literal` content is a value already; other content is unwrapped from MCP blocks and JSON text.
+        """
+        call = self._calls.get(id) if isinstance(id, str) else None
+        if call is None:
+            self.problem("unmatched", f"a result for the call {id!r}, which was not issued before it", line)
+            return
+        value, flag = (content, None) if literal else decode(content, parse=bool(call.server))
+        if call.server and not isinstance(value, dict) and isinstance(raw, dict):
+            value = decode(raw, parse=True)[0]
+        ok = self._ok(call, value, flag if error is None else error, line)
+        if call.done_seq is not None:
+            if (call.result, call.ok) != (value, ok):
+                self.problem("duplicate", f"two different results for the call {call.id!r}", line)
+            return
+        call.result, call.ok, call.done_seq = value, ok, self._next("result")
+
+    def say(self, role: str, text: object, *, agent: str = MAIN) -> None:
+        """Somebody says something; nothing is kept of empty words."""
+        if isinstance(text, str) and text.strip():
+            self._says.append(Say(self._next(role if agent == MAIN else "aside"), role, text, agent))
+
+    def end(self, ended: Ended, why: str = "") -> None:
+        """The format's own word on how the session ended."""
+        self.meta.ended, self.meta.why = ended, why[:500]
+
+    def finish(self) -> Transcript:
+        """Close the tape: what is still open is a problem."""
+        for call in self._calls.values():
+            if call.done_seq is None:
+                self.problem("unfinished", f"no result for the call {call.id!r} of {call.tool}")
+        if self.meta.ended == "unknown":
+            if self._last == "assistant":
+                self.meta.ended = "completed"
+            else:
+                self.problem("unfinished", "it stops without closing words or an end mark: it may be cut off")
+        return Transcript(self.meta, list(self._calls.values()), self._says, self._problems)
+
+    def _next(self, what: str) -> int:
+        self._tick += 1
+        if what != "aside":
+            self._last = what
+        return self._tick
+
+    def _whose(self, tool: str, line: int) -> str:
+        if self.bare is None:
+            self.problem(
+                "shape", f"the call of {tool} names no server; pass --bare SERVER where there is one only", line
+            )
+        return self.bare or ""
+
+    def _arguments(self, args: Any, tool: str, line: int) -> Any:
+        if not isinstance(args, str):
+            return {} if args is None else args
+        try:
+            return json.loads(args) if args.strip() else {}
+        except (ValueError, RecursionError):
+            self.problem("unreadable", f"the arguments of {tool} are no JSON", line)
+            return args
+
+    def _ok(self, call: Call, value: Any, error: bool | None, line: int) -> bool | None:
+        said = value.get("ok") if isinstance(value, dict) else None
+        if error:
+            return False
+        if isinstance(said, bool):
+            return said
+        if call.server in OURS:
+            self.problem("shape", f"the reply to {call.tool} ({call.id!r}) carries no `ok`", line)
+        return None if error is None else not error

@@ -1,0 +1,433 @@
+"""A pickle read as a description: every opcode is followed symbolically, nothing is imported, called or changed.
+
+`pickle` builds objects by calling what the file names. Here a call becomes a `Call` node, a class a `Global`, and
+a state that a file wants to set is kept beside its node. All opcodes of all protocols are understood, so that
+whatever a hostile file would call can be named; torch itself writes few of them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short
+
+# What torch.save writes with its protocol 2, and what its safe loader accepts.
+TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name that the file wants imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return short(f"{self.module}.{self.name}", 100)
+
+
+@dataclass(eq=False)
+class Call:
+    """What the file would get by calling `func` with `args`; `state` is what it would set on the result."""
+
+    func: Any
+    args: Any
+    state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
+    parts: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Persistent:
+    """A reference to something outside the pickle: torch's storages."""
+
+    pid: Any
+
+
+@dataclass
+class Tree:
+    """The outcome: the root value, every global the file names, the ones it calls, and what is odd about it."""
+
+    root: Any = None
+    named: dict[Global, None] = field(default_factory=dict)
+    called: dict[Global, None] = field(default_factory=dict)
+    persistent: list[Persistent] = field(default_factory=list)
+    odd: dict[str, None] = field(default_factory=dict)
+    end: int = 0
+
+
+class _Mark:
+    """Where a group begins on the stack."""
+
+
+_MARK = _Mark()
+_ORDERED = Global("collections", "OrderedDict")
+_KEYS = (str, int, float, bytes, bool, type(None), Global)
+_TOO_DEEP = 1_000
+
+
+class Machine:
+    """Runs one pickle. `start` is where it begins in `data`; `tree.end` is where it stopped."""
+
+    def __init__(self, data: bytes, limits: Limits, start: int = 0) -> None:
+        self.data = data
+        self.at = start
+        self.limits = limits
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.tree = Tree()
+
+    def run(self) -> Tree:
+        """Follow the pickle to its STOP. Raises Broken where it makes no sense, Doubtful where it is too large."""
+        data, steps = self.data, 0
+        ops = _OPS
+        while True:
+            if self.at >= len(data):
+                raise Broken("its pickle ends before its STOP: it is cut off")
+            op = data[self.at]
+            self.at += 1
+            if op == 0x2E:  # STOP
+                break
+            steps += 1
+            if steps > self.limits.opcodes:
+                raise Doubtful(f"its pickle has more than {self.limits.opcodes:,} opcodes; the rest was not read")
+            if op not in TORCH_OPS:
+                self.tree.odd[f"uses pickle opcode 0x{op:02x}, which torch does not write"] = None
+            move = ops.get(op)
+            if move is None:
+                raise Broken(f"its pickle has the unknown opcode 0x{op:02x} at byte {self.at - 1:,}")
+            try:
+                move(self)
+            except (IndexError, struct.error, UnicodeDecodeError, OverflowError) as why:
+                raise Broken(f"its pickle makes no sense near byte {self.at:,}: {type(why).__name__}") from why
+        if len(self.stack) != 1:
+            raise Broken(f"its pickle leaves {len(self.stack):,} values where one belongs")
+        self.tree.root, self.tree.end = self.stack[0], self.at
+        return self.tree
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def take(self, n: int) -> bytes:
+        """The next `n` bytes."""
+        if n < 0 or self.at + n > len(self.data):
+            raise Broken(f"its pickle wants {n:,} bytes at {self.at:,}, but has only {len(self.data):,} in all")
+        out = self.data[self.at : self.at + n]
+        self.at += n
+        return out
+
+    def number(self, form: str) -> int:
+        """An integer in one of struct's forms."""
+        value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return value
+
+    def line(self) -> bytes:
+        """Up to the end of the line."""
+        end = self.data.find(b"\n", self.at, self.at + 4096)
+        if end < 0:
+            raise Broken("its pickle has an endless line")
+        return self.take(end + 1 - self.at)[:-1]
+
+    def pop(self) -> Any:
+        """The top value; a mark is none."""
+        if self.marks and self.marks[-1] == len(self.stack):
+            raise IndexError
+        return self.stack.pop()
+
+    def group(self) -> list[Any]:
+        """The values since the last mark."""
+        start = self.marks.pop()
+        out = self.stack[start:]
+        del self.stack[start:]
+        return out
+
+    def top(self) -> Any:
+        """The top value, left in place."""
+        if self.marks and self.marks[-1] == len(self.stack):
+            raise IndexError
+        return self.stack[-1]
+
+    # ------------------------------------------------------------------------------------------- meaning
+
+    def name(self, module: str, name: str) -> None:
+        """A global."""
+        made = Global(module, name)
+        self.tree.named[made] = None
+        self.stack.append(made)
+
+    def call(self, func: Any, args: Any) -> None:
+        """A call that does not happen."""
+        if isinstance(func, Global):
+            self.tree.called[func] = None
+            if func == _ORDERED and args == ():
+                self.stack.append({})
+                return
+        else:
+            self.tree.odd["calls something that is no plain name"] = None
+        self.stack.append(Call(func, args))
+
+    def set(self, pairs: list[Any]) -> None:
+        """Items of a dict, or of something that stands for one."""
+        if len(pairs) % 2:
+            raise IndexError
+        target = self.top()
+        table = target if isinstance(target, dict) else target.items if isinstance(target, Call) else None
+        if table is None:
+            raise Broken("its pickle sets items on something that has none")
+        for i in range(0, len(pairs), 2):
+            table[_key(pairs[i])] = pairs[i + 1]
+
+    def extend(self, values: list[Any]) -> None:
+        """Elements of a list, or of something that stands for one."""
+        target = self.top()
+        if isinstance(target, list):
+            target.extend(values)
+        elif isinstance(target, Call):
+            target.parts.extend(values)
+        else:
+            raise Broken("its pickle appends to something that is no list")
+
+    def build(self) -> None:
+        """A state that is not set."""
+        state = self.pop()
+        target = self.top()
+        if isinstance(target, Call):
+            target.state = state
+        elif isinstance(target, Global):
+            self.tree.odd[f"would change {target} itself"] = None
+            self.tree.called[target] = None
+        elif not isinstance(target, dict):  # the _metadata that an OrderedDict carries is of no interest
+            raise Broken("its pickle sets the state of a plain value")
+
+    def inst(self) -> None:
+        """INST: a class by name, with the group as arguments."""
+        module, name = _text(self.line()), _text(self.line())
+        args = tuple(self.group())
+        self.name(module, name)
+        self.call(self.pop(), args)
+
+    def obj(self) -> None:
+        """OBJ: a class from the stack, with the rest of the group as arguments."""
+        func, *args = self.group()
+        self.call(func, tuple(args))
+
+    def stack_global(self) -> None:
+        """A name from the stack."""
+        name, module = self.pop(), self.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise Broken("its pickle computes a name instead of stating it")
+        self.name(module, name)
+
+    def pick(self, key: int) -> None:
+        """From the memo."""
+        if key not in self.memo:
+            raise Broken(f"its pickle asks for memo {key:,}, which was never filled")
+        self.stack.append(self.memo[key])
+
+    def reference(self, pid: Any) -> None:
+        """A persistent id."""
+        made = Persistent(pid)
+        self.tree.persistent.append(made)
+        self.stack.append(made)
+
+    def mark(self) -> None:
+        """The beginning of a group."""
+        if len(self.marks) >= _TOO_DEEP:
+            raise Doubtful(f"its pickle nests deeper than {_TOO_DEEP:,} groups")
+        self.marks.append(len(self.stack))
+
+    def extension(self) -> None:
+        """EXT: a name from a registry that only the reading program knows."""
+        raise Broken("its pickle names something by a registry number, which hides what it would call")
+
+
+def _key(value: Any) -> Any:
+    """A key that hashes at once: deep tuples would exhaust the C stack."""
+    if _simple(value) or isinstance(value, Call):  # a call hashes by identity
+        return value
+    if isinstance(value, tuple) and len(value) <= 16 and all(map(_simple, value)):
+        return value
+    raise Doubtful("its pickle has a dict whose key is no plain value")
+
+
+def _simple(value: Any) -> bool:
+    """Small integers hash to themselves; large ones could be chosen to collide, which would take for ever."""
+    return isinstance(value, _KEYS) and not (isinstance(value, int) and not -(1 << 60) < value < 1 << 60)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _old_string(raw: bytes) -> str:
+    """Protocol 0 strings are quoted; what they escape does not matter for naming."""
+    if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
+        raise Broken("its pickle has a string without quotes")
+    return raw[1:-1].decode("latin-1").encode("latin-1", "replace").decode("unicode_escape", "replace")
+
+
+def _old_int(raw: bytes) -> int | bool:
+    if raw in (b"00", b"01"):
+        return raw == b"01"
+    return _decimal(raw)
+
+
+def _decimal(raw: bytes) -> int:
+    text = raw.rstrip(b"L")
+    if len(text) > 1000:
+        raise Doubtful("its pickle has an enormous number")
+    try:
+        return int(text)
+    except ValueError as why:
+        raise Broken("its pickle has a number that is none") from why
+
+
+def _old_float(raw: bytes) -> float:
+    try:
+        return float(raw)
+    except ValueError as why:
+        raise Broken("its pickle has a number that is none") from why
+
+
+def _long(m: Machine, length: int) -> None:
+    if length > 4096:
+        raise Doubtful("its pickle has an enormous number")
+    m.stack.append(int.from_bytes(m.take(length), "little", signed=True))
+
+
+def _push(value: Callable[[], Any]) -> Callable[[Machine], None]:
+    return lambda m: m.stack.append(value())
+
+
+def _tuple(n: int) -> Callable[[Machine], None]:
+    def move(m: Machine) -> None:
+        if len(m.stack) - (m.marks[-1] if m.marks else 0) < n:
+            raise IndexError
+        m.stack[len(m.stack) - n :] = [tuple(m.stack[len(m.stack) - n :])]
+
+    return move
+
+
+def _pairs(values: list[Any]) -> dict[Any, Any]:
+    if len(values) % 2:
+        raise IndexError
+    return {_key(values[i]): values[i + 1] for i in range(0, len(values), 2)}
+
+
+def _newobj(m: Machine) -> None:
+    args, func = m.pop(), m.pop()
+    m.call(func, args)
+
+
+def _newobj_ex(m: Machine) -> None:
+    kwargs, args, func = m.pop(), m.pop(), m.pop()
+    m.call(func, (args, kwargs))
+
+
+def _setitem(m: Machine) -> None:
+    value, key = m.pop(), m.pop()
+    m.set([key, value])
+
+
+def _append(m: Machine) -> None:
+    value = m.pop()
+    m.extend([value])
+
+
+def _frame(m: Machine) -> None:
+    if m.number("<Q") > len(m.data) - m.at:
+        raise Broken("its pickle announces a frame that is longer than itself")
+
+
+def _drop(m: Machine) -> None:
+    if m.marks and m.marks[-1] == len(m.stack):
+        m.marks.pop()
+    else:
+        m.stack.pop()
+
+
+def _put(form: str) -> Callable[[Machine], None]:
+    def move(m: Machine) -> None:
+        m.memo[m.number(form)] = m.top()
+
+    return move
+
+
+def _proto(m: Machine) -> None:
+    version = m.number("B")
+    if version > 5:
+        raise Broken(f"claims the unknown pickle protocol {version}")
+
+
+_OPS: dict[int, Callable[[Machine], Any]] = {
+    ord("("): Machine.mark,
+    ord("0"): _drop,
+    ord("1"): Machine.group,
+    ord("2"): lambda m: m.stack.append(m.top()),
+    ord("F"): lambda m: m.stack.append(_old_float(m.line())),
+    ord("I"): lambda m: m.stack.append(_old_int(m.line())),
+    ord("J"): lambda m: m.stack.append(m.number("<i")),
+    ord("K"): lambda m: m.stack.append(m.number("B")),
+    ord("L"): lambda m: m.stack.append(_decimal(m.line())),
+    ord("M"): lambda m: m.stack.append(m.number("<H")),
+    ord("N"): _push(lambda: None),
+    ord("P"): lambda m: m.reference(_text(m.line())),
+    ord("Q"): lambda m: m.reference(m.pop()),
+    ord("R"): lambda m: _newobj(m),
+    ord("S"): lambda m: m.stack.append(_old_string(m.line())),
+    ord("T"): lambda m: m.stack.append(m.take(m.number("<i")).decode("latin-1")),
+    ord("U"): lambda m: m.stack.append(m.take(m.number("B")).decode("latin-1")),
+    ord("V"): lambda m: m.stack.append(m.line().decode("raw_unicode_escape")),
+    ord("X"): lambda m: m.stack.append(_text(m.take(m.number("<I")))),
+    ord("a"): _append,
+    ord("b"): Machine.build,
+    ord("c"): lambda m: m.name(_text(m.line()), _text(m.line())),
+    ord("d"): lambda m: m.stack.append(_pairs(m.group())),
+    ord("}"): _push(dict),
+    ord("e"): lambda m: m.extend(m.group()),
+    ord("g"): lambda m: m.pick(_decimal(m.line())),
+    ord("h"): lambda m: m.pick(m.number("B")),
+    ord("i"): Machine.inst,
+    ord("j"): lambda m: m.pick(m.number("<I")),
+    ord("l"): lambda m: m.stack.append(m.group()),
+    ord("]"): _push(list),
+    ord("o"): Machine.obj,
+    ord("p"): lambda m: m.memo.__setitem__(_decimal(m.line()), m.top()),
+    ord("q"): _put("B"),
+    ord("r"): _put("<I"),
+    ord("s"): _setitem,
+    ord("t"): lambda m: m.stack.append(tuple(m.group())),
+    ord(")"): _push(tuple),
+    ord("u"): lambda m: m.set(m.group()),
+    ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
+    ord("B"): lambda m: m.stack.append(m.take(m.number("<I"))),
+    ord("C"): lambda m: m.stack.append(m.take(m.number("B"))),
+    0x80: _proto,
+    0x81: _newobj,
+    0x82: Machine.extension,
+    0x83: Machine.extension,
+    0x84: Machine.extension,
+    0x85: _tuple(1),
+    0x86: _tuple(2),
+    0x87: _tuple(3),
+    0x88: _push(lambda: True),
+    0x89: _push(lambda: False),
+    0x8A: lambda m: _long(m, m.number("B")),
+    0x8B: lambda m: _long(m, m.number("<i")),
+    0x8C: lambda m: m.stack.append(_text(m.take(m.number("B")))),
+    0x8D: lambda m: m.stack.append(_text(m.take(m.number("<Q")))),
+    0x8E: lambda m: m.stack.append(m.take(m.number("<Q"))),
+    0x8F: lambda m: m.stack.append(Call(Global("builtins", "set"), ())),
+    0x90: lambda m: m.extend(m.group()),
+    0x91: lambda m: m.stack.append(Call(Global("builtins", "frozenset"), tuple(m.group()))),
+    0x92: _newobj_ex,
+    0x93: Machine.stack_global,
+    0x94: lambda m: m.memo.__setitem__(len(m.memo), m.top()),
+    0x95: _frame,
+    0x96: lambda m: m.stack.append(m.take(m.number("<Q"))),
+    0x97: Machine.extension,
+    0x98: lambda m: None,
+}

@@ -1,0 +1,168 @@
+"""A regular file, opened so that a FIFO can't block it and a link can't lead it astray. Standard library only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gpuwarden.checkpoints.file_model import Broken, Doubtful
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+)
+
+
+class Source:
+    """One open file. Reads are positional, so threads may share it."""
+
+    def __init__(self, path: str | Path, name: str = "") -> None:
+        self.path = Path(path)
+        self.name = name or self.path.name
+        self.fd = _open(self.path)
+        self._first = os.fstat(self.fd)
+        if not stat.S_ISREG(self._first.st_mode):
+            os.close(self.fd)
+            raise Doubtful(f"not a regular file but {kind(self._first.st_mode)}; not opened")
+        self.size = self._first.st_size
+        self.mtime_ns = self._first.st_mtime_ns
+        self.ctime_ns = self._first.st_ctime_ns
+        self.took: Callable[[int], None] | None = None
+        """Called with the bytes that `at` is to read; what it raises ends the reading."""
+
+    def at(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes at `offset`. Raises Broken where the file ends before."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
+        if self.took is not None:
+            self.took(length)
+        parts = []
+        while length:
+            part = _pread(self.fd, length, offset)
+            if not part:
+                raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def into(self, view: memoryview, offset: int) -> int:
+        """Fill `view` from `offset` on. Returns how many bytes came, at least one; raises Broken where none is left."""
+        got = _fill(self.fd, view, offset)
+        if not got:
+            raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
+        return got
+
+    def head(self, length: int = 512) -> bytes:
+        """The first bytes, as many as there are."""
+        return self.at(0, min(length, self.size))
+
+    def beside(self, name: str) -> Source | None:
+        """Another file of the same folder, None where there is none."""
+        place = self.path.with_name(name)
+        return Source(place) if place.is_file() else None
+
+    def changed(self) -> bool:
+        """Whether somebody wrote to the file since it was opened."""
+        now = os.fstat(self.fd)
+        first = self._first
+        return (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns)
+
+    def holes(self) -> int:
+        """Bytes that the file system says were never written; 0 where it can't tell."""
+        seek_hole, seek_data = getattr(os, "SEEK_HOLE", None), getattr(os, "SEEK_DATA", None)
+        if (
+            seek_hole is None
+            or seek_data is None
+            or not self.size
+            or getattr(self._first, "st_blocks", 1 << 62) * 512 >= self.size
+        ):
+            return 0
+        total, at = 0, 0
+        try:
+            for _ in range(100_000):
+                hole = os.lseek(self.fd, at, seek_hole)
+                if hole >= self.size:
+                    break
+                try:
+                    at = os.lseek(self.fd, hole, seek_data)
+                except OSError as end:
+                    if end.errno != errno.ENXIO:
+                        raise
+                    at = self.size
+                total += at - hole
+                if at >= self.size:
+                    break
+        except OSError:
+            return 0
+        return total
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def kind(mode: int) -> str:
+    """What a special file is, in words."""
+    for test, word in (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISLNK, "a link"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+    ):
+        if test(mode):
+            return word
+    return "something else"
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
+    except OSError as why:
+        if why.errno == errno.ELOOP:
+            raise Doubtful("is a link; not followed") from why
+        raise Doubtful(f"can't be opened: {why.strerror}") from why
+
+
+def _pread(fd: int, length: int, offset: int) -> bytes:
+    try:
+        if hasattr(os, "pread"):
+            return os.pread(fd, length, offset)
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, length)
+    except OSError as why:
+        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why
+
+
+def _fill(fd: int, view: memoryview, offset: int) -> int:
+    if not hasattr(os, "preadv"):
+        data = _pread(fd, len(view), offset)
+        view[: len(data)] = data
+        return len(data)
+    try:
+        return os.preadv(fd, [view], offset)
+    except OSError as why:
+        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}") from why

@@ -1,0 +1,106 @@
+"""Manifests: the roster of a checkpoint with digests, written when it is saved, so that every copy can be proven.
+
+Inside a folder the manifest is `gpuwarden-manifest.json`; beside a single file it is `<file>.gpuwarden-manifest.json`.
+It finds damage. It does not protect against somebody who rewrites the files and the manifest.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, short
+from gpuwarden.checkpoints.findings import Expected
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.tree import walk
+from gpuwarden.checkpoints.values.content_scan import sweep
+
+FILE = "gpuwarden-manifest.json"
+DIGESTS = ("sha256", "xxh3_128", "crc32")
+
+
+def beside(path: Path) -> Path:
+    """Where the manifest of a file or folder lies."""
+    return path / FILE if path.is_dir() else path.with_name(f"{path.name}.{FILE}")
+
+
+def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
+    """A manifest of a file, or of all files below a folder, in the shape of `core.models.Manifest`.
+
+    Digests that can't be computed here are left out. Raises Doubtful for a file that can't be read or that is
+    written to meanwhile: a manifest of moving bytes proves nothing.
+    """
+    wanted = tuple(digests)
+    if path.is_dir():
+        tree = walk(path, Limits())
+        if tree.doubts:
+            raise Doubtful(tree.doubts[0])
+        files = [_artifact(tree.root / n, n, wanted) for n in tree.files if not n.endswith(FILE)]
+    else:
+        files = [_artifact(path, path.name, wanted)]
+    return {"taken_at": time.time() if now is None else now, "files": files, "missing": []}
+
+
+def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
+    with Source(path, name) as source:
+        seen = sweep(source, Anatomy("bytes"), wanted)
+        if source.changed():
+            raise Doubtful(f"{name} was written to while it was read")
+        return {
+            "path": name,
+            "size": source.size,
+            "mtime_ns": source.mtime_ns,
+            "ctime_ns": source.ctime_ns,
+            **seen.digests,
+        }
+
+
+def write(path: Path, manifest: dict[str, Any]) -> Path:
+    """Write the manifest of `path` beside it, atomically and down to the disk."""
+    target = beside(path)
+    draft = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+    with draft.open("w", encoding="utf-8") as out:
+        json.dump(manifest, out, indent=1, sort_keys=True)
+        out.flush()
+        os.fsync(out.fileno())
+    draft.replace(target)
+    return target
+
+
+def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = Source) -> dict[str, Expected]:
+    """What a manifest file says of each file. Raises Broken for one that can't be understood."""
+    try:
+        with opened(place, "") as source:
+            if source.size > limits.json:
+                raise Broken(f"the manifest {place.name} has {source.size:,} bytes, more than {limits.json:,}")
+            data = source.at(0, source.size)
+            if data.count(b"[") + data.count(b"{") > 2 * limits.files:  # a list of those would fill the memory
+                raise Broken(f"the manifest {place.name} lists more than {limits.files:,} files")
+            return expected(json.loads(data)["files"])
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, Doubtful) as why:
+        raise Broken(f"the manifest {place.name} can't be read: {short(why, 80)}") from why
+
+
+def expected(files: Iterable[dict[str, Any]], under: str = "") -> dict[str, Expected]:
+    """Relative path -> what the manifest says of it, for the entries below `under`.
+
+    An entry that *is* `under` gets the name of the file itself. Absolute paths count from the root.
+    """
+    base = under.strip("/")
+    made: dict[str, Expected] = {}
+    for f in files:
+        name = str(f["path"]).lstrip("/")
+        if base and name == base:
+            name = name.rsplit("/", 1)[-1]
+        elif base and not name.startswith(base + "/"):
+            continue
+        elif base:
+            name = name[len(base) + 1 :]
+        digests = {d: str(f[d]) for d in DIGESTS if f.get(d)}
+        made[name] = Expected(int(f["size"]), digests)
+    return made

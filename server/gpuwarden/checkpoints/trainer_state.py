@@ -1,0 +1,91 @@
+"""What a transformers Trainer needs to resume from a checkpoint, beyond what it says when something is amiss.
+
+The Trainer restarts the optimizer in silence where optimizer.pt or scheduler.pt is missing, and takes any step from
+trainer_state.json. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuwarden.checkpoints.file_model import Anatomy, Tensor, some
+from gpuwarden.checkpoints.findings import Findings, Judgement
+from gpuwarden.checkpoints.tree import Folder
+from gpuwarden.checkpoints.values import optimizer
+
+_WEIGHTS = ("model", "adapter_model", "pytorch_model")
+_RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
+
+
+def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
+    """Add to `said.resume` all that stands in the way of a true resume, to `said.proved` what fits."""
+    gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
+    if gone and not _elsewhere(folder):
+        said.resume.append(f"{some(gone)} missing: a resume would silently start the optimizer afresh")
+    _position(folder, found, said)
+    if "optimizer.pt" in folder.files:
+        _optimizer(folder, found, said)
+    if "scheduler.pt" in folder.files:
+        _scheduler(folder, found, said)
+
+
+def _elsewhere(folder: Folder) -> bool:
+    """DeepSpeed and FSDP keep the optimizer in folders of their own."""
+    return any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
+
+
+def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
+    entry = found[folder.join(name)]
+    return entry.anatomy if entry and not entry.problems else None
+
+
+def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
+    """The optimizer's state is that of this model, at this step."""
+    entry = found[folder.join("optimizer.pt")]
+    anatomy = _anatomy(folder, found, "optimizer.pt")
+    tensors = _model_tensors(folder, found)
+    adapter = [t.shape for t in tensors if ".lora_" in t.name]
+    made = optimizer.judge(anatomy.content if anatomy else None, [t.shape for t in tensors], adapter, "optimizer.pt")
+    said.resume += made.resume
+    said.warnings += made.warnings
+    said.proved += made.proved
+    if anatomy is None or entry is None or said.step is None:
+        return
+    with found.open(found.place(entry.path), entry.path) as source:
+        stands = optimizer.steps(source, anatomy.tensors)
+    if stands is not None and stands > said.step:
+        said.resume.append(f"the optimizer has made {stands:,} steps, but the checkpoint stands at {said.step:,}")
+    elif stands is not None and stands < said.step:
+        said.warnings.append(f"the optimizer has made {stands:,} steps, the checkpoint stands at {said.step:,}")
+
+
+def _model_tensors(folder: Folder, found: Findings) -> list[Tensor]:
+    names = [n for n in folder.files if n.startswith(_WEIGHTS) and n.endswith((".safetensors", ".bin"))]
+    return list(found.tensors(folder.join(n) for n in names).values())
+
+
+def _position(folder: Folder, found: Findings, said: Judgement) -> None:
+    """Where in the data to go on: the Trainer finds it again from epoch and step, and from each rank's dice."""
+    state = _anatomy(folder, found, "trainer_state.json")
+    content = state.content if state and isinstance(state.content, dict) else None
+    if content is not None:
+        epoch = content.get("epoch")
+        if not isinstance(epoch, (int, float)) or isinstance(epoch, bool) or not 0 <= epoch < float("inf"):
+            said.resume.append("trainer_state.json has no epoch, from which the position in the data is found again")
+        else:
+            said.proved.append(f"the position in the data follows from epoch {epoch:g} and the step")
+    dice = [n for n in folder.files if n.startswith("rng_state")]
+    if not dice:
+        said.resume.append("no rng_state file: data order and dropout would differ after a resume")
+    ranks = {int(m.group(1)) for m in map(_RANK.fullmatch, dice) if m}
+    gone = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
+    if gone:
+        said.resume.append(f"no rng_state of ranks {some(gone)}: their data order and dropout would differ")
+
+
+def _scheduler(folder: Folder, found: Findings, said: Judgement) -> None:
+    anatomy = _anatomy(folder, found, "scheduler.pt")
+    root = anatomy.content if anatomy else None
+    last = root.get("last_epoch") if isinstance(root, dict) else None
+    if type(last) is int and said.step is not None and last != said.step:
+        said.warnings.append(f"the scheduler stands at {last}, the trainer at step {said.step}")

@@ -1,0 +1,1 @@
+"""Check the values inside a file: checksums, non-finite numbers, statistics."""

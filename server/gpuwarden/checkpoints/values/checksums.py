@@ -1,0 +1,180 @@
+"""What turns bytes into answers: digests, CRC-32, and the search for NaN and infinity.
+
+numpy, isal and xxhash make it run at the speed of memory where they are installed; without them the same answers
+come from the standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpuwarden.checkpoints.file_model import DTYPES
+
+if TYPE_CHECKING:
+    # Of raw elements: (holds NaN or infinity, holds anything but zero bits).
+    Test = Callable[[Any], tuple[bool, bool]]
+
+
+def numpy_or_none() -> Any:
+    """numpy, where it is installed."""
+    try:
+        import numpy as np
+    except ImportError:
+        return None
+    return np
+
+
+# ------------------------------------------------------------------------------------------------- digests and CRC
+
+
+def hashers() -> dict[str, Callable[[], Any]]:
+    """The hashes that can be computed here, by their names in a manifest."""
+    made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
+    try:
+        import xxhash
+    except ImportError:
+        return made
+    made["xxh3_128"] = xxhash.xxh3_128
+    return made
+
+
+def digests() -> tuple[str, ...]:
+    """All digests that can be computed here, by name: the surest first, the quickest last.
+
+    CRC-32 is one of them: those of a file's parts can be joined, so that threads may share a file, and the format's
+    own need no second computing.
+    """
+    hashes = tuple(hashers())
+    return (*hashes, CRC) if crc32() is not zlib.crc32 or len(hashes) == 1 else ("sha256", CRC, *hashes[1:])
+
+
+def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
+    """The one digest to compare, of those that were recorded: the quickest, or with `sure` the surest."""
+    recorded = set(recorded)
+    here = [name for name in digests() if name in recorded]
+    return tuple(here[:1] if sure else here[-1:])
+
+
+def crc32() -> Callable[..., int]:
+    """A function of (bytes, CRC so far), ten times as fast as zlib's where isal is installed."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib.crc32
+    fast: Callable[..., int] = isal_zlib.crc32
+    return fast
+
+
+CRC = "crc32"
+_POLYNOMIAL = 0xEDB88320  # CRC-32's, lowest power in the highest bit
+_ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
+
+
+def crc32_joined(first: int, second: int, length: int) -> int:
+    """The CRC-32 of two pieces one after the other, from the CRC of each; `length` is the second's, in bytes.
+
+    Appending n bytes multiplies what went before by x^(8n), modulo the CRC's polynomial over GF(2).
+    """
+    factor, bit = _ONE, 0
+    while length >> bit:
+        if length >> bit & 1:
+            factor = _times(factor, _power(bit))
+        bit += 1
+    return _times(factor, first) ^ second
+
+
+@functools.lru_cache(maxsize=64)
+def _power(bit: int) -> int:
+    """The power 8 * 2**bit of x."""
+    return _times(_power(bit - 1), _power(bit - 1)) if bit else _BYTE
+
+
+def _times(a: int, b: int) -> int:
+    product, bit = 0, _ONE
+    while bit:
+        if a & bit:
+            product ^= b
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+        bit >>= 1
+    return product
+
+
+# ------------------------------------------------------------------------------------------------- NaN and infinity
+
+
+def finite_test(dtype: str, big_endian: bool = False) -> Test:
+    """The test for a floating type of `anatomy.DTYPES`, complex ones apart. It takes whole elements, at least one."""
+    numpy = numpy_or_none()
+    return plain_test(dtype, big_endian) if numpy is None else numpy_test(numpy, dtype, big_endian)
+
+
+def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
+    """Two maxima over the raw bits: no masks, nothing allocated, exact for every pattern.
+
+    As unsigned numbers, negative values that are not finite are the largest; as signed ones, positive values are.
+    """
+    kind = DTYPES[dtype]
+    order, size = ">" if big_endian else "<", kind.bits // 8
+    unsigned, signed = numpy.dtype(f"{order}u{size}"), numpy.dtype(f"{order}i{size}")
+    largest, read = numpy.maximum.reduce, numpy.frombuffer
+    if kind.nan is not None:
+        nan = kind.nan
+
+        def lone(data: Any) -> tuple[bool, bool]:
+            bits = read(data, unsigned)
+            return bool((bits == nan).any()), bool(largest(bits))
+
+        return lone
+    assert kind.top is not None
+    top, negative = kind.top, kind.top + (1 << (kind.bits - 1))
+
+    def test(data: Any) -> tuple[bool, bool]:
+        bits = read(data, unsigned)
+        if not bits.flags.aligned:
+            bits = bits.copy()  # cheaper than arithmetic on unaligned elements, twice
+        most = int(largest(bits))
+        if most < top:
+            return False, most > 0
+        return most >= negative or int(largest(bits.view(signed))) >= top, True
+
+    return test
+
+
+def plain_test(dtype: str, big_endian: bool = False) -> Test:
+    """The same from the standard library: slice out the exponents' bytes and look for the full ones."""
+    kind = DTYPES[dtype]
+    size = kind.bits // 8
+    if kind.nan is not None:
+        nan = kind.nan
+        return lambda data: (nan in bytes(data), any_bit(data))
+    assert kind.top is not None
+    order = range(size) if big_endian else range(size - 1, -1, -1)
+    need = kind.top.to_bytes(size, "big")
+    full = _table(lambda b: b & 0x7F >= need[0] if size == 1 else b & need[0] == need[0])
+
+    def test(data: Any) -> tuple[bool, bool]:
+        data = bytes(data)
+        columns = [data[i::size] for i in order]
+        marks = columns[0].translate(full)
+        at = marks.find(1)
+        while at >= 0:
+            if size == 1 or columns[1][at] & need[1] == need[1]:
+                return True, True
+            at = marks.find(1, at + 1)
+        return False, any_bit(data)
+
+    return test
+
+
+def any_bit(data: Any) -> bool:
+    """Whether any bit is set."""
+    data = bytes(data)
+    return bool(data.count(0) != len(data))
+
+
+def _table(test: Callable[[int], bool]) -> bytes:
+    return bytes(1 if test(b) else 0 for b in range(256))

@@ -1,0 +1,282 @@
+"""One pass over a file's bytes: digests, CRCs of the format, and a search for NaN and infinity.
+
+Each block is read into a buffer that stays in the processor's cache, and everything that wants to see it sees it
+there before the next one is read. Memory stays flat whatever the size. A large file may be shared out over several
+threads: it is cut into segments, whose CRCs can be joined; digests can't, so one thread computes those from end to
+end while the others scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpuwarden.checkpoints.file_model import DTYPES, PARTS, Anatomy, Span, Tensor
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.values import checksums
+
+CHUNK = 1 << 23  # in the last-level cache still; smaller blocks make threads wait for each other more often
+SEGMENT = 1 << 26  # what one thread takes of a large file at a time
+_NEWS = 1 << 23  # bytes between two calls of `progress`
+_JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two
+_LINE = 16  # no element is larger
+
+
+@dataclass
+class Seen:
+    """What the pass saw. `digests` are hex; `strange` are tensors with NaN or infinity; `zero` are all zero."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    bad_spans: list[str] = field(default_factory=list)
+    strange: list[Tensor] = field(default_factory=list)
+    zero: list[Tensor] = field(default_factory=list)
+    spans: int = 0
+    scanned: int = 0
+
+
+def sweep(
+    source: Source,
+    anatomy: Anatomy,
+    wanted: tuple[str, ...] = (),
+    progress: Callable[[int], None] | None = None,
+    threads: int = 1,
+) -> Seen:
+    """Read the file once from end to end. Raises Broken or Doubtful where it can't be read.
+
+    `progress` is called with numbers of bytes, from several threads where there are several; what it raises ends
+    the pass. With more than one thread, digests cost a second reading of a large file.
+    """
+    known = checksums.hashers()
+    hashes = {name: known[name]() for name in wanted if name in known}
+    floats = _floats(anatomy)
+    checks = [_Checked(s.start, s.end, s) for s in anatomy.spans]
+    cover = _cover(checks, source.size) if checksums.CRC in wanted else []
+    more = [c for c in cover if c.span is None]
+    watches: list[_Watch] = sorted([*floats, *checks, *more], key=lambda w: w.start)
+    note = progress or (lambda count: None)
+    if threads > 1 and source.size >= 2 * SEGMENT:
+        _share_out(source, watches, hashes, note, threads)
+    else:
+        _read(source, 0, source.size, watches, hashes, note)
+    seen = Seen({name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats))
+    seen.bad_spans = [c.span.label for c in checks if c.span and c.crc != c.span.crc]
+    if cover:
+        whole = _Checked(0, source.size)
+        whole.join(cover)
+        seen.digests[checksums.CRC] = f"{whole.crc:08x}"
+    for f in floats:
+        if f.hit:
+            seen.strange += f.tensors
+        elif not f.high:
+            seen.zero += [t for t in f.tensors if t.numel]
+    return seen
+
+
+# ------------------------------------------------------------------------------------------------- what is watched
+
+
+class _Watch(Protocol):
+    """A range [start, end) of the file that wants to see its bytes, in order."""
+
+    start: int
+    end: int
+
+    @property
+    def line(self) -> int: ...
+    def take(self, piece: memoryview) -> None: ...
+    def part(self, start: int, end: int) -> _Watch: ...
+    def join(self, parts: Sequence[Any]) -> None: ...
+
+
+@dataclass
+class _Checked:
+    """Bytes whose CRC is wanted, by the format that has it in a span or for a digest."""
+
+    start: int
+    end: int
+    span: Span | None = None
+    crc: int = 0
+    crc32: Callable[..., int] = field(default_factory=checksums.crc32)
+    line: int = -1
+
+    def take(self, piece: memoryview) -> None:
+        self.crc = self.crc32(piece, self.crc)
+
+    def part(self, start: int, end: int) -> _Checked:
+        return _Checked(max(start, self.start), min(end, self.end), self.span)
+
+    def join(self, parts: Sequence[_Checked]) -> None:
+        for p in parts:
+            self.crc = checksums.crc32_joined(self.crc, p.crc, p.end - p.start)
+
+
+def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
+    """Ranges whose CRCs joined are that of the whole file: the format's own, and what lies between them.
+
+    Where those overlap, or are so small that joining costs more than it saves, the file is one range more.
+    """
+    cover, at = [], 0
+    for c in sorted(checks, key=lambda c: c.start):
+        if c.start < at or len(checks) * _JOIN > size:
+            return [_Checked(0, size)]
+        cover += [_Checked(at, c.start), c]
+        at = c.end
+    return [*cover, _Checked(at, size)]
+
+
+@dataclass
+class _Floats:
+    """Floating elements of one type: those of a tensor, or of several that share bytes."""
+
+    start: int
+    end: int
+    dtype: str
+    test: checksums.Test
+    tensors: list[Tensor] = field(default_factory=list)
+    hit: bool = False
+    high: bool = False  # any bit set at all
+    carry: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return DTYPES[self.dtype].bits // 8
+
+    @property
+    def line(self) -> int:
+        """Where its elements lie between two multiples of any element's size."""
+        return self.start % _LINE
+
+    def take(self, piece: memoryview) -> None:
+        if self.hit:
+            return
+        spare = (len(self.carry) + len(piece)) % self.size
+        if self.carry or spare:
+            self._take_cut(piece, spare)
+        elif len(piece):
+            self._look(piece)
+
+    def _take_cut(self, piece: memoryview, spare: int) -> None:
+        """A piece that begins or ends inside an element."""
+        if self.carry:
+            need = self.size - len(self.carry)
+            self.carry += bytes(piece[:need])
+            piece = piece[need:]
+            if len(self.carry) < self.size:
+                return
+            self._look(self.carry)
+        self.carry = bytes(piece[len(piece) - spare :])
+        if len(piece) > spare:
+            self._look(piece[: len(piece) - spare])
+
+    def _look(self, data: Any) -> None:
+        hit, high = self.test(data)
+        self.hit, self.high = self.hit or hit, self.high or high
+
+    def part(self, start: int, end: int) -> _Floats:
+        """The elements that begin in [start, end); the last one may reach beyond."""
+        first, last = (
+            self.start + max(0, at - self.start + self.size - 1) // self.size * self.size for at in (start, end)
+        )
+        return _Floats(first, min(last, self.end), self.dtype, self.test)
+
+    def join(self, parts: Sequence[_Floats]) -> None:
+        self.hit, self.high = any(p.hit for p in parts), any(p.high for p in parts)
+
+
+def _floats(anatomy: Anatomy) -> list[_Floats]:
+    """The byte ranges of all floating tensors; tensors that share bytes are scanned once."""
+    found: list[_Floats] = []
+    latest: dict[str, _Floats] = {}  # each type by itself: a file may claim the same bytes by turns as two
+    tests: dict[str, checksums.Test] = {}
+    for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
+        dtype = PARTS.get(t.dtype, t.dtype)
+        kind = DTYPES.get(dtype)
+        if kind is None or (kind.top is None and kind.nan is None) or t.start < 0 or not t.extent:
+            continue
+        last = latest.get(dtype)
+        if last and t.start < last.end:
+            last.end = max(last.end, t.start + t.extent)
+            last.tensors.append(t)
+            continue
+        if dtype not in tests:
+            tests[dtype] = checksums.finite_test(dtype, anatomy.big_endian)
+        latest[dtype] = _Floats(t.start, t.start + t.extent, dtype, tests[dtype], [t])
+        found.append(latest[dtype])
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def _read(
+    source: Source,
+    begin: int,
+    end: int,
+    watches: Sequence[_Watch],
+    hashes: dict[str, Any],
+    note: Callable[[int], None],
+) -> None:
+    """Show the bytes [begin, end) to all who want to see them; `watches` are sorted by where they start.
+
+    Blocks are cut, and laid out in the buffer, so that elements are whole and aligned.
+    """
+    buffer = memoryview(bytearray(CHUNK + _LINE))
+    updates = [h.update for h in hashes.values()]
+    live: list[_Watch] = []
+    at, next_up, told, line = begin, 0, begin, 0
+    while at < end:
+        while next_up < len(watches) and watches[next_up].start < at + CHUNK:
+            live.append(watches[next_up])
+            line = line if live[-1].line < 0 else live[-1].line
+            next_up += 1
+        stop = at + CHUNK - (at + CHUNK - line) % _LINE
+        lead = (at - line) % _LINE
+        block = buffer[lead : lead + min(stop, end) - at]
+        stop = at + source.into(block, at)
+        if stop - at < len(block):
+            block = block[: stop - at]
+        for update in updates:
+            update(block)
+        for w in live:
+            w.take(block if w.start <= at and stop <= w.end else block[max(w.start - at, 0) : max(w.end - at, 0)])
+        if any(w.end <= stop for w in live):
+            live = [w for w in live if w.end > stop]
+        at = stop
+        if at - told >= _NEWS or at >= end:
+            note(at - told)
+            told = at
+
+
+def _share_out(
+    source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
+) -> None:
+    """Let several threads read one file. The digests are one long job, taken first; whoever is free scans on."""
+    count = -(-source.size // SEGMENT)
+    pieces: list[list[_Watch]] = [[] for _ in range(count)]
+    joined: list[tuple[_Watch, list[_Watch]]] = []
+    for w in watches:
+        mine = []
+        for i in range(w.start // SEGMENT, min(-(-w.end // SEGMENT), count)):
+            part = w.part(i * SEGMENT, (i + 1) * SEGMENT)
+            if part.start < part.end:
+                mine.append(part)
+                pieces[i].append(part)
+        joined.append((w, mine))
+    silent: Callable[[int], None] = lambda count: None  # noqa: E731
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [pool.submit(_read, source, 0, source.size, (), hashes, note)] if hashes else []
+        for i, parts in enumerate(pieces):
+            end = max([min((i + 1) * SEGMENT, source.size), *(p.end for p in parts)])
+            begin = i * SEGMENT
+            if parts or not hashes:
+                jobs.append(pool.submit(_read, source, begin, end, parts, {}, silent if hashes else note))
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+    for w, mine in joined:
+        w.join(mine)

@@ -1,0 +1,90 @@
+"""Tensors that are well-formed and still look wrong: all zero, constant, or copies of each other.
+
+These are warnings. Biases start at zero, norms at one and adapters at zero; tied weights are copies on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Tensor, short, some
+from gpuwarden.checkpoints.safe_file import Source
+
+# What weights are saved under, by programs that we know and programs that we don't.
+_WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".npz", ".npy", ".distcp", ".msgpack", ".onnx",
+    ".h5", ".hdf5", ".keras", ".pb", ".tflite", ".pkl", ".pickle", ".joblib", ".model", ".params", ".weights", ".zarr",
+    ".pdparams", ".mar", ".engine", ".plan", ".nemo", ".index", ".flax", ".mlmodel", ".tar", ".tgz", ".gz", ".zst",
+    ".xz", ".bz2", ".7z", ".zip",
+)  # fmt: skip
+_RESULTS = (".png", ".apng", ".jpg", ".jpeg", ".svg", ".csv", ".tsv", ".log", ".out", ".err")
+_MAGIC = (
+    b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"(\xb5/\xfd", b"\xfd7zXZ", b"BZh", b"7z\xbc\xaf",
+)  # fmt: skip
+_BULKY = 16 << 20
+_LARGE = 1024  # elements; smaller tensors repeat each other by nature
+_SAMPLE = 256
+_PIECE = 1 << 20
+
+
+def like_weights(path: str, head: bytes, size: int) -> bool:
+    """Whether a file of no known format may be weights after all: by its name, its first bytes or its size."""
+    name = path.rsplit("/", 1)[-1].lower()
+    parts = name.split(".")
+    named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
+    tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size  # the beginning of a safetensors file
+    return named or tensors or head.startswith(_MAGIC) or size >= _BULKY
+
+
+def no_weights(path: str, head: bytes, size: int) -> bool:
+    """Whether a file is named as a picture, a table or a log, and neither its bytes nor its size say otherwise."""
+    return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
+
+
+def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
+    """Warnings about the large matrices of a file; `zero` are those that the scan found to be zero."""
+    blank = {id(t) for t in zero}
+    large = [t for t in anatomy.tensors if _large(t)]
+    flat = [t for t in large if id(t) not in blank and _constant(source, t)]
+    still = blank | {id(t) for t in flat}
+    lines = (
+        ("all zero", [t.name for t in large if id(t) in blank]),
+        ("every value the same", [t.name for t in flat]),
+        ("copies of each other", _copies(source, [t for t in large if id(t) not in still])),
+    )
+    return [f"{what}: {some(short(n, 80) for n in names)}" for what, names in lines if names]
+
+
+def _large(t: Tensor) -> bool:
+    return t.start >= 0 and t.stride is None and t.numel >= _LARGE and len(t.shape) > 1 and t.dtype in DTYPES
+
+
+def _constant(source: Source, t: Tensor) -> bool:
+    """Whether one element repeats to the end; the first few bytes tell nearly always that it does not."""
+    size = max(DTYPES[t.dtype].bits // 8, 1)
+    first = source.at(t.start, size)
+    if source.at(t.start, _SAMPLE // size * size) != first * (_SAMPLE // size):
+        return False
+    whole = first * (_PIECE // size)
+    ends = range(0, t.extent, len(whole))
+    return all(source.at(t.start + at, n) == whole[:n] for at in ends if (n := min(len(whole), t.extent - at)))
+
+
+def _copies(source: Source, tensors: list[Tensor]) -> list[str]:
+    """Pairs of tensors with equal bytes in different places; those that share bytes are tied on purpose."""
+    known: dict[tuple[object, ...], Tensor] = {}
+    found = []
+    for t in tensors:
+        middle = t.start + t.extent // 2
+        marks = (source.at(t.start, 64), source.at(middle, 64), source.at(t.start + t.extent - 64, 64))
+        other = known.setdefault((t.dtype, t.shape, *marks), t)
+        if other.start != t.start and _same(source, other, t):
+            found.append(f"{short(other.name, 80)} and {short(t.name, 80)}")
+    return found
+
+
+def _same(source: Source, a: Tensor, b: Tensor) -> bool:
+    pieces = range(0, a.extent, _PIECE)
+    return all(
+        source.at(a.start + at, n) == source.at(b.start + at, n) for at in pieces if (n := min(_PIECE, a.extent - at))
+    )

@@ -1,0 +1,106 @@
+"""An exact count of what is not finite in one tensor: asked only after the pass over the file raised suspicion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpuwarden.checkpoints.file_model import DTYPES, PARTS, DType, Tensor
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.values import checksums
+
+_BLOCK = 1 << 20
+
+
+@dataclass
+class Oddity:
+    """What a tensor's elements hold that is not finite. `masklike`: infinities over otherwise constant values."""
+
+    nan: int = 0
+    inf: int = 0
+    finite: int = 0
+    low: int = 1 << 64
+    high: int = -1
+
+    @property
+    def masklike(self) -> bool:
+        """Whether it looks like an attention mask or a lone counter, where infinity is meant."""
+        constant = self.low == self.high if self.finite else self.inf == 1
+        return not self.nan and self.inf > 0 and constant
+
+    def __str__(self) -> str:
+        said = [f"{n:,} {word}" for n, word in ((self.nan, "NaN"), (self.inf, "infinite")) if n]
+        return f"{' and '.join(said)} of {self.nan + self.inf + self.finite:,} values"
+
+
+def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity | None:
+    """Count a tensor's NaN and infinite elements exactly, following its strides; None where they can't be counted.
+
+    Looked at only after the pass raised suspicion: the gaps of a strided tensor may hold anything.
+    """
+    numpy = checksums.numpy_or_none()
+    dtype = PARTS.get(tensor.dtype, tensor.dtype)
+    kind = DTYPES[dtype]
+    if numpy is None or kind.bits % 8:
+        return None
+    found = Oddity()
+    for bits in _blocks(source, tensor, numpy, f"{'>' if big_endian else '<'}u{kind.bits // 8}"):
+        _count(found, bits, kind)
+    return found
+
+
+def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
+    """The elements as unsigned integers, a bounded number at a time, without touching the gaps.
+
+    An element that a stride of zero repeats is given once, and overlapping windows are given as the bytes they share:
+    a file of a few bytes may claim any number of elements.
+    """
+    size = numpy.dtype(code).itemsize
+    each = DTYPES[t.dtype].bits // 8
+    lane = each // size  # 2 for complex numbers
+    both = zip(t.shape, t.stride or ())  # noqa: B905
+    kept = [(n, stride) for n, stride in both if stride]
+    if t.stride is None or math.prod(n for n, _ in kept) * each > t.extent:
+        for at in range(t.start, t.start + t.extent, _BLOCK):
+            yield numpy.frombuffer(source.at(at, min(_BLOCK, t.start + t.extent - at)), code)
+        return
+    mapped = numpy.memmap(source.path, numpy.uint8, "r", t.start, (t.extent,))
+    base = numpy.ndarray((t.extent // size,), code, mapped)
+    view = numpy.lib.stride_tricks.as_strided(
+        base, (*(n for n, _ in kept), lane), (*(s * each for _, s in kept), size), writeable=False
+    )
+    yield from _pieces(view)
+
+
+def _pieces(view: Any) -> Iterator[Any]:
+    """A view's elements, flat, at most `_BLOCK` at a time."""
+    if view.size <= _BLOCK:
+        yield view.reshape(-1)
+        return
+    row = view.size // view.shape[0]
+    if row > _BLOCK:
+        for part in view:
+            yield from _pieces(part)
+        return
+    step = _BLOCK // row
+    for at in range(0, view.shape[0], step):
+        yield view[at : at + step].reshape(-1)
+
+
+def _count(found: Oddity, bits: Any, kind: DType) -> None:
+    if kind.nan is not None:
+        bad = bits == kind.nan
+        found.nan += int(bad.sum())
+    else:
+        assert kind.top is not None
+        size = bits & bits.dtype.type((1 << (kind.bits - 1)) - 1)
+        bad = size >= kind.top
+        inf = 0 if kind.top == 0x7F else int((size == kind.top).sum())  # E4M3 has no infinity
+        found.inf += inf
+        found.nan += int(bad.sum()) - inf
+    rest = bits[~bad]
+    found.finite += int(rest.size)
+    if rest.size:
+        found.low, found.high = min(found.low, int(rest.min())), max(found.high, int(rest.max()))

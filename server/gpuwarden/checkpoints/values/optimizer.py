@@ -1,0 +1,124 @@
+"""Whether a torch optimizer's state is that of the model beside it: its parameters, their moments, shapes and step.
+
+A resume takes any state of the right length without a word, and goes on with moments that belong to other weights.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, Tensor, some
+from gpuwarden.checkpoints.pickles.torch_objects import Ref, tensor
+from gpuwarden.checkpoints.safe_file import Source
+
+# Where an optimizer keeps a moment in the parameter's own shape.
+_MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
+_FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
+_ASKED = 50
+
+
+@dataclass
+class Said:
+    """What stands in the way of a resume, what is odd, and what fits."""
+
+    resume: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    proved: list[str] = field(default_factory=list)
+
+
+def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> Said:
+    """Judge an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are those of them that are
+    certainly trained, such as an adapter's. Empty lists mean that the weights are not known.
+    """
+    said = Said()
+    groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
+    if not isinstance(groups, list) or not isinstance(state, dict) or not all(isinstance(g, dict) for g in groups):
+        said.resume.append(f"{file} holds no param_groups and state")
+        return said
+    params = [p for g in groups for p in (g.get("params") or [])]
+    if not state and params and not all(_keeps_nothing(g) for g in groups):
+        said.resume.append(f"{file} has parameters but no state: it was saved before its first step")
+    if len(set(map(str, params))) != len(params):
+        said.resume.append(f"{file} lists a parameter twice")
+    _matched(params, state, file, said)
+    _moments(state, shapes, trained, len(params), file, said)
+    return said
+
+
+def _keeps_nothing(group: dict[Any, Any]) -> bool:
+    """Plain gradient descent has no state at all."""
+    return group.get("momentum") == 0 and "betas" not in group and "alpha" not in group
+
+
+def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Said) -> None:
+    """Every state belongs to a parameter, and every parameter has one that is like the others'."""
+    known = set(map(str, params))
+    strange = [k for k in state if str(k) not in known]
+    if strange:
+        said.resume.append(f"{file} has states of parameters that no group lists: {some(strange)}")
+    bare = [p for p in params if p not in state]
+    if bare and state:
+        said.warnings.append(
+            f"{len(bare):,} of {len(params):,} parameters have no state in {file}: they never had a gradient, "
+            "or their state was lost"
+        )
+    keys = Counter(k for s in state.values() if isinstance(s, dict) for k in s)
+    usual = [k for k in ("step", "exp_avg", "exp_avg_sq") if keys[k] * 2 > len(state)]
+    torn = [p for p, s in state.items() if not isinstance(s, dict) or (_plain(s) and any(k not in s for k in usual))]
+    if torn:
+        said.resume.append(f"{len(torn):,} parameters lack a part of their state in {file}: {some(torn)}")
+
+
+def _plain(state: dict[Any, Any]) -> bool:
+    """Adafactor keeps rows and columns of large moments instead of the whole."""
+    return "exp_avg_sq_row" not in state
+
+
+def _moments(
+    state: dict[Any, Any],
+    shapes: list[tuple[int, ...]],
+    trained: list[tuple[int, ...]],
+    params: int,
+    file: str,
+    said: Said,
+) -> None:
+    first: list[tuple[int, ...]] = []
+    for name, entry in state.items():
+        refs = _refs(entry)
+        if len({r.shape for r in refs}) > 1:
+            said.resume.append(f"the moments of parameter {some([name])} in {file} have different shapes")
+        first += [r.shape for r in refs[:1]]
+    if not first or not shapes:
+        return
+    strange = Counter(first) - Counter(shapes)
+    if strange:
+        said.resume.append(f"the optimizer has moments of shapes that the model lacks: {some(strange)}")
+        return
+    lost = Counter(trained) - Counter(first)
+    if sum(lost.values()) > max(0, params - len(state)):
+        said.resume.append(f"{sum(lost.values()):,} trained tensors have no moments in {file}, of shapes {some(lost)}")
+        return
+    said.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
+
+
+def _refs(entry: Any) -> list[Ref]:
+    values = (entry.get(k) for k in _MOMENTS) if isinstance(entry, dict) else ()
+    return [ref for ref in map(tensor, values) if ref is not None and ref.shape != ()]
+
+
+def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
+    """The most steps that the optimizer says it has made for a parameter; None where it counts none."""
+    counters = [t for t in tensors if t.name.startswith(f"{prefix}state.") and t.name.endswith(".step") and not t.shape]
+    found = []
+    for t in counters[:_ASKED]:
+        if t.dtype in _FORMATS and t.start >= 0:
+            try:
+                value = struct.unpack(_FORMATS[t.dtype], source.at(t.start, t.extent))[0]
+            except (Broken, Doubtful, struct.error):
+                return None
+            found.append(int(value) if value == value and abs(value) < 1 << 53 else -1)
+    return max(found, default=None)

@@ -1,0 +1,117 @@
+"""Gather what the submit rules need to know of the Hub: one request for each repo that the job names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import anyio
+
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Answer, JobSpec, Known, Unknown
+from gpuwarden.core.repos import REPO_ID, Repo
+from gpuwarden.hub import viewer
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.details import look
+from gpuwarden.hub.facts import Account, HubFacts, RepoFact
+from gpuwarden.scripts.hub_references import RepoUse
+from gpuwarden.scripts.script import ScriptFacts
+
+MOST_REPOS = 24
+_DATA = re.compile(r"(?i)(^|_)data(set)?(_(id|name|repo))?$")
+_MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|repo|name_or_path))?$")
+
+
+async def hub_facts(
+    script: ScriptFacts | None, spec: JobSpec, config: HubConfig, *, clock: Clock | None = None
+) -> HubFacts | None:
+    """Everything that rules ask about the Hub; None when the job does not touch it. Never raises for its trouble."""
+    uses = _uses(script, spec)
+    pushes = script.uses.pushes if script else ()
+    if not uses and not pushes:
+        return None
+    job_token = "HF_TOKEN" in {*spec.secrets, *spec.env}
+    async with HubClient(config, clock=clock) as hub:
+        found: dict[RepoUse, Repo] = {}
+        account: Answer[Account] | None = None
+
+        async def one(use: RepoUse) -> None:
+            found[use] = await _look(hub, use)
+
+        async def who() -> None:
+            nonlocal account
+            account = await read_account(hub)
+
+        async with anyio.create_task_group() as group:
+            for use in uses:
+                group.start_soon(one, use)
+            if pushes and config.token:
+                group.start_soon(who)
+        bases = _bases(found)
+        async with anyio.create_task_group() as group:
+            for use in bases:
+                group.start_soon(one, use)
+    facts = tuple(RepoFact(use, found[use]) for use in (*uses, *bases))
+    return HubFacts(facts, account, job_token)
+
+
+async def read_account(hub: HubClient) -> Answer[Account]:
+    """Who the token in use belongs to. A refused token is Known, with no name and no rights."""
+    try:
+        reply = await hub.get("/api/whoami-v2")
+    except WardenError as error:
+        return Unknown(error.message)
+    if reply.status in {401, 403}:
+        return Known(Account(name="", role="read"))
+    if reply.status != 200 or not isinstance(reply.json, dict):
+        return Unknown(f"the Hub answered {reply.status} to a question for the account")
+    token = (reply.json.get("auth") or {}).get("accessToken") or {}
+    orgs = [o for o in reply.json.get("orgs") or () if isinstance(o, dict)]
+    writable = (str(o.get("name")) for o in orgs if o.get("roleInOrg") not in {"read", "no_access"})
+    pays = reply.json.get("canPay")
+    return Known(
+        Account(
+            name=str(reply.json.get("name") or ""),
+            role=str(token.get("role") or "write"),
+            orgs=tuple(writable),
+            pays=pays if isinstance(pays, bool) else None,
+        )
+    )
+
+
+async def _look(hub: HubClient, use: RepoUse) -> Repo:
+    repo = await look(hub, use.id, use.type, most_files=2_000)
+    if use.role != "data" or not repo.exists:
+        return repo
+    return repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
+
+
+def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
+    """The repos of the script, one use for each way it is read, and those that plain variables name."""
+    uses = list(dict.fromkeys(script.uses.repos)) if script else []
+    known = {(u.id, u.type) for u in uses}
+    return [*uses, *(u for u in _named(spec.env) if (u.id, u.type) not in known)][:MOST_REPOS]
+
+
+def _named(env: Mapping[str, str]) -> Iterable[RepoUse]:
+    """Variables such as DATASET or BASE_MODEL whose value looks like owner/name."""
+    for name, value in env.items():
+        if "/" in value and re.fullmatch(REPO_ID, value):
+            if _DATA.search(name):
+                yield RepoUse(value, "dataset", 0, "data")
+            elif _MODEL.search(name):
+                yield RepoUse(value, "model", 0, "adapter" if "adapter" in name.lower() else "model")
+
+
+def _bases(found: Mapping[RepoUse, Repo]) -> list[RepoUse]:
+    """The base models of adapters, which have to exist too."""
+    named = {u.id for u in found}
+    bases = [
+        RepoUse(base, "model", use.line, "base")
+        for use, repo in found.items()
+        if repo.type == "model" and "adapter_config.json" in {f.path for f in repo.files}
+        for base in repo.base_model
+        if re.fullmatch(REPO_ID, base) and base not in named
+    ]
+    return list(dict.fromkeys(bases))

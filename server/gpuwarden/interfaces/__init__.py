@@ -1,0 +1,1 @@
+"""The interfaces for agents and people: MCP, command line, shell hooks."""

@@ -1,0 +1,227 @@
+"""Saying yes as a person at a terminal.
+
+The question goes to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program that
+holds a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that only people know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from gpuwarden.config import load_config
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.plural import counted
+from gpuwarden.core.policy import hash_pin, pin_matches
+from gpuwarden.core.sanitize import line, plain
+from gpuwarden.core.states import Teardown
+from gpuwarden.interfaces.results import Result, torn_down
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
+
+PIN_TRIES = 5
+PIN_WINDOW_S = 900
+SHOWN = 20
+"""Files that the question names, those without a copy first; the others are counted."""
+
+
+class Terminal:
+    """A person's terminal: what is asked and answered there."""
+
+    def __init__(self, reader: TextIO, writer: TextIO) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def say(self, text: str) -> None:
+        """Show text; what others wrote can't move the cursor."""
+        self.writer.write(plain(text) + "\n")
+        self.writer.flush()
+
+    def ask(self, prompt: str) -> str:
+        """One line of answer."""
+        self.writer.write(plain(prompt))
+        self.writer.flush()
+        return self.reader.readline().strip()
+
+    def secret(self, prompt: str) -> str:
+        """A PIN, not echoed."""
+        return getpass.getpass(prompt, stream=self.writer)
+
+
+@contextlib.contextmanager
+def open_terminal() -> Iterator[Terminal]:
+    """The controlling terminal. Raises Refused where there is none: then no person is there to ask."""
+    names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
+    with contextlib.ExitStack() as stack:
+        try:
+            if not sys.stdin.isatty():
+                raise OSError("standard input is no terminal")
+            # A terminal can't seek, so no one file does both.
+            reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
+            writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
+        except OSError as error:
+            raise Refused(
+                "an approval needs a person at a terminal, and there is none here",
+                "Run gpuwarden approve yourself in a terminal window; no flag or variable replaces it.",
+            ) from error
+        yield Terminal(reader, writer)
+
+
+async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool) -> Result:
+    """Show what a ticket is about and ask. Raises NotFound, Conflict, or Refused when the answer is no."""
+    if "terminal" not in ctx.policy.approval.channels:
+        raise Refused("the policy takes no approval on a terminal", "See approval.channels in gpuwarden doctor.")
+    with open_terminal() as terminal:
+        return await ask(ctx, ticket, terminal, without_proof=without_proof)
+
+
+async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False) -> Result:
+    """The same, on a given terminal."""
+    if ticket.startswith("r"):
+        return await _spending(ctx, ticket, terminal)
+    view = await proceed(ctx, ticket)
+    if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
+        return torn_down(view)
+    _show(view, terminal)
+    if view.record.state is Teardown.BLOCKED and not without_proof:
+        raise Refused(
+            f"ticket {ticket} is blocked: not everything is proven",
+            "Do what the findings say. Only if you give those files up: gpuwarden approve --without-proof.",
+            view.findings,
+        )
+    loss = _give_up(view, terminal) if view.record.state is Teardown.BLOCKED else None
+    if loss is None and terminal.ask("Type yes to approve: ") != "yes":
+        raise Refused("not approved; nothing was touched")
+    await _check_pin(ctx, terminal)
+    assert view.record.digest is not None
+    done = await approve(ctx, ticket, view.record.digest, channel="terminal", by=_user(), loss=loss)
+    return torn_down(await _watch(ctx, done, terminal))
+
+
+def _show(view: TeardownView, terminal: Terminal) -> None:
+    lease = view.lease
+    terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
+    terminal.say(f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}")
+    terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
+    worst_first = sorted(view.dying, key=lambda f: f.copied)
+    for file in worst_first[:SHOWN]:
+        terminal.say(f"    {line(file.path)}  {file.size:,} bytes  {'copied' if file.copied else 'NOT COPIED'}")
+    if len(view.dying) > SHOWN:
+        terminal.say(f"    and {len(view.dying) - SHOWN:,} more")
+    if view.copy_at:
+        terminal.say(f"  the copy is in {line(view.copy_at)}")
+    for f in view.findings:
+        terminal.say(f"  {f.severity} {f.rule}: {line(f.message, 600)}")
+
+
+def _give_up(view: TeardownView, terminal: Terminal) -> str:
+    name = view.job.spec.name
+    terminal.say("What is not copied or not proven will be lost for good.")
+    if terminal.ask(f"Type the job's name ({name}) to give it up: ") != name:
+        raise Refused("not approved; nothing was touched")
+    return name
+
+
+async def _watch(ctx: Context, view: TeardownView, terminal: Terminal, patience_s: float = 120.0) -> TeardownView:
+    """Stay until the meter is seen to have stopped, for a while."""
+    until = ctx.clock.now() + patience_s
+    if view.record.state is Teardown.EXECUTING:
+        terminal.say("Approved. Waiting until the meter is seen to have stopped ...")
+    while view.record.state is Teardown.EXECUTING and ctx.clock.now() < until:
+        await ctx.clock.sleep(0.5)
+        view = await proceed(ctx, view.record.id)
+    return view
+
+
+async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
+    issued = ctx.ledger.last(f"receipt/{receipt}", "receipt.issued")
+    if issued is None:
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
+    if not issued.body["ask"]:
+        return Result(
+            message="This spending is inside the caps; it needs no approval.",
+            hint=f"Run the submit again with --receipt {receipt}.",
+        )
+    if ctx.clock.now() > issued.body["expires_at"]:
+        raise Conflict("the receipt has expired", "Submit again for a fresh one.")
+    _show_spending(issued, terminal)
+    if terminal.ask("Type yes to approve: ") != "yes":
+        raise Refused("not approved; nothing was launched")
+    await _check_pin(ctx, terminal)
+    grant_spending(ctx, issued, "terminal", _user())
+    job = issued.body.get("job")
+    hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
+    return Result(code="approved", message="Approved.", hint=hint)
+
+
+def _show_spending(issued: Event, terminal: Terminal) -> None:
+    body = issued.body
+    price = usd_per_hour(body["price"])
+    terminal.say(f"job {body['name']} on {body['platform']}: price {price}, timeout {body['timeout_s']} s")
+    terminal.say(f"  {body['ask']}")
+
+
+def grant_spending(ctx: Context, issued: Event, channel: str, by: str) -> None:
+    """Record a person's yes to one receipt's spending."""
+    body = {
+        "digest": issued.body["facts_digest"],
+        "channel": channel,
+        "by": by,
+        "expires_at": issued.body["expires_at"],
+    }
+    ctx.ledger.add(issued.subject, "approval.granted", body)
+
+
+async def _check_pin(ctx: Context, terminal: Terminal) -> None:
+    """Ask for the PIN where one is set."""
+    pin_hash = ctx.policy.approval.pin_hash
+    if pin_hash is not None:
+        await _try_pin(ctx, terminal.secret("PIN: "), pin_hash)
+
+
+async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
+    """Compare, and count wrong ones so that the PIN can't be tried out. One at a time, or many could try at once."""
+    async with ctx.lock("pin"):
+        recent = [e for e in ctx.ledger.events("approval/pin") if ctx.clock.now() - e.at < PIN_WINDOW_S]
+        if len(recent) >= PIN_TRIES:
+            raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
+        if not pin_matches(pin, pin_hash):
+            ctx.ledger.add("approval/pin", "pin.wrong", {"by": _user()})
+            raise Refused("that is not the PIN; nothing was changed")
+
+
+async def choose_pin(ctx: Context) -> Result:
+    """Ask for a new PIN and put its hash into the policy file, keeping everything else in it."""
+    import tomlkit
+
+    config = load_config()
+    with open_terminal() as terminal:
+        if config.policy.approval.pin_hash:
+            await _try_pin(ctx, terminal.secret("Old PIN: "), config.policy.approval.pin_hash)
+        pin = terminal.secret("New PIN: ")
+        if len(pin) < 4 or pin != terminal.secret("Again: "):
+            raise BadRequest("the two differ, or the PIN has fewer than 4 characters", "Try again.")
+    text = config.policy_file.read_text("utf-8") if config.policy_file.exists() else ""
+    document = tomlkit.parse(text)
+    table = document.setdefault("approval", tomlkit.table())
+    table["pin_hash"] = hash_pin(pin)
+    config.policy_file.parent.mkdir(parents=True, exist_ok=True)
+    part = config.policy_file.with_suffix(".part")
+    part.write_text(tomlkit.dumps(document), "utf-8")
+    part.chmod(0o600)
+    part.replace(config.policy_file)
+    return Result(message=f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
+
+
+def _user() -> str:
+    try:
+        return f"user {getpass.getuser()}"
+    except (KeyError, OSError):
+        return "user unknown"

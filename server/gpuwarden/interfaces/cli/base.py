@@ -1,0 +1,95 @@
+"""What all commands share: the group they belong to, and the one way to print an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from gpuwarden import __version__
+
+if TYPE_CHECKING:
+    from gpuwarden.core.errors import WardenError
+    from gpuwarden.interfaces.results import Result
+    from gpuwarden.lifecycle.context import Context
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+VERBS = click.Choice(["stop", "terminate"])
+EXITS = {"unknown": 2, "bad_request": 2}
+
+
+class GroupedCommands(click.Group):
+    """A group whose help lists the commands by the file that they live in, in the order in which they stand there."""
+
+    rooms: ClassVar[dict[str, str]] = {}
+    """The heading of each file, by the module's name. `interfaces/cli/main.py` fills it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings."""
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        limit = formatter.width - 6 - max(map(len, shown))
+        for module, heading in self.rooms.items():
+            here = [(n, c) for n, c in shown.items() if getattr(c.callback, "__module__", "") == module]
+            with formatter.section(heading):
+                formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in here])
+
+
+@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="%(version)s")
+def cli() -> None:
+    """The safety layer between coding agents and metered GPUs.
+
+    New here? `gpuwarden demo` shows a training job's whole life in ten seconds, at no cost.
+    """
+
+
+def emit(body: dict[str, Any]) -> None:
+    """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
+    from gpuwarden.core.sanitize import scrubbed, secret_values
+
+    click.echo(json.dumps(scrubbed(body, secret_values(os.environ))))
+
+
+def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
+    """Print an error and return its exit code."""
+    from gpuwarden.interfaces.results import error_reply
+
+    shown = answer(error_reply(error), as_json, "failed")
+    return shown if code is None else code
+
+
+def open_context(actor: str = "cli") -> Context:
+    """The use cases over this user's settings and ledger."""
+    from gpuwarden.app import open_context
+
+    return open_context(actor)
+
+
+def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
+    """Let click call a coroutine."""
+
+    @wraps(command)
+    def run_it(*args: Any, **kwargs: Any) -> int:
+        import anyio
+
+        return anyio.run(lambda: command(*args, **kwargs))
+
+    return run_it
+
+
+def answer(reply: Result, as_json: bool, show: str) -> int:
+    """Print a reply, in the words of the command line, and return its exit code."""
+    from gpuwarden.interfaces.cli.words import in_commands
+
+    reply = in_commands(reply)
+    if as_json:
+        emit(reply.model_dump(mode="json"))
+    else:
+        from gpuwarden.interfaces.cli import console
+
+        getattr(console, show)(reply)
+    return 0 if reply.ok else EXITS.get(reply.code, 1)

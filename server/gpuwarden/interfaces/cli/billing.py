@@ -1,0 +1,109 @@
+"""Commands on what costs: teardown, approve, instances, watch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.monitoring.watch import Round
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option("--verb", type=VERBS, default="terminate", show_default=True, help="How the machine ends.")
+@click.option("--withdraw", is_flag=True, help="Take an open request back.")
+@JSON
+@runs_async
+async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int:
+    """Ask for a job's machine to be ended.
+
+    It is refused until everything that would be lost is copied and proven. Then a person runs `gpuwarden approve
+    TICKET`.
+    """
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.ending import teardown as use_case
+
+    ctx = open_context()
+    view = await use_case.request(ctx, job_id, verb)  # type: ignore[arg-type]  # click.Choice checked it
+    if withdraw:
+        await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
+        view = await use_case.proceed(ctx, view.record.id)
+    return answer(results.torn_down(view), as_json, "torn_down")
+
+
+@cli.command()
+@click.argument("ticket", required=False)
+@click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
+@click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type the job's name.")
+@JSON
+@runs_async
+async def approve(ticket: str | None, set_pin: bool, without_proof: bool, as_json: bool) -> int:
+    """Say yes to a teardown (t...) or to a spending (r...).
+
+    It asks a person at a terminal; nothing else counts.
+    """
+    from gpuwarden.interfaces.cli import approval
+
+    if set_pin:
+        return answer(await approval.choose_pin(open_context()), as_json, "message")
+    if not ticket:
+        raise BadRequest("no ticket was named", "gpuwarden teardown and gpuwarden submit print it.")
+    return answer(await approval.on_terminal(open_context(), ticket, without_proof=without_proof), as_json, "message")
+
+
+@cli.command()
+@JSON
+@runs_async
+async def instances(as_json: bool) -> int:
+    """List every rented machine: state, billing, cost, job."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.inventory import list_instances
+
+    return answer(results.listed(await list_instances(open_context())), as_json, "listed")
+
+
+@cli.command()
+@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(1, 3600),
+    default=15,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often it looks.",
+)
+@JSON
+@runs_async
+async def watch(once: bool, every_s: float, as_json: bool) -> int:
+    """Move every job on, and say what needs a person.
+
+    An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It asks and parks; it never ends a
+    machine. Alerts go to the ledger and where the policy's [watch] says.
+    """
+    from gpuwarden.interfaces import results
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.lifecycle.monitoring.watch import Watcher
+
+    if as_json and not once:
+        raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
+    watcher = Watcher(open_context("watch"), every_s)
+    if once:
+        return answer(results.watched(await watcher.round()), as_json, "standing")
+    first = results.watched(await watcher.round())
+    console.standing(first)
+    said = first.unknown
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        reply = results.watched(done)
+        said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
+        console.watched(reply)
+
+    await watcher.run(tell)
+    return 0

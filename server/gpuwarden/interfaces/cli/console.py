@@ -1,0 +1,447 @@
+"""Replies as a person reads them on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import plain
+from gpuwarden.interfaces.results import (
+    AccountReply,
+    CheckReply,
+    DiagnosisReply,
+    ErrorReply,
+    FindingReply,
+    InstanceReply,
+    InstancesReply,
+    MeterReply,
+    PullReply,
+    RefusalReply,
+    Result,
+    SubmitReply,
+    TeardownReply,
+    WatchReply,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuwarden.interfaces.cli.knowledge_maintenance import (
+        DraftReply,
+        IssuesReply,
+        LessonReply,
+    )
+    from gpuwarden.interfaces.cli.notes_service import NotesReply
+    from gpuwarden.interfaces.hooks.install import HooksReply
+    from gpuwarden.interfaces.results.references import EntryReply, SearchReply
+    from gpuwarden.remote.transfer.receive import Progress
+
+PIPED = 160
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """A terminal as wide as it is; a pipe or a file wide enough that no name is broken."""
+    piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, highlight=False, width=PIPED if piped else None)
+
+
+out = _console()
+err = _console(stderr=True)
+
+COLORS = {
+    "error": "red", "unknown": "magenta", "warning": "yellow", "info": "cyan",
+    "succeeded": "green", "running": "green", "failed": "red", "refuted": "red", "proven": "green",
+}  # fmt: skip
+
+
+def shown(text: str) -> str:
+    """Text that is safe to print: it moves no cursor and holds no markup."""
+    return escape(plain(text))
+
+
+def colored(word: str) -> str:
+    """A word in the color of its kind."""
+    color = COLORS.get(word)
+    return f"[{color}]{escape(word)}[/]" if color else escape(word)
+
+
+def when(at: float | None) -> str:
+    """A time as people write it, in UTC. A platform's nonsense that no calendar has is no time."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
+    except (OverflowError, ValueError, OSError):
+        return "-"
+
+
+def failed(reply: ErrorReply) -> None:
+    """What happened, what is known, what to do next."""
+    err.print(f"[red bold]{escape(reply.code)}[/] {shown(reply.message)}")
+    if isinstance(reply, RefusalReply):
+        _findings(reply.findings, err)
+    if reply.hint:
+        err.print(f"[dim]next:[/] {shown(reply.hint)}")
+
+
+def _findings(findings: list[FindingReply], console: Console = out) -> None:
+    if not findings:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for f in findings:
+        fix = f"\n[dim]{shown(f.fix)}[/]" if f.fix else ""
+        table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", escape(f.message) + fix)
+    console.print(table)
+
+
+def message(reply: Result) -> None:
+    """A reply's sentence and what to do next."""
+    if reply.message:
+        out.print(shown(reply.message))
+    if reply.hint:
+        out.print(f"[dim]next:[/] {shown(reply.hint)}")
+
+
+def submitted(reply: SubmitReply) -> None:
+    """After a submit."""
+    _findings(reply.findings)
+    if reply.price_usd_per_hour is not None:
+        source = escape(reply.price_source or "")
+        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), at most {usd(reply.worst_cost_usd)}")
+    if reply.receipt:
+        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
+    message(reply)
+
+
+def checked(reply: CheckReply) -> None:
+    """After a check or a cancel."""
+    step = f", step {reply.step}" if reply.step is not None else ""
+    why = f" [dim]({escape(reply.why)})[/]" if reply.why else ""
+    out.print(f"[bold]{reply.job_id}[/] {colored(reply.state)}{step}{why}")
+    if reply.metrics:
+        out.print("  " + "  ".join(f"{escape(k)} {v:g}" for k, v in reply.metrics.items()))
+    for alert in reply.alerts:
+        out.print(f"  [yellow]{escape(alert)}[/]")
+    if reply.meter:
+        out.print("  " + _meter(reply.meter))
+    if reply.log:
+        out.print(escape(_unfenced(reply.log)), style="dim")
+    for found in reply.diagnoses:
+        _diagnosis(found)
+    message(reply)
+
+
+def _unfenced(text: str) -> str:
+    """Foreign text without its fence, which is for models."""
+    return "\n".join(text.splitlines()[1:-1])
+
+
+def _diagnosis(found: DiagnosisReply) -> None:
+    out.print(f"[yellow]{found.certainty}[/] [bold]{found.id}[/] {escape(found.title)} [dim]({escape(found.why)})[/]")
+    if found.lines:
+        out.print(escape(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
+    out.print(f"  [dim]fix:[/] {escape(found.fix)}")
+
+
+def _meter(meter: MeterReply) -> str:
+    mark = {True: "[yellow]billing[/]", False: "[green]not billing[/]", None: "[magenta]may be billing[/]"}[
+        meter.billing
+    ]
+    price = f" at {usd_per_hour(meter.price_usd_per_hour)}" if meter.billing is not False else ""
+    return f"meter: {mark}{price}, cost so far {usd(meter.cost_usd)} [dim]({meter.state})[/]"
+
+
+def pulled(reply: PullReply) -> None:
+    """After a pull."""
+    sent = f"{reply.bytes_sent:,} travelled"
+    out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
+    for name in reply.missing:
+        out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
+    for problem in reply.problems:
+        out.print(f"  [red]{escape(problem)}[/]")
+    message(reply)
+
+
+def torn_down(reply: TeardownReply) -> None:
+    """After a teardown request or an approval."""
+    out.print(f"[bold]{reply.ticket}[/] {escape(reply.state)}: {reply.verb} the machine of {reply.job_id}")
+    _findings(reply.findings)
+    if reply.deletes:
+        out.print(f"  deletes there: {escape(', '.join(reply.deletes))}")
+    if reply.copy_at:
+        out.print(f"  last pulled to: {escape(reply.copy_at)}")
+    out.print("  " + _meter(reply.meter))
+    message(reply)
+
+
+def listed(reply: InstancesReply) -> None:
+    """The inventory, narrow enough for 80 columns: what belongs together stands in one cell."""
+    if reply.instances:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for head in ("machine", "state (UTC)", "billing", "cost"):
+            table.add_column(head, no_wrap=True)
+        table.add_column("job", overflow="fold")
+        for row in reply.instances:
+            table.add_row(*_machine(row))
+        out.print(table)
+    for account in reply.accounts:
+        out.print(_funds(account))
+    for job in reply.jobs:
+        out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
+    for what, why in reply.unknown.items():
+        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+    message(reply)
+
+
+def hooks(reply: HooksReply) -> None:
+    """Where the guard is installed, and what it can't do."""
+    for client, state in reply.clients.items():
+        out.print(f"{client:8} {escape(state):15} [dim]{escape(reply.files.get(client, ''))}[/]")
+    message(reply)
+
+
+def watched(reply: WatchReply) -> None:
+    """What is new in a round of the watch."""
+    for alert in reply.news:
+        color = "red" if alert.state == "raised" else "green"
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {shown(alert.text)}")
+    for what, why in reply.unknown.items():
+        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+
+
+def standing(reply: WatchReply) -> None:
+    """A whole round: what is new, and what has stood for longer."""
+    watched(reply)
+    fresh = {(a.about, a.kind) for a in reply.news}
+    for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {shown(alert.text)}")
+    message(reply)
+
+
+def _funds(account: AccountReply) -> str:
+    """What an account has, and when it ends."""
+    if account.balance is None:
+        return f"[magenta]unknown[/] {escape(account.platform)}: {escape(account.note)}"
+    if account.clock is not None:
+        at = f"[yellow]{when(account.clock.at)[:16]}[/]"
+        return f"{at} {escape(account.platform)}: {escape(account.clock.trigger)}; {escape(account.clock.effect)}"
+    note = f" [dim]({escape(account.note)})[/]" if account.note else ""
+    return f"{escape(account.platform)}: balance {account.balance:.2f} {escape(account.currency or '')}{note}"
+
+
+def _machine(row: InstanceReply) -> tuple[str, ...]:
+    billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
+    job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
+    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
+    off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
+    rest = f"\n[dim]{usd_per_hour(row.stopped_usd_per_hour)} off[/]" if row.stopped_usd_per_hour else ""
+    return (
+        f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
+        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
+        billing,
+        f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
+        f"{job}[dim]{escape(row.note)}[/]{clocks}",
+    )
+
+
+def history(rows: list[dict[str, Any]]) -> None:
+    """The ledger's events as a timeline; the reason of an event stands below it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("when (UTC)", "subject"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("event", overflow="fold")
+    for row in rows:
+        state = row["state"]
+        reached = f" -> {state}" if state and not row["kind"].endswith(f".{state}") else ""
+        why = plain(str(row["body"].get("why") or ""))
+        reason = f"\n[dim]{escape(why)}[/]" if why else ""
+        table.add_row(when(row["at"])[5:], escape(row["subject"]), f"{escape(row['kind'])}{reached}{reason}")
+    out.print(table)
+
+
+def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
+    """The rules, as a list or in full."""
+    if full:
+        for r in rows:
+            out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{escape(r['title'])}\n")
+            out.print(f"Why: {escape(r['why'])}\nFix: {escape(r['fix'])}")
+        return
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for r in rows:
+        table.add_row(r["id"], colored(r["severity"]), escape(r["title"]))
+    out.print(table)
+
+
+def found(reply: SearchReply) -> None:
+    """What a search of the references found."""
+    for hit in reply.hits:
+        out.print(f"[bold]{escape(hit.id)}[/] {escape(hit.title)} [dim]({escape(hit.why)})[/]")
+        out.print(f"  {escape(hit.summary)}")
+        if hit.fix:
+            out.print(f"  [dim]fix:[/] {escape(hit.fix)}")
+        out.print(f"  [dim]{escape(hit.uri)}[/]")
+    message(reply)
+
+
+def entry(reply: EntryReply) -> None:
+    """One known failure as a page: what is seen, why, what to do, how a log says it, where it is from."""
+    out.print(f"[bold]{reply.id}[/] {escape(reply.title)}\n")
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 1, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    parts = {
+        "symptom": reply.symptom,
+        "cause": reply.cause,
+        "fix": reply.fix,
+        "a log says": "\n".join(reply.examples),
+        "see also": "\n".join(f"{other} {title}" for other, title in reply.see.items()),
+        "scope": ", ".join(reply.scope),
+        "source": "\n".join(reply.source) + f"\nread in {reply.verified}; page {reply.uri}",
+    }
+    for label, text in parts.items():
+        if text:
+            table.add_row(label, escape(text.strip()))
+    out.print(table)
+    message(reply)
+
+
+def issues(reply: IssuesReply) -> None:
+    """What in the knowledge needs a person, one on a line, as compilers write it."""
+    for row in reply.issues:
+        mark = "[red]urgent[/] " if row.urgent else ""
+        out.print(f"{escape(row.file)}:{row.line}: {mark}{escape(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
+    message(reply)
+
+
+def draft(reply: DraftReply) -> None:
+    """A drafted entry as it would stand in its page, so that it can be copied."""
+    out.print(escape(reply.text), soft_wrap=True)
+    message(reply)
+
+
+def lesson(reply: LessonReply) -> None:
+    """The evidence of a failed job, what it does not show, and the draft made of it."""
+    out.print(f"[bold]{escape(reply.job)}[/] on {escape(reply.platform)} [dim]{escape(', '.join(reply.versions))}[/]")
+    again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
+    worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
+    for text in (reply.lines, again, worked, reply.changes, reply.text):
+        if text:
+            out.print(escape(plain(text)), soft_wrap=True)
+    for label, words in (("missing", reply.missing), ("not shown", reply.doubts)):
+        for word in words:
+            out.print(f"[yellow]{label}:[/] {escape(word)}", soft_wrap=True)
+    message(reply)
+
+
+def platforms(titles: dict[str, str]) -> None:
+    """The platforms that can be named."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for name, title in titles.items():
+        if not name.startswith("rehearsal/"):
+            table.add_row(f"[bold]{escape(name)}[/]", escape(title))
+    if any(name.startswith("rehearsal/") for name in titles):
+        table.add_row("[bold]rehearsal/NAME[/]", "A rented one of these, simulated on this machine with pretend money")
+    out.print(table)
+    out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one.")
+
+
+def profile(file: Path, told: dict[str, str]) -> None:
+    """A profile's page, and what the user noted of the platform."""
+    from rich.markdown import Markdown
+
+    from gpuwarden.frontmatter import read_front_matter
+
+    body = read_front_matter(file.read_text("utf-8"), name=file.name).body
+    noted = "".join(f"- {key}: {value}\n" for key, value in told.items())
+    page = re.sub(r"<!--.*?-->\n", "", body) + (f"\n## Your notes\n{noted}" if noted else "")
+    out.print(Markdown(_TABLE.sub(_as_list, page)))
+
+
+_TABLE = re.compile(r"^\|.*\n\| ---.*\n(?:\|.*\n)+", re.MULTILINE)
+
+
+def _as_list(table: re.Match[str]) -> str:
+    """A wide table as a list: on a terminal its cells would be cut off, and a path or a fact with them."""
+    head, _, *rows = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table[0].split("\n")[:-1])
+    if len(head) <= 3:
+        return table[0]
+    told = ((name, "; ".join(f"{h}: {c}" for h, c in zip(head[1:], cells, strict=False) if c)) for name, *cells in rows)
+    return "".join(f"- **{name}** ({facts})\n" for name, facts in told)
+
+
+def notes(reply: NotesReply) -> None:
+    """The notes as lines, each under the key that sets it."""
+    for key, value in _flat(reply.notes):
+        out.print(f"[bold]{escape(key)}[/] {escape(str(value))}", soft_wrap=True)
+    out.print(f"[dim]{escape(reply.path)}[/]", soft_wrap=True)
+    message(reply)
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for item in value:
+            yield key, item
+    else:
+        yield key, value
+
+
+def doctor(reply: Any) -> None:
+    """The effective settings and what was found."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("setting", "value", "from"):
+        table.add_column(head, overflow="fold")
+    for row in reply.settings:
+        table.add_row(escape(row.setting), escape(row.value), escape(row.origin))
+    out.print(table)
+    for check in reply.checks:
+        mark = "[green]ok[/]" if check.ok else "[red]no[/]"
+        out.print(f"{mark} {escape(check.what)}: {escape(check.found)}")
+    message(reply)
+
+
+@contextlib.contextmanager
+def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar for a transfer, on a terminal only."""
+    if quiet or not err.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn("pulling"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=err
+    ) as bar:
+        task = bar.add_task("pull", total=None)
+        yield lambda p: bar.update(task, completed=p.bytes_done, total=p.bytes_total)
+
+
+@contextlib.contextmanager
+def count_bar(quiet: bool, what: str) -> Iterator[Callable[[int], None] | None]:
+    """A count of bytes whose end is not known, on a terminal only. It may be moved on from several threads."""
+    if quiet or not err.is_terminal:
+        yield None
+        return
+    from rich.progress import DownloadColumn, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        SpinnerColumn(), TextColumn(what), DownloadColumn(), TransferSpeedColumn(), console=err, transient=True
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda count: bar.advance(task, count)

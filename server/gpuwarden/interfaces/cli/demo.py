@@ -1,0 +1,382 @@
+"""The demo: one training job's whole life on a rehearsal of a rented platform. Nothing in it is staged.
+
+The processes, files, digests and refusals are real, through the same use cases that the tools and commands call. Only
+the money is pretend. It runs in a folder of its own with a policy of its own, and touches no other ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.models import JobSpec, Level, Report
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.policy import Approval, Channel, Policy
+from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
+from gpuwarden.data import data_dir
+from gpuwarden.interfaces.cli.approval import ask, open_terminal
+from gpuwarden.interfaces.cli.console import colored, when
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
+from gpuwarden.lifecycle.artifacts.verify import verify_job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.submission.submit import submit
+from gpuwarden.rehearsal.cloud import Cloud
+from gpuwarden.rehearsal.model import Fault, Faults, Settings
+
+PLATFORM = "rehearsal/vastai"
+STEPS, SAVE_EVERY, INTERRUPTED_AT = 240, 30, 100
+PACE_S = "0.012"
+MINUTES_PER_SECOND = 10
+LOOK_S = 0.15
+PATIENCE_S = 180.0
+
+
+@dataclass
+class Stage:
+    """Where the story is told. With `quiet` nothing is printed."""
+
+    console: Console
+    quiet: bool
+    acts: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def act(self, title: str) -> None:
+        """Begin the next part."""
+        self.acts += 1
+        if not self.quiet:
+            self.console.print(f"\n[bold cyan]{self.acts}. {escape(title)}[/]")
+
+    def say(self, text: str) -> None:
+        """One line; it may hold markup."""
+        if not self.quiet:
+            self.console.print(Padding(text, (0, 0, 0, 3), expand=False))
+
+
+async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:
+    """Play the whole story; returns the exit code. With `as_json` the last line is one JSON object."""
+    stage = Stage(Console(highlight=False, stderr=as_json), quiet=as_json and not os.isatty(2))
+    with _folder(keep) as home:
+        try:
+            result = await _story(home, stage, yes=yes)
+        except WardenError as error:
+            if not as_json:
+                raise
+            result = error.as_dict()
+        if as_json:
+            print(json.dumps(result))
+        elif keep:
+            stage.console.print(f"\nEverything is kept in {escape(str(home))}.")
+    return 0 if result["ok"] else 1
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-demo-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _warden(home: Path) -> Context:
+    policy = Policy(platforms=("rehearsal/*",), approval=Approval(channels=("terminal", "rehearsal")))
+    clock = SystemClock()
+    return Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, {})
+
+
+def _open_cloud(ctx: Context) -> None:
+    """A cloud that obeys the platform's profile and interrupts the machine at a known step."""
+    settings = Settings(boot_s=0.8, stop_s=0.3, resume_s=1.0, time_scale=60 * MINUTES_PER_SECOND, settle_s=0.3)
+    faults = Faults(faults=(Fault(kind="preempt", step=INTERRUPTED_AT),))
+    profile = ctx.profile(PLATFORM)
+    Cloud(ctx.home / "providers" / "rehearsal" / profile.id, profile, ctx.clock, settings=settings, faults=faults)
+
+
+async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
+    ctx = _warden(home)
+    _open_cloud(ctx)
+    stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of yours is {MINUTES_PER_SECOND} min on the meter[/]")
+    refused = await _bad_job(ctx, stage)
+    job = await _good_job(ctx, stage)
+    job = await _watch_training(ctx, stage, job)
+    blocked = await _claim_done(ctx, stage, job)
+    pulled = await _pull(ctx, stage, job)
+    caught = await _corrupt(ctx, stage, job, pulled)
+    report = await _mend(ctx, stage, job)
+    view, channel = await _approve(ctx, stage, job, yes=yes)
+    _bill(ctx, stage, job, view)
+    return _result(ctx, job, refused, blocked, pulled, caught, report, view, channel)
+
+
+# -------------------------------------------------------------------------------------------------------- acts
+
+
+async def _bad_job(ctx: Context, stage: Stage) -> list[str]:
+    stage.act("An agent submits a job in a hurry")
+    fake = "hf_" + "x" * 34  # the shape of a token, and nobody's
+    spec = JobSpec(name="hurry", platform=PLATFORM, script="import torch\nprint('training')\n", env={"HF_TOKEN": fake})
+    try:
+        await submit(ctx, spec)
+    except Refused as no:
+        stage.say("[red]refused[/]; nothing was rented")
+        for f in (f for f in no.findings if f.blocks):
+            stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
+        return sorted({f.rule for f in no.findings if f.blocks})
+    raise WardenError("the demo's bad job was not refused")
+
+
+def demo_spec() -> JobSpec:
+    """The good job: a character model that trains on our own profile pages."""
+    text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
+    script = (data_dir("skills") / "gpu-training" / "examples" / "train_char_model.py").read_text("utf-8")
+    return JobSpec(
+        name="char-model",
+        platform=PLATFORM,
+        script=script.replace('TEXT = ""', f"TEXT = {text!r}"),
+        args=(str(STEPS), str(SAVE_EVERY)),
+        env={"PACE_S": PACE_S},
+        outputs=("out",),
+        timeout_s=7200,
+        estimate_s=3600,
+        max_cost_usd=5,
+        gpu="RTX 4090",
+        interruptible=True,
+    )
+
+
+async def _good_job(ctx: Context, stage: Stage) -> JobRecord:
+    stage.act("The same agent does it properly")
+    spec = demo_spec()
+    checked = await submit(ctx, spec)
+    for f in checked.findings:
+        stage.say(f"{colored(f.severity)} [bold]{f.rule}[/] {escape(f.message)}")
+    price = checked.quote.price_usd_per_hour if checked.quote else None
+    stage.say(f"quote {usd_per_hour(price)}, at most {usd(checked.worst_cost_usd)}; receipt {checked.receipt}")
+    launched = await submit(ctx, spec, receipt=checked.receipt)
+    again = await submit(ctx, spec, receipt=checked.receipt)
+    assert launched.job is not None and again.job is not None
+    same = again.job.id == launched.job.id
+    stage.say(
+        f"[green]accepted[/] as {launched.job.id}; submitted twice by mistake: {'the same job' if same else 'TWO JOBS'}"
+    )
+    return launched.job
+
+
+async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobRecord:
+    stage.act("It trains, is interrupted as this platform interrupts, and resumes")
+    deadline = ctx.clock.now() + PATIENCE_S
+    state = job.state
+    with _bar(stage) as show:
+        while state not in TERMINAL_JOBS and ctx.clock.now() < deadline:
+            await ctx.clock.sleep(LOOK_S)
+            seen = await check(ctx, job.id, limit=400)
+            if seen.job.state is not state:
+                _tell(stage, seen.job)
+            state = seen.job.state
+            cost = seen.lease.cost if seen.lease else None
+            step = seen.observation.step if seen.observation else None
+            loss = seen.observation.metrics.get("loss") if seen.observation else None
+            show(step, loss, cost, str(state))
+    job = read_job(ctx.ledger, job.id)
+    if job.state not in TERMINAL_JOBS:
+        raise WardenError(
+            f"the demo's job has not ended in {PATIENCE_S:g} s: this machine is busy", "Run it once more."
+        )
+    if job.state is not Job.SUCCEEDED:
+        raise WardenError(f"the demo's job ended as {job.state}: {job.why}")
+    return job
+
+
+def _tell(stage: Stage, job: JobRecord) -> None:
+    notes = {
+        Job.PREEMPTED: f"[yellow]interrupted[/]: {escape(job.why)}; the disk stays, the process is dead",
+        Job.RUNNING: "[green]running[/]"
+        + (f", attempt {job.attempt}: the identical command" if job.attempt > 1 else ""),
+        Job.SUCCEEDED: "[green]succeeded[/]",
+    }
+    if job.state in notes:
+        stage.say(notes[job.state])
+
+
+@contextlib.contextmanager
+def _bar(stage: Stage) -> Iterator[Callable[[int | None, float | None, float | None, str], None]]:
+    """A live bar with step, loss and the ticking meter; nothing where nobody watches."""
+    if stage.quiet or not stage.console.is_terminal:
+        yield lambda step, loss, cost, state: None
+        return
+    columns = (
+        TextColumn("   {task.description:<12}"),
+        BarColumn(30),
+        TextColumn("{task.fields[info]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=stage.console, transient=True) as bar:
+        task = bar.add_task("provisioning", total=STEPS, info="")
+
+        def show(step: int | None, loss: float | None, cost: float | None, state: str) -> None:
+            info = f"step {step or 0}/{STEPS}  loss {'-' if loss is None else f'{loss:.3f}'}  meter {usd(cost)}"
+            bar.update(task, completed=step or 0, description=state, info=info)
+
+        yield show
+
+
+async def _claim_done(ctx: Context, stage: Stage, job: JobRecord) -> list[str]:
+    stage.act('"Done. I will delete the machine." The agent asks for teardown')
+    view = await request(ctx, job.id, "terminate")
+    if view.record.state is not Teardown.BLOCKED:
+        raise WardenError("the demo's early teardown was not refused")
+    stage.say("[red]refused[/]; the machine is untouched and its meter is still running")
+    for f in (f for f in view.findings if f.blocks):
+        stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
+    return sorted({f.rule for f in view.findings if f.blocks})
+
+
+async def _pull(ctx: Context, stage: Stage, job: JobRecord) -> PullResult:
+    stage.act("It pulls the artifacts; every copy is compared by sha256 with a manifest made on the machine")
+    pulled = await pull(ctx, job.id)
+    size = sum(f.size for f in pulled.received.files)
+    stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
+    stage.say(f"its log, pulled along, tells where it resumed: step {', '.join(map(str, _resumed(pulled)))}")
+    return pulled
+
+
+async def _corrupt(ctx: Context, stage: Stage, job: JobRecord, pulled: PullResult) -> bool:
+    stage.act("One byte of the local copy flips")
+    victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
+    _flip(Path(victim.local))
+    report = await verify_job(ctx, job.id, Level.LOAD)
+    _show_report(stage, report)
+    view = await request(ctx, job.id, "terminate")
+    stage.say(f"teardown: [red]{view.record.state}[/] by {', '.join(f.rule for f in view.findings if f.blocks)}")
+    return report.verdict == "refuted" and view.record.state is Teardown.BLOCKED
+
+
+def _flip(file: Path) -> None:
+    """Change one bit inside a tensor; sizes and headers stay as they are."""
+    content = bytearray(file.read_bytes())
+    content[len(content) * 3 // 4] ^= 0x10
+    file.write_bytes(content)
+
+
+async def _mend(ctx: Context, stage: Stage, job: JobRecord) -> Report:
+    stage.act("It pulls again: only the broken file travels. Then it verifies")
+    again = await pull(ctx, job.id)
+    stage.say(f"{again.received.bytes_sent:,} bytes travelled, {again.received.bytes_skipped:,} were equal already")
+    report = await verify_job(ctx, job.id, Level.LOAD)
+    _show_report(stage, report)
+    return report
+
+
+def _show_report(stage: Stage, report: Report) -> None:
+    bad = next((p for f in report.files for p in f.problems), "") or next(iter(report.problems), "")
+    step = f", newest step {report.step}" if report.step is not None else ""
+    stage.say(
+        f"verify: {colored(str(report.verdict))}, {len(report.files)} files{step}{': ' + escape(bad) if bad else ''}"
+    )
+
+
+async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> tuple[TeardownView, str]:
+    stage.act("It asks for teardown again; now a person is asked")
+    view = await request(ctx, job.id, "terminate")
+    if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
+        raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
+    if yes:
+        stage.say("[yellow]--yes was given[/]: recorded as channel rehearsal, which no real platform takes")
+        channel: Channel = "rehearsal"
+        await approve(ctx, view.record.id, view.record.digest, channel=channel, by="the flag --yes")
+    else:
+        channel = "terminal"
+        with open_terminal() as terminal:
+            await ask(ctx, view.record.id, terminal)
+    return await _gone(ctx, stage, view.record.id), channel
+
+
+async def _gone(ctx: Context, stage: Stage, ticket: str) -> TeardownView:
+    deadline = ctx.clock.now() + PATIENCE_S
+    view = await proceed(ctx, ticket)
+    while view.record.state is Teardown.EXECUTING and ctx.clock.now() < deadline:
+        await ctx.clock.sleep(LOOK_S)
+        view = await proceed(ctx, ticket)
+    if view.record.state is not Teardown.VERIFIED_STOPPED:
+        raise WardenError(f"the demo's machine was not seen gone: {view.record.state}")
+    stage.say("[green]verified stopped[/]: asked, then seen gone twice")
+    return view
+
+
+def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> None:
+    stage.act("The bill and the ledger")
+    stage.say(f"cost {usd(view.lease.cost)} of pretend money; {ctx.ledger.count()} events")
+    if stage.quiet:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 3))
+    for event in ctx.ledger.events():
+        if event.state is not None or event.kind in {"approval.granted", "artifacts.pulled", "artifacts.verified"}:
+            note = str(event.body.get("why") or event.body.get("verdict") or event.body.get("by") or "")
+            subject = event.subject.replace(job.id, "..")
+            table.add_row(when(event.at)[11:], escape(subject), event.kind, f"[dim]{escape(note[:60])}[/]")
+    stage.console.print(table)
+
+
+def _resumed(pulled: PullResult) -> list[int]:
+    """The steps at which the training script says that it resumed."""
+    log = pulled.log.read_text("utf-8") if pulled.log else ""
+    return [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
+
+
+def _result(
+    ctx: Context,
+    job: JobRecord,
+    refused: list[str],
+    blocked: list[str],
+    pulled: PullResult,
+    caught: bool,
+    report: Report,
+    view: TeardownView,
+    channel: str,
+) -> dict[str, Any]:
+    """What happened, read back from the ledger, the log and the files."""
+    preemptions = len(ctx.ledger.events(job.subject, kind="job.preempted"))
+    resumed = _resumed(pulled)
+    lease = lease_now(ctx, view.lease.id)
+    proven = report.verdict == "proven"
+    ok = bool(
+        refused and blocked and caught and proven and preemptions == 1 and resumed and lease.state is Lease.STOPPED
+    )
+    return {
+        "ok": ok,
+        "job": {
+            "state": str(job.state),
+            "preemptions": preemptions,
+            "resumed_from_step": resumed[0] if resumed else None,
+            "final_step": report.step,
+        },
+        "refused_submit_rules": refused,
+        "teardown_refused_rules": blocked,
+        "corruption_caught": caught,
+        "checkpoint": {"verified": proven, "files": len(report.files), "bytes": report.bytes},
+        "approval": {"channel": channel},
+        "lease": {"state": str(lease.state)},
+        "cost_usd": round(lease.cost or 0.0, 6),
+        "events": ctx.ledger.count(),
+    }

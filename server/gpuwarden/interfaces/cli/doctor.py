@@ -1,0 +1,103 @@
+"""What is in force, where it came from, and whether this machine can work with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from gpuwarden.app import open_context
+from gpuwarden.config import load_config
+from gpuwarden.core.errors import WardenError
+from gpuwarden.interfaces.cli.notes_service import summary
+from gpuwarden.interfaces.results import Result
+
+
+class SettingReply(BaseModel):
+    """One effective value."""
+
+    setting: str
+    value: str
+    origin: str
+
+
+class CheckedReply(BaseModel):
+    """One thing that was looked at."""
+
+    what: str
+    ok: bool
+    found: str
+
+
+class DoctorReply(Result):
+    """Everything that is in force."""
+
+    settings: list[SettingReply]
+    checks: list[CheckedReply]
+
+
+async def examine() -> DoctorReply:
+    """Look at the configuration and at what it needs. Raises BadRequest for a policy that can't be read."""
+    config = load_config()
+    rows = [
+        SettingReply(
+            setting="home",
+            value=str(config.home),
+            origin="GPUWARDEN_HOME" if "GPUWARDEN_HOME" in os.environ else "default",
+        ),
+        SettingReply(
+            setting="policy", value=str(config.policy_file), origin="file" if config.policy_file.exists() else "absent"
+        ),
+    ]
+    rows += [SettingReply(setting=s.path, value=_shown(s.path, s.value), origin=s.origin) for s in config.settings]
+    checks = [_ledger(), _disk(config.home), _notes(), *(_program(name, why) for name, why in PROGRAMS)]
+    bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
+    return DoctorReply(
+        ok=not bad,
+        code="ok" if not bad else "failed",
+        message="" if not bad else f"Not usable: {', '.join(bad)}.",
+        hint="Do what the check says." if bad else "" if config.policy_file.exists() else NO_POLICY,
+        settings=rows,
+        checks=checks,
+    )
+
+
+NO_POLICY = "There is no policy file, so every spending is a question. `Your policy` in the README shows one."
+PROGRAMS = (("uv", "runs scripts whose packages are not here"), ("ssh", "reaches real machines"))
+
+
+def _shown(path: str, value: object) -> str:
+    if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as good as its key
+        return "set" if value else "not set"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "not set"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _ledger() -> CheckedReply:
+    try:
+        ctx = open_context("doctor")
+        return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events")
+    except WardenError as error:
+        return CheckedReply(what="ledger", ok=False, found=f"{error.message} {error.hint}")
+
+
+def _notes() -> CheckedReply:
+    try:
+        ok, found = summary(open_context("doctor"))
+        return CheckedReply(what="notes", ok=ok, found=found)
+    except WardenError as error:
+        return CheckedReply(what="notes", ok=False, found=f"{error.message} {error.hint}")
+
+
+def _disk(home: Path) -> CheckedReply:
+    existing = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    return CheckedReply(what="disk", ok=free > 100 << 20, found=f"{free / 2**30:.1f} GiB free at {existing}")
+
+
+def _program(name: str, why: str) -> CheckedReply:
+    path = shutil.which(name)
+    return CheckedReply(what=name, ok=path is not None, found=path or f"not installed; it {why}")

@@ -1,0 +1,213 @@
+"""Commands on one job: submit, check, cancel, pull, verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.interfaces.cli.base import (
+    JSON,
+    VERBS,
+    answer,
+    cli,
+    fail,
+    open_context,
+    runs_async,
+)
+
+LEVELS = click.Choice(["structure", "content", "load", "resume"])
+
+
+@cli.command()
+@click.argument("what", nargs=-1, required=True)
+@click.option(
+    "--platform",
+    required=True,
+    help="See `gpuwarden profiles`; rehearsal/NAME is simulated.",
+)
+@click.option("--name", default=None, help="Short name; by default the script's.")
+@click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
+)
+@click.option(
+    "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder below this one that goes along."
+)
+@click.option(
+    "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
+)
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit: the estimate and 30 % more.")
+@click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
+@click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
+@click.option("--gpu", default=None, help="GPU name.")
+@click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
+@click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
+@click.option("--interruptible", is_flag=True, help="Cheaper; resumes from its last checkpoint.")
+@click.option("--durable-storage", is_flag=True, help="Ask for the tier that survives teardown.")
+@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machine will end.")
+@click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
+@click.option("--dry-run", is_flag=True, help="Only check.")
+@click.option("--receipt", default=None, help="From a checking call, to launch exactly these arguments.")
+@JSON
+@runs_async
+async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: str | None, **given: Any) -> int:
+    """Check a job, and launch it.
+
+    WHAT is a script.py with its arguments, or a command after `--`. On a rented platform the first call prints a
+    receipt; the same call with --receipt launches.
+    """
+    from gpuwarden.core.inputs import build
+    from gpuwarden.core.models import JobSpec
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.submission.submit import submit as use_case
+
+    given["env"] = _pairs(given.pop("envs"))
+    spec = build(JobSpec, {**{k: v for k, v in given.items() if v is not None}, **_what(what, given["name"])})
+    return answer(
+        results.submitted(await use_case(open_context(), spec, dry_run=dry_run, receipt=receipt)), as_json, "submitted"
+    )
+
+
+def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
+    """A script with its arguments, or a command."""
+    first, *rest = what
+    if not first.endswith(".py"):
+        return {"command": what, "name": name or Path(first).name[:40] or "job"}
+    return {"script": read_script_file(Path(first)), "args": rest, "name": name or Path(first).stem[:40]}
+
+
+def read_script_file(path: Path) -> str:
+    """A script's text, bounded. Raises BadRequest that says what is wrong with the file."""
+    from gpuwarden.core.models import MAX_SCRIPT_BYTES
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"the script {path} can't be read: {error.strerror}", "Check the path.") from error
+    if len(content) > MAX_SCRIPT_BYTES:
+        raise BadRequest(
+            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if any(not mark for _, mark, _ in pairs):
+        raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
+    return {name: value for name, _, value in pairs}
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option("--cursor", type=int, default=None, help="Read the log from this byte.")
+@click.option(
+    "--log-bytes",
+    type=click.IntRange(0, 1_000_000),
+    default=2_000,
+    show_default=True,
+    help="How much of the log to show.",
+)
+@click.option("--follow", is_flag=True, help="Look again every two seconds until the job ends.")
+@JSON
+@runs_async
+async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
+    """Show a job's state, step, metrics, meter and log."""
+    from gpuwarden.core.sanitize import secret_values
+    from gpuwarden.core.states import TERMINAL_JOBS
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.check import check as use_case
+
+    ctx = open_context()
+    while True:
+        result = await use_case(ctx, job_id, cursor=cursor, limit=log_bytes)
+        ended = not follow or result.job.state in TERMINAL_JOBS
+        if ended or not as_json:  # one JSON object, so only the last look
+            reply = results.checked(result, secret_values(ctx.env, result.job.spec.secrets))
+            code = answer(reply, as_json, "checked")
+        if ended:
+            return code
+        cursor = result.log.next if result.log else cursor
+        await ctx.clock.sleep(2)
+
+
+@cli.command()
+@click.argument("job_id")
+@JSON
+@runs_async
+async def cancel(job_id: str, as_json: bool) -> int:
+    """End a job's process, with a signal first. Its machine stays and bills on."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.lifecycle.monitoring.check import cancel as use_case
+    from gpuwarden.lifecycle.records import read_lease
+
+    ctx = open_context()
+    job = await use_case(ctx, job_id)
+    return answer(results.canceled(job, read_lease(ctx.ledger, job.lease) if job.lease else None), as_json, "checked")
+
+
+@cli.command()
+@click.argument("job_id")
+@click.option(
+    "--dest",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder to copy into; by default gpuwarden's own.",
+)
+@JSON
+@runs_async
+async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
+    """Copy a job's outputs and log here, and compare digests. Run it again to resume."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.lifecycle.artifacts.pull import pull as use_case
+
+    with console.transfer_bar(as_json) as progress:
+        result = await use_case(open_context(), job_id, dest, progress=progress)
+    return answer(results.pulled(result), as_json, "pulled")
+
+
+@cli.command()
+@click.argument("what")
+@click.option("--level", type=LEVELS, default=None, help="How deep; load here, content there, structure on the Hub.")
+@click.option("--against", metavar="PATH|hf://...", help="An earlier checkpoint, an adapter's base, a GGUF's source.")
+@click.option(
+    "--where",
+    type=click.Choice(["auto", "here", "instance"]),
+    default="auto",
+    show_default=True,
+    help="Of a job: which copy.",
+)
+@JSON
+@runs_async
+async def verify(what: str, level: str | None, against: str | None, where: Any, as_json: bool) -> int:
+    """Prove that a checkpoint is whole, and loads.
+
+    WHAT is a job id, hf://owner/name[@revision][/path], or a path. Of a job the pulled copy is meant; when there is
+    none, or with `--where instance`, the machine looks at its own files, --against is a path of its own too, and its
+    word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
+    """
+    from gpuwarden.core.errors import WardenError
+    from gpuwarden.core.models import Level
+    from gpuwarden.interfaces import results
+    from gpuwarden.interfaces.cli import console, verify_report
+    from gpuwarden.lifecycle.artifacts.verify import verify as use_case
+
+    ctx = open_context()
+    try:
+        with console.count_bar(as_json, "verifying") as progress:
+            depth = Level(level) if level else None
+            report = await use_case(ctx, what, depth, against=against, where=where, progress=progress)
+    except WardenError as error:
+        return fail(error, as_json, code=2)
+    if not as_json:
+        verify_report.show(report)
+    reply = results.verified(report)
+    return answer(reply, as_json, "message")

@@ -1,0 +1,125 @@
+"""Keeping the knowledge true: what needs a look, and drafts of new entries. Nothing here writes into the references."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import fence
+from gpuwarden.data import data_dir
+from gpuwarden.interfaces.results import Result
+from gpuwarden.knowledge import shipped
+from gpuwarden.knowledge.freshness import check
+from gpuwarden.knowledge.proposal import TO_SAY, Bar, Draft, draft, home_of, sketch
+from gpuwarden.lifecycle.monitoring.postmortem import Lesson
+
+
+class IssueReply(BaseModel):
+    """One thing to look at, at a place. `urgent` marks facts about money and destruction."""
+
+    kind: str
+    urgent: bool
+    file: str
+    line: int
+    message: str
+
+
+class IssuesReply(Result):
+    """What needs a person, the urgent first. Not ok when there is anything."""
+
+    issues: list[IssueReply] = Field(default_factory=list)
+
+
+class DraftReply(Result):
+    """A draft of an entry for a page, and the ids of entries that explain its lines already."""
+
+    page: str
+    text: str
+    known: list[str] = Field(default_factory=list)
+
+
+class LessonReply(DraftReply):
+    """The evidence of a failed job, with the draft of an entry made of it. Foreign text stands between fences.
+
+    `complete` says whether the draft is an entry; `missing` is what keeps it below the bar, `doubts` what the
+    evidence does not show.
+    """
+
+    complete: bool
+    job: str
+    platform: str
+    lines: str
+    versions: list[str] = Field(default_factory=list)
+    again: list[str] = Field(default_factory=list)
+    fixed_by: str | None = None
+    changes: str = ""
+    missing: list[str] = Field(default_factory=list)
+    doubts: list[str] = Field(default_factory=list)
+
+
+def look_over(today: date, months: int) -> IssuesReply:
+    """Old facts, dead references, missing sources and broken entries in the references, the profiles and the skills."""
+    if months < 0:
+        raise BadRequest(f"months is {months}", "Give 0 or more.")
+    found = check(data_dir("references"), today=today, months=months, more=(data_dir("profiles"), data_dir("skills")))
+    rows = [IssueReply(**issue.model_dump()) for issue in found]
+    if not rows:
+        return IssuesReply(message=f"Nothing is older than {months} months, broken, or without a source.")
+    return IssuesReply(
+        ok=False,
+        code="needs_attention",
+        message=f"{counted(len(rows), 'thing')} to look at, {sum(r.urgent for r in rows)} of them urgent.",
+        hint="Ask the source again, correct the line, and set its month anew.",
+        issues=rows,
+    )
+
+
+def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
+    """The evidence of a job and a draft made of it, shown and never written.
+
+    The draft is a whole entry when title, symptom, cause, fix and source are given and the bar is met.
+    """
+    bar = replace(bar, reproduced=bar.reproduced or bool(lesson.again))
+    catalogue, given = shipped(), {key: value for key, value in fields.items() if value}
+    home = page or home_of(catalogue, lesson.lines)
+    missing = bar.missing() + [f"{key} is not said" for key in TO_SAY if key not in given]
+    missing += [] if title else ["title is not said"]
+    if missing:
+        made = sketch(catalogue, home, given, lesson.lines)
+    else:
+        made = draft(catalogue, home, title, given, lesson.lines[:1], bar)
+    label = f"job {lesson.job.id}"
+    return LessonReply(
+        page=made.page,
+        text=fence(made.text, f"a draft with lines of {label}", limit=8_000, keep="start"),
+        known=list(dict.fromkeys((*lesson.known, *made.known))),
+        message=_about(made, lesson),
+        hint=f"When it is right, add it to {made.page} by hand." if not missing else "Say what is missing, then again.",
+        complete=not missing,
+        job=lesson.job.id,
+        platform=lesson.job.spec.platform,
+        lines=fence("\n".join(lesson.lines), f"the log of {label}") if lesson.lines else "",
+        versions=list(lesson.versions),
+        again=list(lesson.again),
+        fixed_by=lesson.fixed_by.id if lesson.fixed_by else None,
+        changes=fence(lesson.changes, "what was submitted", limit=6_000, keep="start") if lesson.changes else "",
+        missing=missing,
+        doubts=lesson.doubts,
+    )
+
+
+def _about(made: Draft, lesson: Lesson) -> str:
+    known = list(dict.fromkeys((*lesson.known, *made.known)))
+    return f"{', '.join(known)} explain this already; is it really another failure?" if known else ""
+
+
+def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:
+    """A draft for `page`, shown and never written. Raises BadRequest when the lesson is below the bar."""
+    made = draft(shipped(), page, title, fields, lines, bar)
+    told = f"{', '.join(made.known)} explain these lines already; is it really another failure?" if made.known else ""
+    hint = f"When it is right, add it to {made.page} by hand."
+    return DraftReply(page=made.page, text=made.text, known=list(made.known), message=told, hint=hint)

@@ -1,0 +1,64 @@
+"""The command line: the same words as the tools, for people and scripts. Heavy imports happen inside the commands.
+
+With `--json` every command prints exactly one JSON object; an error is `{"ok": false, "code", "message", "hint"}` and
+a non-zero exit. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or could not tell.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
+from gpuwarden.interfaces.cli import admin, billing, jobs, knowledge, reference  # each adds its commands to the group
+from gpuwarden.interfaces.cli.base import GroupedCommands, cli, fail
+
+GroupedCommands.rooms = {
+    jobs.__name__: "A job",
+    billing.__name__: "What costs",
+    reference.__name__: "What is known",
+    knowledge.__name__: "What you keep",
+    admin.__name__: "This installation",
+}
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        code = cli.main(argv, standalone_mode=False, prog_name="gpuwarden")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        return 1
+    except Exception as error:
+        return fail(_in_our_words(error), _wants_json(argv))
+    except KeyboardInterrupt as error:
+        return fail(_in_our_words(error), _wants_json(argv))
+
+
+def _in_our_words(error: BaseException) -> WardenError:
+    """Every failure as one of ours. What was not foreseen is a mistake of ours and can be looked at."""
+    if isinstance(error, WardenError):
+        return error
+    if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
+        return BadRequest("interrupted", "Run it again: it goes on where it was.")
+    if isinstance(error, click.ClickException):
+        at = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gpuwarden"
+        return BadRequest(" ".join(error.format_message().split()), f"See {at} --help.")
+    if os.environ.get("GPUWARDEN_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    return in_our_words(error)
+
+
+def _wants_json(argv: list[str] | None) -> bool:
+    """Whether `--json` is among our own words; those after `--` belong to the job."""
+    words = sys.argv[1:] if argv is None else argv
+    return "--json" in words[: words.index("--") if "--" in words else None]

@@ -1,0 +1,87 @@
+"""The user's notes at the doors: shown, changed, and held against the platforms there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from gpuwarden.core.errors import BadRequest, NotFound, WardenError
+from gpuwarden.core.plural import counted
+from gpuwarden.core.profile import Profile
+from gpuwarden.interfaces.results import Result
+from gpuwarden.lifecycle.context import SSH, Context
+from gpuwarden.notes import Notes, change, load_notes
+
+
+class NotesReply(Result):
+    """The notes, and the file they stand in."""
+
+    path: str
+    notes: dict[str, Any] = Field(default_factory=dict)
+
+
+def show(ctx: Context) -> NotesReply:
+    """What is noted. Raises BadRequest for notes that can't be read."""
+    file = _file(ctx)
+    notes = load_notes(file)
+    wrong = complaints(ctx, notes)
+    message = " ".join(wrong) if wrong else "" if notes != Notes() else "Nothing is noted yet."
+    hint = "" if notes != Notes() else "Such as: gpuwarden notes set tracker.name wandb"
+    body = notes.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return NotesReply(path=str(file), notes=body, message=message, hint=hint)
+
+
+def note(ctx: Context, key: str, value: str | None) -> NotesReply:
+    """Set one note, or take it out. Raises BadRequest for what would not hold, and then nothing was changed."""
+    file = _file(ctx)
+    change(file, key, value, lambda new: _hold(ctx, new))
+    return show(ctx)
+
+
+def _hold(ctx: Context, new: Notes) -> None:
+    wrong = complaints(ctx, new)
+    if wrong:
+        raise BadRequest(" ".join(wrong), "Nothing was changed.")
+
+
+def complaints(ctx: Context, notes: Notes) -> list[str]:
+    """What is noted of a platform that is none, or where it has no effect; one sentence each."""
+    found = []
+    for name, told in notes.platforms.items():
+        profile = _profile(ctx, name)
+        if profile is None:
+            found.append(f"platforms.{name}: there is no such platform; gpuwarden profiles lists them.")
+        elif (told.host or told.scratch) and profile.meter.metered:
+            found.append(f"platforms.{name}: host and scratch are for machines of your own; {name} is rented.")
+        elif told.host and (profile.backend == "local" or f"{profile.id}/" == SSH):
+            found.append(f"platforms.{name}: host says nothing here: it is this machine, or the name's own alias.")
+    return found
+
+
+def _profile(ctx: Context, name: str) -> Profile | None:
+    """The profile that a name in the notes is about; `ssh` alone is about every machine behind SSH."""
+    try:
+        return ctx.profile(f"{name}/ALIAS" if f"{name}/" == SSH else name)
+    except NotFound:
+        return None
+
+
+def summary(ctx: Context) -> tuple[bool, str]:
+    """For the doctor: whether the notes are in order, and what was found."""
+    file = ctx.notes_file
+    if file is None or not file.exists():
+        return True, "none; gpuwarden notes set KEY VALUE begins them"
+    try:
+        notes = load_notes(file)
+    except WardenError as error:
+        return False, f"{error.message} {error.hint}"
+    wrong = complaints(ctx, notes)
+    return not wrong, " ".join(wrong) or f"{file}, {counted(len(notes.platforms), 'platform')}"
+
+
+def _file(ctx: Context) -> Path:
+    if ctx.notes_file is None:
+        raise BadRequest("there is no place for notes", "Set GPUWARDEN_POLICY, or a home folder.")
+    return ctx.notes_file

@@ -1,0 +1,122 @@
+"""Commands that look things up: history, search, rules, profiles."""
+
+from __future__ import annotations
+
+import click
+
+from gpuwarden.core.errors import NotFound
+from gpuwarden.core.plural import counted
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context
+
+
+@cli.command()
+@click.argument("subject", required=False)
+@JSON
+def history(subject: str | None, as_json: bool) -> int:
+    """Show the ledger's events.
+
+    SUBJECT is a job (its leases and teardowns are shown too), a ticket or a receipt; without it, all events.
+    """
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.lifecycle.records import story
+
+    rows = [e.as_dict() for e in story(open_context().ledger, subject)]
+    if subject and not rows:
+        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows all that it holds.")
+    if as_json:
+        emit({"ok": True, "code": "ok", "events": rows})
+    else:
+        console.history(rows)
+    return 0
+
+
+@cli.command()
+@click.argument("query", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="How many answers.")
+@JSON
+def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Look a failure up: cause, fix, page.
+
+    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole.
+    """
+    from gpuwarden.interfaces.results.references import entry, look_up
+
+    words = " ".join(query).strip()
+    whole = entry(words)
+    if whole is not None:
+        return answer(whole, as_json, "entry")
+    reply = look_up(words, limit)
+    if reply.hits:  # a resource's address is of use to an MCP client only
+        reply.hint = "A match is a lead, no proof. `gpuwarden search ID` shows one entry whole."
+    return answer(reply, as_json, "found")
+
+
+def _written(changed: int, as_json: bool) -> int:
+    if as_json:
+        emit({"ok": True, "code": "ok", "changed": changed})
+    else:
+        click.echo(f"{counted(changed, 'file')} changed")
+    return 0
+
+
+@cli.command()
+@click.argument("rule_id", required=False)
+@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
+@JSON
+def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
+    """List the rules of both gates, or show one with its reason."""
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.words import said
+    from gpuwarden.rules.catalog import all_rules
+    from gpuwarden.rules.page import write_page
+
+    if write:
+        return _written(write_page(), as_json)
+    found = [r for r in all_rules() if rule_id is None or r.id == rule_id.upper()]
+    if not found:
+        raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
+    rows = [
+        {
+            "id": r.id,
+            "gate": r.gate,
+            "severity": r.severity,
+            "title": r.title,
+            "why": " ".join(r.why.split()),
+            "fix": said(r.fix),
+        }
+        for r in found
+    ]
+    if as_json:
+        emit({"ok": True, "code": "ok", "rules": rows})
+    else:
+        console.rules(rows, full=rule_id is not None)
+    return 0
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles anew.")
+@JSON
+def profiles(name: str | None, write: bool, as_json: bool) -> int:
+    """List the platforms, or show one.
+
+    Of one: what survives what, what bills on, what the platform does by itself.
+    """
+    from gpuwarden.interfaces.cli import console
+    from gpuwarden.lifecycle.context import SSH
+    from gpuwarden.profiles import profile_file, rewrite_blocks
+
+    if write:
+        return _written(rewrite_blocks(), as_json)
+    ctx = open_context()
+    if name is None:
+        titles = {p: ctx.profile(p).title for p in ctx.platforms()}
+        emit({"ok": True, "code": "ok", "platforms": titles}) if as_json else console.platforms(titles)
+        return 0
+    profile = ctx.profile(f"{SSH}ALIAS" if f"{name}/" == SSH else name)
+    told = ctx.notes.of(name).model_dump(exclude_none=True)
+    if as_json:
+        emit({"ok": True, "code": "ok", "profile": profile.model_dump(mode="json"), "notes": told})
+    else:
+        console.profile(profile_file(profile.id, ctx.own_profiles), told)
+    return 0

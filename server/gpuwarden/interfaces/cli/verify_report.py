@@ -1,0 +1,83 @@
+"""A verification's report as a table that a person reads. What is wrong comes first, what is fine may be cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import plain
+from gpuwarden.interfaces.cli.console import colored, out
+from gpuwarden.interfaces.cli.words import said
+
+SHOWN = 40
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def show(report: Report) -> None:
+    """The verdict, what speaks against it, the checkpoints and files, what was not checked."""
+    newest = (
+        f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
+    )
+    count = f"{counted(len(report.files), 'file')}, {report.bytes:,} bytes"
+    out.print(f"{colored(report.verdict)} at level {report.level}: {safe(report.path)}, {count}{newest}")
+    _said(report.problems, "red", "")
+    _said(report.doubts, "magenta", "unknown: ")
+    _said(report.warnings, "yellow", "")
+    rows: list[CheckpointEvidence | FileEvidence] = [*report.checkpoints, *report.files]
+    rows.sort(key=lambda r: (r.verdict is Verdict.PROVEN, isinstance(r, FileEvidence), r.path))
+    if rows:
+        out.print(_table(rows[:SHOWN]))
+    if len(rows) > SHOWN:
+        bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
+        out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
+    _said(report.proved, "green", "")
+    _said([said(text) for text in report.not_checked], "dim", "not checked: ")
+
+
+def _table(rows: Sequence[CheckpointEvidence | FileEvidence]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("path", overflow="fold", ratio=3)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("what was found", overflow="fold", ratio=5)
+    for row in rows:
+        if isinstance(row, FileEvidence):
+            kind, size = row.format, sized(row.size)
+        else:
+            kind, size = row.layout + ("" if row.step is None else f", step {row.step:,}"), ""
+        table.add_row(colored(row.verdict), f"{safe(row.path)} [dim]({safe(kind)})[/]", size, _found(row))
+    return table
+
+
+def _found(row: CheckpointEvidence | FileEvidence) -> str:
+    lines = [f"[red]{safe(t)}[/]" for t in row.problems] + [f"[magenta]{safe(t)}[/]" for t in row.doubts]
+    if row.verdict is Verdict.PROVEN:
+        lines += [safe(t) for t in row.proved]
+    lines += [f"[yellow]{safe(t)}[/]" for t in row.warnings]
+    if isinstance(row, CheckpointEvidence):
+        lines += [f"[yellow]resume: {safe(t)}[/]" for t in row.resume]
+    return "\n".join(lines)
+
+
+def _said(lines: Sequence[str], style: str, before: str) -> None:
+    for text in lines[:SHOWN]:
+        out.print(f"  [{style}]{before}{safe(text)}[/]")
+    if len(lines) > SHOWN:
+        out.print(f"  and {len(lines) - SHOWN:,} more")
+
+
+def safe(text: str) -> str:
+    """Foreign text for a terminal."""
+    return escape(plain(text))
+
+
+def sized(count: int) -> str:
+    """A number of bytes in the unit that suits it: 1.2 GB."""
+    size, unit = float(count), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

@@ -1,0 +1,1 @@
+"""Shell hooks of coding agents: the guard and its installation."""

@@ -1,0 +1,27 @@
+"""The rounds of a server: jobs move on and alerts are said while no agent looks."""
+
+from __future__ import annotations
+
+import logging
+
+from gpuwarden.core.sanitize import line, scrubbed, secret_values
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
+
+logger = logging.getLogger(__name__)
+
+
+async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
+    """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
+    said: dict[str, str] = {}
+
+    def tell(done: Round) -> None:
+        nonlocal said
+        texts = [f"{alert.kind}: {alert.text}" for alert in done.news if alert.raised]
+        texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
+        said = done.trouble
+        for text in texts:
+            logger.warning("%s", scrubbed(line(text, 600), secret_values(ctx.env)))
+
+    await ctx.clock.sleep(every_s)
+    await Watcher(ctx, every_s).run(tell)

@@ -1,0 +1,135 @@
+"""The references, the profiles and the skills as documents with a URI, for whoever reads them over a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import read_front_matter
+from gpuwarden.knowledge.catalog import Gotcha, shipped
+from gpuwarden.notes import Notes, load_notes
+
+Kind: TypeAlias = Literal["references", "profiles", "skills", "notes"]
+
+MAX_BYTES = 1 << 20
+NOTES_URI = "gpuwarden://notes"
+ENTRY_TEMPLATE = "gpuwarden://entries/{id}"
+MARKDOWN = "text/markdown"
+TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", ".json": "application/json"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file: what to show of it in a list, and its content. `path` is relative to the folder of its kind."""
+
+    kind: Kind
+    path: str
+    uri: str
+    title: str
+    description: str
+    mime_type: str
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        """A name that is unique among all documents."""
+        return f"{self.kind}/{self.path}"
+
+    @property
+    def text(self) -> str:
+        """The content, byte for byte, as text."""
+        return self.content.decode("utf-8")
+
+
+def page_uri(page: str) -> str:
+    """The URI of a page of the references, given by its path below them."""
+    return f"gpuwarden://references/{page}"
+
+
+def documents(own_profiles: Path | None = None, notes_file: Path | None = None) -> dict[str, Document]:
+    """Every document by its URI. A profile of the user's own folder goes before a shipped one of the same name.
+
+    The user's notes are among them when they hold something and are in order.
+    """
+    found = dict(_shipped())
+    if own_profiles is not None:
+        found |= {d.uri: d for d in _read_folder("profiles", own_profiles)}
+    notes = _notes(notes_file) if notes_file is not None else None
+    return found if notes is None else found | {notes.uri: notes}
+
+
+def _notes(file: Path) -> Document | None:
+    """The user's notes as they were understood; their loader has refused what looks like a secret."""
+    try:
+        notes = load_notes(file)
+    except BadRequest:
+        return None
+    if notes == Notes():
+        return None
+    content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
+    about = "What the user told about their own setup: machines, folders, tracker, where keys live."
+    return Document("notes", file.name, NOTES_URI, "The user's notes", about, "application/json", content)
+
+
+def entry_text(key: str) -> str:
+    """One entry of the catalogue as it stands in its page. Raises NotFound."""
+    catalogue = shipped()
+    gotcha = catalogue.gotcha(key)
+    page = catalogue.pages[gotcha.page]
+    lines = page.body.splitlines()[gotcha.line - page.first :]
+    end = next((n for n, line in enumerate(lines) if n and line.startswith("## ")), len(lines))
+    return "\n".join(lines[:end]).rstrip() + _seen_also(gotcha)
+
+
+def _seen_also(gotcha: Gotcha) -> str:
+    links = [ENTRY_TEMPLATE.format(id=key) for key in gotcha.see]
+    return f"\n\nPage: {page_uri(gotcha.page)}\n" + "".join(f"See: {link}\n" for link in links)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, Document]:
+    """What came with this installation, read once: a listing and what is read after it are always one state."""
+    kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
+    return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
+
+
+def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
+    for file in sorted(root.rglob("*")):
+        path = file.relative_to(root)
+        hidden = any(part.startswith((".", "__")) for part in path.parts)
+        known = kind == "skills" or file.suffix == ".md"
+        if not hidden and known and not file.is_symlink() and file.is_file():
+            document = _document(kind, file, path.as_posix())
+            if document is not None:
+                yield document
+
+
+def _document(kind: Kind, file: Path, path: str) -> Document | None:
+    """The document of a file; None for what is no text of a bearable size."""
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        text = content.decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if len(content) > MAX_BYTES:
+        return None
+    mime_type = TYPES.get(file.suffix, "text/plain")
+    front = front_matter(text) if mime_type == MARKDOWN else {}
+    title = str(front.get("title") or front.get("name") or file.name)
+    about = str(front.get("summary") or front.get("description") or "")
+    uri = f"skill://{path}" if kind == "skills" else f"gpuwarden://{kind}/{path}"
+    return Document(kind, path, uri, title, about, mime_type, content)
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    """The front matter of a page; empty where it has none or a broken one, which its own loader reports."""
+    try:
+        return read_front_matter(text, name="page").data
+    except BadRequest:
+        return {}

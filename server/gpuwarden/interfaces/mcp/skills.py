@@ -1,0 +1,66 @@
+"""The skills as the MCP extension for skills (SEP-2640) wants them: entries with digests, and their folders.
+
+Every answer is made from the same documents that `resources/read` serves, so that a digest always fits the content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from gpuwarden.core.errors import NotFound
+from gpuwarden.interfaces.mcp.resources import Document, documents, front_matter
+
+EXTENSION = "io.modelcontextprotocol/skills"
+SCHEME = "skill://"
+FOLDER = "inode/directory"
+MAIN = "SKILL.md"
+
+
+def listed() -> list[dict[str, Any]]:
+    """Every skill, by name."""
+    return [_skill(d) for d in _files() if _is_main(d)]
+
+
+def found(uri: str) -> dict[str, Any]:
+    """The skill whose SKILL.md has this URI. Raises NotFound."""
+    for document in _files():
+        if document.uri == uri and _is_main(document):
+            return _skill(document)
+    raise NotFound(f"no skill has the URI {uri!r}", "skills/list names them.")
+
+
+def folder(uri: str) -> list[dict[str, str]]:
+    """What lies directly in a folder of a skill, which is named without a slash at its end. Raises NotFound."""
+    inside = [d for d in _files() if d.uri.startswith(f"{uri}/")]
+    if not inside or uri.endswith("/"):
+        raise NotFound(f"{uri!r} is no folder of a skill", "Name one such as skill://gpu-training.")
+    rows: dict[str, dict[str, str]] = {}
+    for document in inside:
+        name, below, _ = document.uri[len(uri) + 1 :].partition("/")
+        kind = FOLDER if below else document.mime_type
+        rows.setdefault(name, {"uri": f"{uri}/{name}", "name": name, "mimeType": kind})
+    return [rows[name] for name in sorted(rows)]
+
+
+def _files() -> list[Document]:
+    return sorted((d for d in documents().values() if d.kind == "skills"), key=lambda d: d.uri)
+
+
+def _is_main(document: Document) -> bool:
+    return document.path.count("/") == 1 and document.path.endswith(f"/{MAIN}")
+
+
+def _skill(main: Document) -> dict[str, Any]:
+    root = main.uri.removesuffix(MAIN)
+    files: Iterable[Document] = (d for d in _files() if d.uri.startswith(root))
+    return {
+        "uri": main.uri,
+        "frontmatter": front_matter(main.text),
+        "resources": [{"uri": d.uri, "digest": _digest(d.content), "size": len(d.content)} for d in files],
+    }
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -1,0 +1,69 @@
+"""The skills as an extension of the MCP server (SEP-2640). Their files are resources like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
+from mcp.server.extension import Extension, MethodBinding, RequestHandler
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, RequestParams
+
+from gpuwarden.core.errors import NotFound
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.mcp import skills
+
+SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
+"""What came with this installation changes only when it is installed anew."""
+
+
+class SkillsParams(RequestParams):
+    """What the methods of the skills extension take."""
+
+    uri: str = ""
+    cursor: str | None = None
+
+
+class Skills(Extension):
+    """The extension and its methods."""
+
+    identifier = skills.EXTENSION
+
+    def settings(self) -> dict[str, Any]:
+        """What is served beyond the two methods that every server with skills has."""
+        return {"directoryRead": True}
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """The three methods. Everything fits on one page, so there is never a cursor to go on from."""
+        return [
+            MethodBinding("skills/list", SkillsParams, _answering(lambda _: {"skills": skills.listed()})),
+            MethodBinding("skills/get", SkillsParams, _answering(lambda uri: {"skill": skills.found(uri)})),
+            MethodBinding(
+                "resources/directory/read",
+                SkillsParams,
+                _answering(lambda uri: {"resources": skills.folder(uri)}),
+            ),
+        ]
+
+
+def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
+    async def handle(_: ServerRequestContext[Any, Any], params: SkillsParams) -> dict[str, Any]:
+        if params.cursor is not None:
+            raise MCPError(code=INVALID_PARAMS, message="there is no such cursor: everything fits on one page")
+        try:
+            found = look(params.uri)
+        except NotFound as error:
+            raise MCPError(code=INVALID_PARAMS, message=line(f"{error.message}. {error.hint}")) from error
+        return {"resultType": "complete", **found, "ttlMs": SHIPPED.ttl_ms, "cacheScope": SHIPPED.scope}
+
+    return handle
+
+
+async def tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+    """The SDK names extensions in `server/discover` only; a client of the older protocol reads `initialize`."""
+    result = await call_next(ctx)
+    if ctx.method == "initialize" and isinstance(result, dict):
+        result.setdefault("capabilities", {})["extensions"] = {skills.EXTENSION: Skills().settings()}
+    return result

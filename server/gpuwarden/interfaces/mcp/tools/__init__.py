@@ -1,0 +1,1 @@
+"""The MCP tools, one module per subject. Each offers `add(server, ctx)`."""

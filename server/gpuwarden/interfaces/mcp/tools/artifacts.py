@@ -1,0 +1,96 @@
+"""The tools on what a job wrote: pull_artifacts and verify_checkpoint."""
+
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+from pathlib import Path
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context as ClientContext
+from mcp.server.mcpserver import MCPServer
+from mcp_types import CallToolResult
+from pydantic import Field
+
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.models import Level, Report
+from gpuwarden.hub.files import SCHEME
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.mcp.tools.base import WRITE, JobId, answer
+from gpuwarden.interfaces.mcp.tools.progress import Note, reporting, summed
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.artifacts.verify import Where, verify
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import read_job
+
+LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
+"""What one verification of a path may cost: seconds, bytes, entries of folders."""
+
+
+def add(server: MCPServer[Any], ctx: Context) -> None:
+    """Put the tools on a server."""
+
+    @server.tool(annotations=WRITE)
+    async def pull_artifacts(
+        job_id: JobId,
+        dest: Annotated[
+            str | None, Field(description="Folder below the working directory; omit for gpuwarden's own")
+        ] = None,
+        client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
+    ) -> Annotated[CallToolResult, results.PullReply]:
+        """Copy a job's declared outputs and log here and compare digests. Call again to resume."""
+        target = _inside_cwd(dest)
+        result = await reporting(
+            client, lambda note: pull(ctx, job_id, target, progress=lambda p: note(p.bytes_done, p.bytes_total))
+        )
+        return answer(ctx, results.pulled(result))
+
+    @server.tool(annotations=WRITE)
+    async def verify_checkpoint(
+        job_id: Annotated[str | None, Field(description="Job whose pulled copy to verify")] = None,
+        path: Annotated[str | None, Field(description="Or a checkpoint's path, or hf://owner/name[/path]")] = None,
+        level: Annotated[Level | None, Field(description="How deep; teardown needs load; on the Hub structure")] = None,
+        against: Annotated[str | None, Field(description="Earlier checkpoint, adapter base or GGUF source")] = None,
+        where: Annotated[Where, Field(description="instance: the machine looks, against is a path there")] = "auto",
+        client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
+    ) -> Annotated[CallToolResult, results.VerifyReply]:
+        """Prove that a checkpoint is whole, equal to the machine's by digest, finite, and loads. Runs no code in it."""
+        if (job_id is None) == (path is None):
+            raise BadRequest("give exactly one of job_id and path", "Omit the other.")
+        if job_id is not None:
+            read_job(ctx.ledger, job_id)  # or it would be taken for a path
+        what = job_id or _address(path or "")
+        other = _address(against) if against is not None else None
+
+        async def work(note: Note) -> Report:
+            budget = Budget(LOOK_S, LOOK_BYTES, LOOK_ENTRIES)
+            progress = summed(note)
+            return await verify(ctx, what, level, against=other, where=where, budget=budget, progress=progress)
+
+        return answer(ctx, results.verified(await reporting(client, work)))
+
+
+def _address(what: str) -> str:
+    """An address on the Hub as it is, anything else as a path of this machine."""
+    return what if what.startswith(SCHEME) else str(_usable(what))
+
+
+def _usable(path: str) -> Path:
+    """A path as a file system takes it."""
+    if not path.strip() or "\x00" in path or len(path) > 4_096:
+        raise BadRequest("path is empty, too long or holds a NUL character", "Name a file or folder.")
+    return Path(path).expanduser()
+
+
+def _inside_cwd(dest: str | None) -> Path | None:
+    """An agent's destination: below the server's working directory, whatever links and dots it holds.
+
+    Never a hidden folder: programs read their settings from those, and a machine chooses the files' names.
+    """
+    if dest is None:
+        return None
+    root = Path.cwd().resolve()
+    real = (root / _usable(dest)).resolve()
+    if not real.is_relative_to(root):
+        raise BadRequest("dest leaves the working directory", "Name a folder below it, or omit dest.")
+    if any(part.startswith(".") for part in real.relative_to(root).parts):
+        raise BadRequest("dest is a hidden folder", "Name one without a leading dot, or omit dest.")
+    return real

@@ -1,0 +1,59 @@
+"""What all tools share: how they are marked, and the one form of what they answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Annotated, Any, Final
+
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import Field, ValidationError
+
+from gpuwarden.core.errors import Refused, WardenError, in_our_words
+from gpuwarden.core.inputs import bad_arguments
+from gpuwarden.core.sanitize import scrubbed, secret_values
+from gpuwarden.interfaces.results import Result, error_reply
+from gpuwarden.lifecycle.context import Context
+
+ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
+READ: Final = ToolAnnotations(read_only_hint=True, open_world_hint=True)
+LOOK: Final = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+WRITE: Final = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=True)
+ENDS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=True)
+
+JobId = Annotated[str, Field(description="Job id from submit_job", max_length=64)]
+
+logger = logging.getLogger(__name__)
+
+
+def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
+    """A reply as short text and as structured content, without tokens and without the values of the user's secrets."""
+    values = secret_values(ctx.env, secrets)
+    body = scrubbed(reply.model_dump(mode="json"), values)
+    short = scrubbed(reply.short(), values)
+    return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)
+
+
+def failure(ctx: Context, error: WardenError) -> CallToolResult:
+    """An error in the same form."""
+    body = scrubbed(error_reply(error).model_dump(mode="json"), secret_values(ctx.env))
+    return CallToolResult(content=[_text(body)], structured_content=body, is_error=True)
+
+
+def _text(body: dict[str, Any]) -> TextContent:
+    return TextContent(type="text", text=json.dumps(body, ensure_ascii=False, separators=(",", ":")))
+
+
+def cause(error: ToolError | MCPError) -> WardenError:
+    """What went wrong, in our words. The SDK wraps what a tool raises; a crash of ours is written to the log."""
+    raised = error.__cause__
+    if isinstance(raised, WardenError):
+        return raised
+    if isinstance(error, MCPError) or (isinstance(raised, ToolError) and not isinstance(raised, UnexpectedToolError)):
+        return Refused("the client's answer can't be used, so it counts as no; nothing was touched", ASK_OUTSIDE)
+    if isinstance(raised, ValidationError) and not isinstance(error, UnexpectedToolError):
+        return bad_arguments(raised)
+    logger.error("a tool crashed", exc_info=raised or error)
+    return in_our_words(raised or error)

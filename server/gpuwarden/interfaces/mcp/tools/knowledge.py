@@ -1,0 +1,41 @@
+"""What the server knows: the tool search_references, the entries it finds, and the prompts."""
+
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+from typing import Annotated, Any
+
+import anyio
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceNotFoundError
+from mcp_types import CallToolResult
+from pydantic import Field
+
+from gpuwarden.core.errors import NotFound
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.mcp import prompts
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, MARKDOWN, entry_text
+from gpuwarden.interfaces.mcp.tools.base import LOOK, answer
+from gpuwarden.interfaces.results.references import SearchReply, look_up
+from gpuwarden.lifecycle.context import Context
+
+
+def add(server: MCPServer[Any], ctx: Context) -> None:
+    """Put all of it on a server."""
+
+    @server.tool(annotations=LOOK)
+    async def search_references(
+        query: Annotated[str, Field(description="A symptom in any words, an id, or lines of a log")],
+        limit: Annotated[int, Field(description="Up to 10")] = 5,
+    ) -> Annotated[CallToolResult, SearchReply]:
+        """Look known failures and how-to pages up: cause, fix, page."""
+        return answer(ctx, await anyio.to_thread.run_sync(look_up, query, limit))
+
+    @server.resource(ENTRY_TEMPLATE, name="entry", title="One known failure", mime_type=MARKDOWN)
+    async def entry(id: str) -> str:  # noqa: A002 - the variable of the template
+        """An entry of the references, whole, by its id."""
+        try:
+            return await anyio.to_thread.run_sync(entry_text, id)
+        except NotFound as error:
+            raise ResourceNotFoundError(line(error.message)) from error
+
+    for prompt in (prompts.start_training_run, prompts.debug_run, prompts.finish_run):
+        server.prompt()(prompt)

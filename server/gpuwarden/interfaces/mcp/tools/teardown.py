@@ -1,0 +1,86 @@
+"""The tool teardown_request, and the question that it may put to the person at the client."""
+
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+from typing import Annotated, Any
+
+from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
+from mcp.server.mcpserver import Context as ClientContext
+from mcp.server.mcpserver import Elicit, MCPServer, Resolve
+from mcp_types import CallToolResult
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.models import Verb
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.states import Teardown
+from gpuwarden.interfaces import results
+from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, request
+
+
+class Yes(BaseModel):
+    """What a person is asked."""
+
+    approve: bool = Field(description="Stop the meter and delete what is listed")
+
+
+class Unasked(BaseModel):
+    """No question was put to anybody."""
+
+
+def add(server: MCPServer[Any], ctx: Context) -> None:
+    """Put the tool on a server."""
+
+    async def look(job_id: str, verb: Verb) -> TeardownView:
+        """The request as it is now. Looked at once a round, so that what is approved is what was shown."""
+        return await request(ctx, job_id, verb)
+
+    async def ask_person(
+        view: Annotated[TeardownView, Resolve(look)], client: ClientContext[Any, Any]
+    ) -> Elicit[Yes] | Unasked:
+        """Ask in the client, where it can ask and every proof is present."""
+        asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
+        if not (asks and _can_ask(client) and "elicitation" in ctx.policy.approval.channels):
+            return Unasked()
+        return Elicit(question(view), Yes)
+
+    @server.tool(annotations=ENDS)
+    async def teardown_request(
+        job_id: JobId,
+        verb: Annotated[Verb, Field(description="stop or terminate")],
+        view: Annotated[TeardownView, Resolve(look)],
+        said: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
+        client: ClientContext[Any, Any],
+    ) -> Annotated[CallToolResult, results.TeardownReply]:
+        """Ask for a job's machine to be ended. Refused until its outputs are pulled and proven; then a person
+        approves, in the client or with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
+        """
+        told = said.data if isinstance(said, AcceptedElicitation) else None
+        if isinstance(told, Yes) and told.approve:
+            assert view.record.digest is not None
+            await approve(ctx, view.record.id, view.record.digest, channel="elicitation", by=_client(client))
+            return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
+        return answer(ctx, results.torn_down(view, declined=not isinstance(told, Unasked)))
+
+
+def _can_ask(client: ClientContext[Any, Any]) -> bool:
+    """Whether the client shows forms; one that declares only links does not."""
+    shown = client.client_capabilities.elicitation if client.client_capabilities else None
+    return shown is not None and (shown.form is not None or shown.url is None)
+
+
+def question(view: TeardownView) -> str:
+    """What a person reads. It holds the digest of the facts, so that a yes belongs to exactly these."""
+    lease, record = view.lease, view.record
+    dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
+    copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
+    return (
+        f"{record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name} ({view.job.id})? "
+        f"{dying}{copies}. Ticket {record.id}, facts {(record.digest or '')[7:19]}."
+    )
+
+
+def _client(client: ClientContext[Any, Any]) -> str:
+    params = client.request_context.session.client_params
+    return line(f"client {params.client_info.name} {params.client_info.version}", 120) if params else "client"

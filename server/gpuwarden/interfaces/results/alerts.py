@@ -1,0 +1,50 @@
+"""The reply of one round of the watch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.results.base import Result
+from gpuwarden.lifecycle.monitoring.notify import Alert
+from gpuwarden.lifecycle.monitoring.watch import Round
+
+
+class AlertReply(BaseModel):
+    """One alert. `state` is raised, or cleared when it is over; `about` is a job, lease or the whole day."""
+
+    at: float
+    about: str
+    kind: str
+    state: str
+    text: str
+
+
+class WatchReply(Result):
+    """One round of the watch: what is new, what stands, and what could not be looked at or sent."""
+
+    news: list[AlertReply] = Field(default_factory=list)
+    standing: list[AlertReply] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
+
+
+def watched(done: Round) -> WatchReply:
+    """A reply to one round of the watch; not ok while an alert stands."""
+    unknown = {line(k, 80): line(v) for k, v in done.trouble.items()}
+    standing = len(done.standing)
+    calls = any(alert.raised for alert in done.news) or bool(done.standing)
+    return WatchReply(
+        ok=not calls and not unknown,
+        code="alert" if calls else "unknown" if unknown else "ok",
+        message=f"{counted(standing, 'alert').capitalize()} {'stands' if standing < 2 else 'stand'}.",
+        hint="Do what each alert says; gpuwarden ended no machine." if calls or unknown else "",
+        news=[_alert(a) for a in done.news],
+        standing=[_alert(a) for a in done.standing],
+        unknown=unknown,
+    )
+
+
+def _alert(alert: Alert) -> AlertReply:
+    state = "raised" if alert.raised else "cleared"
+    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=line(alert.text, 600))

@@ -1,0 +1,100 @@
+"""What every reply has, and the parts that several replies share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.states import Lease
+from gpuwarden.lifecycle.records import LeaseRecord
+
+SHOWN = 20
+"""Entries of a list that a reply names; more are not for a model to read."""
+
+
+class Result(BaseModel):
+    """What every reply has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ok: bool = True
+    code: str = "ok"
+    message: str = ""
+    hint: str = ""
+
+    def short(self) -> dict[str, Any]:
+        """The reply without what is empty."""
+        full = self.model_dump(mode="json")
+        return {k: v for k, v in full.items() if v not in (None, "", [], {}) or k == "ok"}
+
+
+class FindingReply(BaseModel):
+    """One finding of a gate."""
+
+    rule: str
+    severity: str
+    message: str
+    fix: str = ""
+
+
+class ErrorReply(Result):
+    """What went wrong. `retry` says whether the same call may do better later."""
+
+    ok: bool = False
+    retry: bool = False
+
+
+class RefusalReply(ErrorReply):
+    """A gate's no, with what it found."""
+
+    findings: list[FindingReply]
+
+
+class MeterReply(BaseModel):
+    """An instance's meter. `billing` null means that nobody knows, which counts as yes.
+
+    `host_key` is the fingerprint that the machine showed at first contact, and has to show ever after.
+    """
+
+    state: str
+    billing: bool | None
+    instance_id: str | None = None
+    price_usd_per_hour: float | None = None
+    cost_usd: float | None = None
+    host_key: str | None = None
+
+
+def findings(found: Sequence[Finding]) -> list[FindingReply]:
+    """The findings of a gate as they leave: what a machine named stays on one line and moves no cursor."""
+    return [
+        FindingReply(rule=f.rule, severity=f.severity, message=line(f.message, 600), fix=line(f.fix, 400))
+        for f in found
+    ]
+
+
+def error_reply(error: WardenError) -> ErrorReply:
+    """The one form of an error. A machine or a platform may have worded part of it: one line, no cursor moved."""
+    message, hint = line(error.message, 1_200), line(error.hint, 800)
+    told = ErrorReply(code=error.code, message=message, hint=hint, retry=error.retry)
+    if isinstance(error, Refused):
+        return RefusalReply(**told.model_dump(), findings=findings(error.findings))
+    return told
+
+
+def meter_of(lease: LeaseRecord) -> MeterReply:
+    """The meter as it leaves; a state that says neither yes nor no is null."""
+    billing = {Lease.STOPPED: False, Lease.NONE: False, Lease.METERING: True, Lease.STOPPING: True}.get(lease.state)
+    seen = lease.instance
+    return MeterReply(
+        state=lease.state,
+        billing=billing,
+        instance_id=lease.instance_id,
+        price_usd_per_hour=seen.price_usd_per_hour if seen else None,
+        cost_usd=lease.cost,
+        host_key=lease.fingerprint,
+    )

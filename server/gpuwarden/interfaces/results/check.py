@@ -1,0 +1,92 @@
+"""The reply of check_job and of cancel_job: a job now, with a piece of its log."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.sanitize import fence, line, redact
+from gpuwarden.core.states import TERMINAL_JOBS
+from gpuwarden.interfaces.results.base import SHOWN, MeterReply, Result, meter_of
+from gpuwarden.knowledge import Diagnosis
+from gpuwarden.lifecycle.monitoring.check import Checked, advice
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
+
+LOG_LIMIT = 16_000
+"""As much of a log as one reply may carry, in characters."""
+
+
+class DiagnosisReply(BaseModel):
+    """A known failure that the log's `lines` speak for: likely or possible, never certain."""
+
+    id: str
+    title: str
+    certainty: str
+    why: str
+    fix: str
+    lines: str = ""
+
+
+class CheckReply(Result):
+    """A job and its meter now. `log_cursor` is where the next read of the log goes on."""
+
+    job_id: str
+    state: str
+    why: str = ""
+    attempt: int = 0
+    step: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    exit_code: int | None = None
+    alerts: list[str] = Field(default_factory=list)
+    meter: MeterReply | None = None
+    diagnoses: list[DiagnosisReply] = Field(default_factory=list)
+    log: str = ""
+    log_cursor: int | None = None
+    log_bytes: int | None = None
+
+
+def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
+    """A reply to check_job. `values` are secrets that the log may hold."""
+    job, seen = result.job, result.observation
+    log = result.log.text if result.log else ""
+    return CheckReply(
+        job_id=job.id,
+        state=job.state,
+        # A job that runs may be running badly, without a supervisor say: that is what was seen just now.
+        why=line(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why),
+        attempt=job.attempt,
+        message=line(result.note),
+        hint=" ".join(filter(None, (advice(job, result.lease), result.onward))),
+        step=seen.step if seen else None,
+        metrics={line(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
+        exit_code=seen.exit_code if seen else None,
+        alerts=[line(a) for a in seen.alerts[-SHOWN:]] if seen else [],
+        meter=meter_of(result.lease) if result.lease else None,
+        diagnoses=[_diagnosis(d, values) for d in result.diagnoses],
+        log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
+        log_cursor=result.log.next if result.log else None,
+        log_bytes=result.log.size if result.log else None,
+    )
+
+
+def canceled(job: JobRecord, lease: LeaseRecord | None) -> CheckReply:
+    """A reply to cancel_job."""
+    return CheckReply(
+        job_id=job.id,
+        state=job.state,
+        why=line(job.why),
+        hint=advice(job, lease),
+        meter=meter_of(lease) if lease else None,
+    )
+
+
+def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
+    # Each line says where it is from, so that a log can't pass its own words off as what was observed.
+    said = "\n".join(f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines)
+    return DiagnosisReply(
+        id=found.id,
+        title=found.title,
+        certainty=found.certainty,
+        why=found.why,
+        fix=line(found.fix, 400),
+        lines=fence(said, f"the evidence for {found.id}", values=values),
+    )

@@ -1,0 +1,121 @@
+"""The replies of pull_artifacts and of verify_checkpoint."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.results.base import SHOWN, Result
+from gpuwarden.lifecycle.artifacts.pull import PullResult
+from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
+
+_HOW = "See not_checked for how to get there."
+
+
+class PullReply(Result):
+    """What was copied. `missing` are declared outputs that do not exist on the machine."""
+
+    job_id: str
+    dest: str
+    files: int
+    bytes: int
+    bytes_sent: int
+    manifest: str
+    missing: list[str] = Field(default_factory=list)
+    problems: list[str] = Field(default_factory=list)
+    log: str | None = None
+
+
+class FileReply(BaseModel):
+    """The evidence on one file."""
+
+    path: str
+    format: str
+    verdict: str
+    problems: list[str] = Field(default_factory=list)
+
+
+class VerifyReply(Result):
+    """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted.
+
+    Code `claimed`: the machine looked at its own files, and no copy is here. `problems` say why it is not proven,
+    `warnings` change nothing.
+    """
+
+    verdict: str
+    level: str
+    path: str
+    files: int
+    bytes: int
+    step: int | None = None
+    newest: str = ""
+    problems: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+    proved: list[str] = Field(default_factory=list)
+    not_checked: list[str] = Field(default_factory=list)
+    evidence: list[FileReply] = Field(default_factory=list)
+
+
+def pulled(result: PullResult) -> PullReply:
+    """A reply to pull_artifacts."""
+    got = result.received
+    reply = PullReply(
+        job_id=result.job.id,
+        dest=str(result.dest),
+        files=len(got.files),
+        bytes=sum(f.size for f in got.files),
+        bytes_sent=got.bytes_sent,
+        manifest=result.manifest.digest,
+        missing=[line(m) for m in result.missing[:SHOWN]],
+        problems=[line(f"{p.path}: {p.why}") for p in got.problems[:SHOWN]],
+        log=str(result.log) if result.log else None,
+        hint="Call verify_checkpoint with this job_id.",
+    )
+    if got.problems:
+        reply.ok, reply.code = False, "incomplete"
+        reply.message = f"{counted(len(got.problems), 'file')} could not be copied."
+        reply.hint = "Mend what `problems` says, then pull again: what arrived is kept."
+    elif not got.files:
+        reply.message = "No declared output exists on the machine; only the log was copied."
+    return reply
+
+
+def verified(report: Report) -> VerifyReply:
+    """A reply to verify_checkpoint."""
+    bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
+    bad += [f for f in report.files if f.verdict != "proven"]
+    words = {"proven": "Proven.", "refuted": "Refuted: do not rely on it.", "unknown": "It could not be told."}
+    hints = {"proven": "", "refuted": "Pull again; if it stays, the file is broken at its source."}
+    code, message, hint = str(report.verdict), words[report.verdict], hints.get(report.verdict, _HOW)
+    if CLAIM in report.not_checked:  # looked at by the machine itself
+        hint = "Call pull_artifacts; only a copy that is verified here counts."
+        if report.verdict == "proven":
+            code, message = "claimed", "Whole by the machine's own word; there is no copy of it here."
+    return VerifyReply(
+        ok=report.verdict == "proven",
+        code=code,
+        message=message,
+        hint=hint,
+        verdict=report.verdict,
+        level=report.level,
+        path=report.path,
+        files=len(report.files),
+        bytes=report.bytes,
+        step=report.step,
+        newest=line(report.newest),
+        problems=[line(p) for p in [*report.problems, *report.doubts][:SHOWN]],
+        warnings=[line(p) for p in report.warnings[:SHOWN]],
+        proved=[line(p) for p in report.proved[:SHOWN]],
+        not_checked=[line(n) for n in report.not_checked[:SHOWN]],
+        evidence=[
+            FileReply(
+                path=line(f.path),
+                format=f.format if isinstance(f, FileEvidence) else f.layout,
+                verdict=f.verdict,
+                problems=[line(p) for p in [*f.problems, *f.doubts][:5]],
+            )
+            for f in bad[:SHOWN]
+        ],
+    )

@@ -1,0 +1,130 @@
+"""The reply of list_instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.plural import counted
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.results.base import Result
+from gpuwarden.lifecycle.monitoring.balances import Funds
+from gpuwarden.lifecycle.monitoring.expirations import Deadline
+from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
+
+
+class ClockReply(BaseModel):
+    """What the platform will do by itself, and when, in seconds since the epoch."""
+
+    at: float
+    trigger: str
+    effect: str
+
+
+class InstanceReply(BaseModel):
+    """One machine. `billing` null means that nobody knows, which counts as yes."""
+
+    platform: str
+    instance_id: str | None
+    ours: bool
+    state: str
+    billing: bool | None
+    price_usd_per_hour: float | None = None
+    cost_usd: float | None = None
+    since: float | None = None
+    job_id: str | None = None
+    job_state: str | None = None
+    note: str = ""
+    stopped_usd_per_hour: float | None = None
+    stopped_at: float | None = None
+    clocks: list[ClockReply] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few machines have."""
+        rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
+        return {k: v for k, v in whole(self).items() if v or k not in rare}
+
+
+class AccountReply(BaseModel):
+    """The money of one platform's account; `balance` null means unknown, `per_hour` null that no price is known.
+
+    `clock` is when it ends at this rate.
+    """
+
+    platform: str
+    balance: float | None = None
+    currency: str | None = None
+    per_hour: float | None = None
+    clock: ClockReply | None = None
+    note: str = ""
+
+
+class InstancesReply(Result):
+    """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
+
+    instances: list[InstanceReply] = Field(default_factory=list)
+    accounts: list[AccountReply] = Field(default_factory=list)
+    jobs: list[dict[str, str]] = Field(default_factory=list)
+    unknown: dict[str, str] = Field(default_factory=dict)
+
+
+def listed(inventory: Inventory) -> InstancesReply:
+    """A reply to list_instances."""
+    rows = [_instance(row) for row in inventory.rows]
+    unknown = {line(k, 80): line(v) for k, v in inventory.unknown.items()}
+    return InstancesReply(
+        code="unknown" if unknown else "ok",
+        message=_billing(inventory.rows) + (" Not everything could be seen." if unknown else ""),
+        instances=rows[:100],
+        accounts=[_account(funds) for funds in inventory.accounts],
+        jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
+        unknown=unknown,
+    )
+
+
+def _billing(rows: Sequence[Row]) -> str:
+    sure, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
+    told = [f"{counted(sure, 'machine')} {'is' if sure < 2 else 'are'} billing"] if sure or not maybe else []
+    told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
+    return f"{', and '.join(told).capitalize()}."
+
+
+def _account(funds: Funds) -> AccountReply:
+    clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
+    if isinstance(funds.balance, Unknown):
+        return AccountReply(platform=funds.platform, per_hour=burn, note=line(funds.said))
+    return AccountReply(
+        platform=funds.platform,
+        balance=funds.balance.value.amount,
+        currency=funds.balance.value.currency,
+        per_hour=burn,
+        clock=_clock(clock) if clock else None,
+        note="" if funds.whole else "not every price there is known",
+    )
+
+
+def _clock(clock: Deadline) -> ClockReply:
+    return ClockReply(at=clock.at, trigger=clock.trigger, effect=clock.effect)
+
+
+def _instance(row: Row) -> InstanceReply:
+    return InstanceReply(
+        platform=row.platform,
+        instance_id=row.instance_id,
+        ours=row.ours,
+        state=row.state,
+        billing=row.billing,
+        price_usd_per_hour=row.price_usd_per_hour,
+        cost_usd=row.cost_usd,
+        since=row.since,
+        job_id=row.job.id if row.job else None,
+        job_state=row.job.state if row.job else None,
+        note=row.note,
+        stopped_usd_per_hour=row.stopped_usd_per_hour,
+        stopped_at=row.stopped_at,
+        clocks=[_clock(c) for c in row.clocks],
+    )

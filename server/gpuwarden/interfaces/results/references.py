@@ -1,0 +1,102 @@
+"""Looking something up in the references, as the tool `search_references` and as `gpuwarden search`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, page_uri
+from gpuwarden.interfaces.results import Result
+from gpuwarden.knowledge import Hit, search, shipped
+
+MAX_HITS = 10
+
+
+class HitReply(BaseModel):
+    """One answer, short. `why` says what it matched by; `uri` is the whole page."""
+
+    id: str
+    title: str
+    why: str
+    summary: str
+    fix: str = ""
+    uri: str
+
+
+class EntryReply(Result):
+    """One known failure, whole."""
+
+    id: str
+    title: str
+    symptom: str
+    cause: str
+    fix: str
+    examples: list[str]
+    scope: list[str]
+    source: list[str]
+    verified: str
+    see: dict[str, str]
+    """Entries that belong to it: title by id."""
+    uri: str
+
+
+class SearchReply(Result):
+    """The few best answers, best first; none when nothing fits."""
+
+    hits: list[HitReply] = Field(default_factory=list)
+
+
+def entry(key: str) -> EntryReply | None:
+    """The entry that is meant by an id or by its address; None for anything else."""
+    catalogue = shipped()
+    found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
+    if found is None:
+        return None
+    return EntryReply(
+        **{name: getattr(found, name) for name in ("id", "title", "symptom", "cause", "fix", "verified")},
+        examples=list(found.examples),
+        scope=list(found.scope),
+        source=list(found.source),
+        see={other: catalogue.gotcha(other).title for other in found.see},
+        uri=page_uri(found.page),
+        hint="A match is a lead, no proof: look for it in your log and script.",
+    )
+
+
+def look_up(query: str, limit: int = 5) -> SearchReply:
+    """Search the shipped references. Of a very long text both ends are read. Raises BadRequest for an empty query."""
+    if not query.strip():
+        raise BadRequest("the query is empty", "Give a symptom in any words, an entry's id, or lines of a log.")
+    if not 1 <= limit <= MAX_HITS:
+        raise BadRequest(f"limit is {limit}", f"Give 1 to {MAX_HITS}.")
+    hits = search(shipped(), query, limit)
+    if not hits:
+        return SearchReply(
+            code="nothing_fits",
+            message="Nothing in the references fits; that is no sign that nothing is wrong.",
+            hint="Try the raw line of the log, or the symptom in other words.",
+        )
+    return SearchReply(
+        hits=[_hit(hit) for hit in hits],
+        hint=f"A match is a lead, no proof. Read {ENTRY_TEMPLATE} for one entry whole, or the uri for its page.",
+    )
+
+
+def _hit(hit: Hit) -> HitReply:
+    return HitReply(
+        id=hit.id,
+        title=hit.title,
+        why=_why(hit),
+        summary=line(hit.summary, 300),
+        fix=line(hit.fix, 400),
+        uri=page_uri(hit.page),
+    )
+
+
+def _why(hit: Hit) -> str:
+    if hit.how == "id":
+        return "its id was named"
+    if hit.how == "signature" and hit.lines:
+        return f"its signature matches: {line(hit.lines[0].text, 160)}"
+    return f"by its words, score {hit.score:g}"

@@ -1,0 +1,287 @@
+"""The strict loader of `references/**/*.md`.
+
+A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` where it holds entries). An entry is a
+level-2 heading and one fenced block:
+
+    ## OOM-003 · CUDA out of memory in the first backward pass
+    ```yaml gotcha
+    symptom: ...
+    signatures: ['...']      # regular expressions over one log line; may be empty
+    examples: ['...']        # log lines; every signature needs at least one, every example a signature
+    cause: ...
+    fix: ...
+    scope: [cuda, torch]
+    source: https://...      # or a list
+    verified: 2026-11
+    ```
+
+Optional keys: `aliases` (other words for it), `see` (ids of related entries), `signs` (what is observed of a job apart
+from its log, see `signs.py`), `secondary` (its lines alone don't establish the cause, since they follow other failures
+too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean nothing once).
+Prose may follow the block. Every mistake is reported with file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, field_validator
+
+from gpuwarden.core.errors import BadRequest, NotFound
+from gpuwarden.core.models import Frozen
+from gpuwarden.core.profile import Month
+from gpuwarden.data import data_dir
+from gpuwarden.frontmatter import load_front_matter, parse_yaml, validate
+from gpuwarden.knowledge.observations import Sign
+from gpuwarden.knowledge.signatures import compiled_signature, complaint
+
+if TYPE_CHECKING:
+    from gpuwarden.knowledge.search import Index
+
+MAX_PAGE_BYTES = 512 * 1024
+ENTRY_HEADING = re.compile(r"^## +([A-Z][A-Z0-9]*-\d+) +· +(\S.*)$")
+ANY_ID = re.compile(r"^## +([A-Z][A-Z0-9]*-\d+)\b")
+PLACE = re.compile(r"[^:]+:(\d+): (.*)", re.DOTALL)
+OPENING = "```yaml gotcha"
+Text = Annotated[str, Field(min_length=8, max_length=1500)]
+Words = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in the catalogue, at a place."""
+
+    file: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
+
+
+class Block(Frozen):
+    """The keys of an entry's YAML block."""
+
+    symptom: Text
+    signatures: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    cause: Text
+    fix: Text
+    scope: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...] = Field(min_length=1)
+    source: tuple[Annotated[str, Field(pattern=r"^https://\S+$")], ...] = Field(min_length=1)
+    verified: Month
+    aliases: tuple[Words, ...] = ()
+    see: tuple[str, ...] = ()
+    signs: tuple[Sign, ...] = ()
+    secondary: bool = False
+    least_lines: int = Field(default=1, ge=1, le=20)
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+class Gotcha(Block):
+    """One known failure. `page` is its file below the references, `line` that of its heading."""
+
+    id: str
+    title: Words
+    page: str
+    line: int
+    prose: str = ""
+
+
+class Front(Frozen):
+    """The front matter of a page. `prefix` is the letters of the ids it may hold. A page may rest on our own code."""
+
+    title: Words
+    summary: Annotated[str, Field(min_length=8, max_length=400)]
+    prefix: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9]*$")] | None = None
+    verified: Month | None = None
+    sources: tuple[Annotated[str, Field(pattern=r"^(https://|server/)\S+$")], ...] = ()
+
+
+class Page(Front):
+    """One file of the references. `body` is the Markdown below the front matter, `first` its first line's number."""
+
+    path: str
+    body: str
+    first: int
+
+
+class Catalogue:
+    """All pages and entries, by path and by id."""
+
+    def __init__(self, pages: Iterable[Page], gotchas: Iterable[Gotcha]) -> None:
+        self.pages = {page.path: page for page in pages}
+        self.gotchas = {gotcha.id: gotcha for gotcha in gotchas}
+
+    def gotcha(self, key: str) -> Gotcha:
+        """Return the entry with this id."""
+        found = self.gotchas.get(key.strip().upper())
+        if found is None:
+            raise NotFound(f"no entry is called {key!r}", "search by symptom or by log line instead")
+        return found
+
+    def page(self, path: str) -> Page:
+        """Return the page with this path below the references, with or without `.md`."""
+        found = self.pages.get(path) or self.pages.get(f"{path}.md")
+        if found is None:
+            raise NotFound(f"no reference page {path!r}", f"the pages are {', '.join(sorted(self.pages))}")
+        return found
+
+    @cached_property
+    def index(self) -> Index:
+        """The search index, built on first use."""
+        from gpuwarden.knowledge.search import Index
+
+        return Index(self)
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Catalogue:
+    """The references that came with this installation, read once."""
+    return load(data_dir("references"))
+
+
+def load(root: Path) -> Catalogue:
+    """Read every page below `root`; raise BadRequest with all mistakes, one `file:line: message` a line."""
+    catalogue, problems = read_tree(root)
+    if problems:
+        raise BadRequest("the references are not in order:\n" + "\n".join(map(str, problems)), "correct these lines")
+    return catalogue
+
+
+def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
+    """Read every page below `root`: what could be read, and every mistake found on the way."""
+    pages: list[Page] = []
+    gotchas: list[Gotcha] = []
+    problems: list[Problem] = []
+    for path in sorted(root.rglob("*.md")):
+        reader = _Reader(path.relative_to(root).as_posix(), problems)
+        page = reader.read(path)
+        if page is not None:
+            pages.append(page)
+            gotchas.extend(reader.entries(page))
+    problems.extend(_across(gotchas))
+    return Catalogue(pages, gotchas), sorted(problems, key=lambda p: (p.file, p.line))
+
+
+def _across(gotchas: list[Gotcha]) -> Iterator[Problem]:
+    """Yield mistakes that only show across files: an id used twice, a `see` that leads nowhere."""
+    first: dict[str, Gotcha] = {}
+    for gotcha in gotchas:
+        other = first.setdefault(gotcha.id, gotcha)
+        if other is not gotcha:
+            yield Problem(gotcha.page, gotcha.line, f"{gotcha.id} is already used at {other.page}:{other.line}")
+    for gotcha in gotchas:
+        for key in gotcha.see:
+            if key not in first or key == gotcha.id:
+                yield Problem(gotcha.page, gotcha.line, f"{gotcha.id} points to {key}, which is not another entry")
+
+
+class _Reader:
+    """Reads one file and notes its mistakes."""
+
+    def __init__(self, file: str, problems: list[Problem]) -> None:
+        self.file = file
+        self.problems = problems
+
+    def note(self, line: int, message: str) -> None:
+        self.problems.append(Problem(self.file, line, message))
+
+    def read(self, path: Path) -> Page | None:
+        try:
+            raw = path.read_bytes()
+            if len(raw) > MAX_PAGE_BYTES:
+                raise _wrong(self.file, 1, f"is larger than {MAX_PAGE_BYTES} bytes")
+            front, body, first = load_front_matter(Front, raw.decode(), name=self.file)
+        except UnicodeDecodeError as error:
+            self.note(1, f"is not UTF-8 (byte {error.start})")
+        except BadRequest as error:
+            self.broken(error)
+        else:
+            return Page(path=self.file, body=body, first=first, **front.model_dump())
+        return None
+
+    def broken(self, error: BadRequest) -> None:
+        """Note an error whose message begins with `file:line:`."""
+        place = PLACE.match(error.message)
+        self.note(int(place.group(1)) if place else 1, place.group(2) if place else error.message)
+
+    def entries(self, page: Page) -> Iterator[Gotcha]:
+        lines = page.body.splitlines()
+        heads = [n for n, line in enumerate(lines) if ANY_ID.match(line)]
+        if heads and page.prefix is None:
+            self.note(1, "front matter: holds entries but names no prefix")
+        for n, line in enumerate(lines[: heads[0] if heads else None]):
+            if line.strip() == OPENING:
+                self.note(page.first + n, "an entry's block without a heading like `## ABC-001 · Title`")
+        for head, end in pairwise([*heads, len(lines)]):
+            try:
+                yield self.entry(page, lines[head:end], page.first + head)
+            except BadRequest as error:
+                self.broken(error)
+
+    def entry(self, page: Page, lines: list[str], line: int) -> Gotcha:
+        key, title = _heading(page, lines[0], line)
+        start, text, rest = _block(page, key, lines, line)
+        data = parse_yaml(text, name=page.path, first_line=start)
+        block = validate(Block, data, name=page.path)
+        for message, loc in _patterns(block):
+            self.note(data.line_of(loc), f"{key}: {message}")
+        return Gotcha(id=key, title=title, page=page.path, line=line, prose=rest, **block.model_dump())
+
+
+def _wrong(file: str, line: int, what: str) -> BadRequest:
+    return BadRequest(f"{file}:{line}: {what}", f"Correct {file}.")
+
+
+def _heading(page: Page, text: str, line: int) -> tuple[str, str]:
+    found = ENTRY_HEADING.match(text)
+    if found is None:
+        raise _wrong(page.path, line, "the heading of an entry is `## ABC-001 · Title`")
+    key, title = found.groups()
+    if page.prefix is not None and not key.startswith(f"{page.prefix}-"):
+        raise _wrong(page.path, line, f"{key} does not start with this page's prefix {page.prefix}")
+    return key, title.strip()
+
+
+def _block(page: Page, key: str, lines: list[str], line: int) -> tuple[int, str, str]:
+    """Return the file line, the text, and what follows the one block of an entry."""
+    opened = [n for n, text in enumerate(lines) if text.strip() == OPENING]
+    if len(opened) != 1:
+        raise _wrong(page.path, line, f"{key} has {len(opened)} blocks `{OPENING}`; it needs one")
+    start = opened[0] + 1
+    end = next((n for n in range(start, len(lines)) if lines[n].strip() == "```"), None)
+    if end is None:
+        raise _wrong(page.path, line + opened[0], f"{key}: the block is not closed")
+    return line + start, "\n".join(lines[start:end]), "\n".join(lines[end + 1 :]).strip()
+
+
+def mistakes(block: Block) -> list[str]:
+    """What is wrong between the signatures and the examples of an entry."""
+    return [message for message, _ in _patterns(block)]
+
+
+def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield what is wrong between signatures and examples, with the place in the block."""
+    good: list[str] = []
+    for i, pattern in enumerate(gotcha.signatures):
+        why = complaint(pattern)
+        if why is not None:
+            yield f"signature {pattern!r} {why}", ("signatures", i)
+        elif not any(compiled_signature(pattern).search(line) for line in gotcha.examples):
+            yield f"no example matches the signature {pattern!r}", ("signatures", i)
+        if why is None:
+            good.append(pattern)
+    for i, line in enumerate(gotcha.examples):
+        if not any(compiled_signature(pattern).search(line) for pattern in good):
+            yield f"the example {line!r} matches no signature", ("examples", i)

@@ -1,0 +1,331 @@
+"""Search in any words, or with a piece of log: signatures first, then field-weighted BM25.
+
+A query is a list of slots, one per word. A slot is met by its word, by a concept that the word belongs to, or by the
+nearest known spelling; its best way counts once. Two measures decide whether anything fits: the score, and the
+*coverage*, the share of the query (rare words weigh more) that the entry meets.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Literal
+
+from gpuwarden.core.models import Frozen
+from gpuwarden.knowledge.catalog import Catalogue, Gotcha, Page
+from gpuwarden.knowledge.diagnosis import MatchedLine, diagnose
+from gpuwarden.knowledge.report_parsing import gist
+from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, everyday, terms, tokens
+
+MAX_QUERY = 64_000
+HEAD = 16_000
+MAX_SLOTS = 80
+K1 = 2.0
+B = 0.35
+GOTCHA_FIELDS = {
+    "title": 3.0,
+    "aliases": 4.0,
+    "symptom": 1.5,
+    "examples": 0.7,
+    "scope": 1.0,
+    "cause": 1.0,
+    "fix": 0.7,
+    "prose": 0.5,
+}
+SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
+CONCEPT = 0.75
+RESPELLED = 0.8
+PAIR = 0.5
+STRANGER = 0.7
+MAX_RARITY = 3.5
+EVERYDAY_RARITY = 1.5
+COUNT_RARITY = 0.8  # a number up to 400 counts something; above it may be a code of HTTP, a port or a version
+ENOUGH = 22.0  # a long description need not be met whole
+SECTION = 1.15
+CANDIDATES = 40
+CLOSENESS = 0.8  # what an entry gains whose title, alias or sentence says the same as the query
+COVERED = 0.6  # how much of a score depends on how much of the query is met
+FITS = ((10.0, 0.22), (9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
+SIGNATURE_SCORE = 100.0
+TITLED = 1.25  # how much more a word of a pasted report's first line counts
+SPEAK_FOR = 8  # the words speak for an entry that is among so many best
+_COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
+_CODES = frozenset({"137", "139", "134", "143", "255"})
+_ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
+
+
+class Hit(Frozen):
+    """One answer. For an entry `id` is its id; for a section of a page it is `page#heading-words`."""
+
+    id: str
+    kind: Literal["gotcha", "page"]
+    title: str
+    page: str
+    score: float
+    how: Literal["id", "signature", "words"]
+    summary: str
+    fix: str = ""
+    lines: tuple[MatchedLine, ...] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """What the index holds of an entry or of a section: its answer, and how much it says of each term."""
+
+    hit: Hit
+    weights: dict[str, float]
+    passages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One word of the query and the ways to meet it: (term, weight)."""
+
+    ways: tuple[tuple[str, float], ...]
+    rarity: float
+
+
+class Index:
+    """Term statistics over a catalogue."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        raw = [(_entry_hit(g), _entry_fields(g), GOTCHA_FIELDS) for g in catalogue.gotchas.values()]
+        raw += [(hit, fields, SECTION_FIELDS) for p in catalogue.pages.values() for hit, fields in _sections(p)]
+        lengths: dict[str, list[int]] = defaultdict(list)
+        counted = []
+        for hit, fields, weights in raw:
+            counts = {name: Counter(terms(text)) for name, text in fields.items()}
+            for name, count in counts.items():
+                lengths[f"{hit.kind}.{name}"].append(sum(count.values()))
+            counted.append((hit, counts, weights))
+        mean = {name: max(sum(seen) / len(seen), 1.0) for name, seen in lengths.items()}
+        self.documents = [
+            _document(hit, counts, weights, mean, _passages(fields))
+            for (hit, counts, weights), (_, fields, _) in zip(counted, raw, strict=True)
+        ]
+        self._units: dict[int, list[list[Slot]]] = {}
+        self.postings: dict[str, list[int]] = defaultdict(list)
+        for number, document in enumerate(self.documents):
+            for term in document.weights:
+                self.postings[term].append(number)
+        self.speller = Speller(self.postings)
+
+    def rarity(self, term: str) -> float:
+        """Inverse document frequency; an unknown term is as rare as can be."""
+        seen = len(self.postings.get(term, ()))
+        return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), _most(term))
+
+    def slots(self, query: str) -> list[Slot]:
+        """Turn a query into slots, one per distinct word."""
+        stems = [s for s in tokens(query) if s in self.postings or not ("_" in s or s[0].isdigit())][:MAX_SLOTS]
+        stems = [part for s in stems for part in (self.speller.parts(s) if s not in self.postings else (s,))][
+            :MAX_SLOTS
+        ]
+        spelled = [(s if s in self.postings else self.speller.nearest(s) or s) for s in stems]
+        named: dict[int, list[str]] = defaultdict(list)
+        for concept, start, end in english_concepts(spelled):
+            for at in range(start, end):
+                named[at].append(concept)
+        found: dict[str, Slot] = {}
+        for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
+            weight = 1.0 if word == given else RESPELLED
+            ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
+            found.setdefault(word, Slot(ways, self._worth(word, named[at])))
+        chinese, pairs = chinese_terms(query)
+        for concept in chinese:
+            found.setdefault(concept, Slot(((concept, 1.0),), self.rarity(concept)))
+        for pair in pairs[:MAX_SLOTS]:
+            found.setdefault(pair, Slot(((pair, 0.6),), 0.6 if pair in self.postings else 0.2))
+        return list(found.values())
+
+    def _worth(self, word: str, concepts: list[str]) -> float:
+        """How much of the query a word is: its meaning when that is known, less when the word is unknown here."""
+        if concepts:
+            return min(self.rarity(term) for term in (word, *concepts))
+        return self.rarity(word) if word in self.postings else STRANGER * self.rarity(word)
+
+    def _weight(self, term: str, number: int) -> float:
+        weight = self.documents[number].weights[term]
+        return self.rarity(term) * weight * (K1 + 1) / (weight + K1)
+
+    def _gains(self, slot: Slot) -> dict[int, tuple[float, float]]:
+        """The best (gain, weight) of a slot for each document that meets it."""
+        best: dict[int, tuple[float, float]] = {}
+        for term, weight in slot.ways:
+            for number in self.postings.get(term, ()):
+                gain = weight * self._weight(term, number)
+                if gain > best.get(number, (0.0, 0.0))[0]:
+                    best[number] = (gain, weight)
+        return best
+
+    def ranked(self, query: str) -> list[tuple[float, float, Document]]:
+        """Return (score, coverage, document) for every document that meets a slot, best first.
+
+        The first few are ordered by closeness too, which is no part of the score: whether anything fits is decided by
+        the words that are met.
+        """
+        slots = self.slots(query)
+        first, _, rest = query.partition("\n")
+        titled = set(tokens(first)) if rest.strip() else set()
+        whole = min(sum(slot.rarity for slot in slots), ENOUGH) or 1.0
+        score: dict[int, float] = defaultdict(float)
+        met: dict[int, float] = defaultdict(float)
+        for slot in slots:
+            for number, (gain, weight) in self._gains(slot).items():
+                score[number] += gain * (TITLED if slot.ways[0][0] in titled else 1.0)
+                met[number] += slot.rarity * weight
+        stems = [s for s in tokens(query) if "_" not in s]
+        for pair in dict.fromkeys(f"{a} {b}" for a, b in pairwise(stems)):
+            for number in self.postings.get(pair, ()):
+                score[number] += PAIR * self._weight(pair, number)
+        rows = []
+        heads: list[int] = []
+        for number, value in score.items():
+            document = self.documents[number]
+            covered = min(met[number] / whole, 1.0)
+            factor = (SECTION if document.hit.kind == "page" else 1.0) * (1 - COVERED + COVERED * covered)
+            rows.append((value * factor, covered, document))
+            heads.append(number)
+        order = sorted(range(len(rows)), key=lambda n: (-rows[n][0], rows[n][2].hit.id))
+        close = {n: rows[n][0] * self._closer(slots, heads[n]) for n in order[:CANDIDATES]}
+        top = sorted(close, key=lambda n: (-close[n], rows[n][2].hit.id))
+        return [rows[n] for n in (*top, *order[CANDIDATES:])]
+
+    def _closer(self, slots: list[Slot], number: int) -> float:
+        """A factor above 1 for a document with one title, alias or sentence that says what the query says."""
+        if number not in self._units:
+            self._units[number] = [self.slots(text) for text in self.documents[number].passages]
+        return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
+
+
+def _most(term: str) -> float:
+    """How rare a term can be at most: everyday words and counts tell little, however seldom they are written here."""
+    if term in everyday():
+        return EVERYDAY_RARITY
+    return COUNT_RARITY if _COUNT.fullmatch(term) and term not in _CODES else MAX_RARITY
+
+
+def _alike(query: list[Slot], passage: list[Slot]) -> float:
+    """From 0 to 1: the share of both that the other has, rare words weighing more."""
+    asked, said = {t: s for s in query for t, _ in s.ways}, {t: s for s in passage for t, _ in s.ways}
+    both = asked.keys() & said.keys()
+    found = sum(slot.rarity for slot in query if any(t in both for t, _ in slot.ways))
+    met = sum(slot.rarity for slot in passage if any(t in both for t, _ in slot.ways))
+    total = min(sum(slot.rarity for slot in query), ENOUGH) + sum(slot.rarity for slot in passage)
+    return min((found + met) / total, 1.0) if total else 0.0
+
+
+def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
+    """Return the few best entries and sections for `query`, or nothing when nothing fits.
+
+    Entries named by their id come first, then those with a signature that the query matches, then the best by words.
+    A line that follows other failures too gives way to the best by words where the words don't speak for it as well.
+    Of a text above 64,000 characters the beginning and the end are read: the title stands first and the error last.
+    """
+    query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
+    by_id = {document.hit.id: document.hit for document in catalogue.index.documents}
+    named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
+    causes, follow_ups = _by_signature(catalogue, query, by_id, limit)
+    worded = list(islice(_by_words(catalogue.index, query), max(2 * limit, SPEAK_FOR)))
+    spoken_for = {hit.id for hit in worded[:SPEAK_FOR]} & {hit.id for hit in follow_ups}
+    ahead = [] if causes or spoken_for else worded[:1]
+    ids = [by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named]
+    hits: dict[str, Hit] = {}
+    for hit in (*ids, *causes, *ahead, *follow_ups, *worded):
+        hits.setdefault(hit.id, hit)
+    return tuple(hits.values())[:limit]
+
+
+def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit: int) -> tuple[list[Hit], list[Hit]]:
+    """The entries whose signatures the query matches: causes, and lines that follow other failures."""
+    causes: list[Hit] = []
+    follow_ups: list[Hit] = []
+    for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
+        update = {"score": SIGNATURE_SCORE - rank, "how": "signature", "lines": match.lines}
+        found = follow_ups if catalogue.gotchas[match.id].secondary else causes
+        found.append(by_id[match.id].model_copy(update=update))
+    return causes, follow_ups
+
+
+def _by_words(index: Index, query: str) -> Iterator[Hit]:
+    """What fits by its words, best first; of a page its best section alone."""
+    pages: set[str] = set()
+    for score, coverage, document in index.ranked(gist(query)):
+        hit = document.hit
+        if not _fits(score, coverage) or (hit.kind == "page" and hit.page in pages):
+            continue
+        if hit.kind == "page":
+            pages.add(hit.page)
+        yield hit.model_copy(update={"score": round(score, 2)})
+
+
+def _fits(score: float, coverage: float) -> bool:
+    """A good score for a fair share of the query, or a modest one for most of it."""
+    return any(score >= least and coverage >= share for least, share in FITS)
+
+
+def _document(
+    hit: Hit,
+    counts: dict[str, Counter[str]],
+    weights: dict[str, float],
+    mean: dict[str, float],
+    passages: tuple[str, ...],
+) -> Document:
+    total: dict[str, float] = defaultdict(float)
+    for name, count in counts.items():
+        length = sum(count.values())
+        scale = weights[name] / (1 - B + B * length / mean[f"{hit.kind}.{name}"])
+        for term, times in count.items():
+            total[term] += scale * times
+    return Document(hit, dict(total), passages)
+
+
+def _passages(fields: dict[str, str]) -> tuple[str, ...]:
+    """The short texts of an entry that are compared with a query as wholes."""
+    if "aliases" not in fields:
+        return ()
+    return (fields["title"], *fields["aliases"].split(" . "), *re.split(r"[.;:] ", fields["symptom"]))
+
+
+def _entry_hit(g: Gotcha) -> Hit:
+    return Hit(id=g.id, kind="gotcha", title=g.title, page=g.page, score=0, how="words", summary=g.symptom, fix=g.fix)
+
+
+def _entry_fields(g: Gotcha) -> dict[str, str]:
+    return {
+        "title": g.title,
+        "aliases": " . ".join(g.aliases),
+        "symptom": g.symptom,
+        "examples": " . ".join(g.examples),
+        "scope": " ".join(g.scope),
+        "cause": g.cause,
+        "fix": g.fix,
+        "prose": g.prose,
+    }
+
+
+def _sections(page: Page) -> Iterator[tuple[Hit, dict[str, str]]]:
+    """Yield the level-2 sections of a page that holds no entries; a page of entries yields itself alone."""
+    if page.prefix is not None:
+        return
+    for heading, body in _split(page.body):
+        key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
+        lead = " ".join(body.split())[:300]
+        hit = Hit(id=key, kind="page", title=heading or page.title, page=page.path, score=0, how="words", summary=lead)
+        yield hit, {"title": f"{page.title} . {'' if heading else page.summary}", "heading": heading, "body": body}
+
+
+def _split(body: str) -> Iterator[tuple[str, str]]:
+    heading = ""
+    lines: list[str] = []
+    for line in body.splitlines():
+        if line.startswith("## "):
+            yield heading, "\n".join(lines)
+            heading, lines = line[3:].strip(), []
+        else:
+            lines.append(line)
+    yield heading, "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Pull a job's outputs and prove the copies."""

@@ -1,0 +1,146 @@
+"""What is known of the copies of a job's artifacts that were pulled here.
+
+A pull writes one record: where each file went, and the machine's manifest. A *seal* is a digest of what the file
+system says of those files (size, times, inode), so that a later look can tell in milliseconds whether the copy is
+still the one that was verified. Changing a byte changes the seal; the clock of a file's last status change is not
+for ordinary programs to set back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from gpuwarden.core.models import Frozen, LogChunk, Manifest, Report, Verdict, digest
+from gpuwarden.core.safe_names import LOG_NAME
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
+
+
+class Standing(Frozen):
+    """What is known of the copy as it lies here now. `verdict` is None when it was not verified since it changed.
+
+    `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on what it holds.
+    `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
+    them claims to be weights, and each copy equals the machine's file by digest. `aside`: a verdict of refuted has no
+    other reason than these pictures, tables and logs, which are as broken on the machine.
+    """
+
+    verdict: Verdict | None = None
+    equal: bool = False
+    problems: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+
+
+class Pulled(Frozen):
+    """One pull. `places` says where each path of the manifest lies here, below `dest`."""
+
+    job: str
+    dest: str
+    manifest: Manifest
+    places: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was pulled and where to."""
+        return digest([self.dest, self.manifest.digest, sorted(self.places.items())])
+
+
+def save_pull(ctx: Context, pulled: Pulled, **body: object) -> None:
+    """Keep a pull: the roster in a file of its own, its digest in the ledger."""
+    name = f"{pulled.job}-{pulled.digest[7:23]}.json"
+    folder = ctx.home / "pulls"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_whole(folder / name, pulled.model_dump_json())
+    ctx.ledger.add(
+        f"job/{pulled.job}",
+        "artifacts.pulled",
+        {"record": name, "digest": pulled.digest, "dest": pulled.dest, "files": len(pulled.places), **body},
+    )
+
+
+def last_pull(ctx: Context, job_id: str) -> Pulled | None:
+    """The latest pull of a job, None when there was none or its record was changed or lost."""
+    event = ctx.ledger.last(f"job/{job_id}", "artifacts.pulled")
+    if event is None:
+        return None
+    try:
+        pulled = Pulled.model_validate_json((ctx.home / "pulls" / event.body["record"]).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return pulled if pulled.digest == event.body["digest"] else None
+
+
+def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
+    """A piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
+    pulled = last_pull(ctx, job_id)
+    return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
+
+
+def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
+    """At most `limit` bytes of a file from `start`, or from its end; None where it can't be read."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            begin = min(start, size) if start >= 0 else max(0, size + start)
+            stream.seek(begin)
+            piece = stream.read(limit)
+    except OSError:
+        return None
+    return LogChunk(text=piece.decode("utf-8", "replace"), next=begin + len(piece), size=size)
+
+
+def seal(pulled: Pulled) -> str | None:
+    """Digest of what the file system says of every copied file, None when one is missing or is no plain file."""
+    rows = []
+    for path in pulled.places.values():
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        rows.append([path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino])
+    return digest(sorted(rows))
+
+
+def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | None, report: Report) -> None:
+    """Record a verification, unless the files changed while they were read."""
+    sealed = before if before == seal(pulled) else None
+    body = {
+        "verdict": report.verdict,
+        "level": report.level,
+        "pull": pulled.digest,
+        "seal": sealed,
+        "problems": list(report.reasons[:20]),
+        "equal": all(f.sealed for f in report.files),
+        "files": len(report.files),
+        "bytes": report.bytes,
+        "unread": list(report.unread[:50]) if report.readable is Verdict.PROVEN else [],
+        "aside": list(report.aside[:50]) if report.readable is Verdict.PROVEN else [],
+    }
+    ctx.ledger.add(job.subject, "artifacts.verified", body)
+
+
+def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
+    """The verdict on the copy as it lies here now."""
+    event: Event | None = ctx.ledger.last(f"job/{job_id}", "artifacts.verified")
+    if event is None or event.body["pull"] != pulled.digest or event.body["seal"] is None:
+        return Standing()
+    if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
+        return Standing()
+    body = event.body
+    known = {"problems": body["problems"], "unread": body.get("unread", ()), "aside": body.get("aside", ())}
+    return Standing(verdict=body["verdict"], equal=body.get("equal", False), **known)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

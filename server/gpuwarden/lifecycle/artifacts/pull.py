@@ -1,0 +1,116 @@
+"""Bring a job's artifacts here: a manifest with digests is made on the machine, the files are copied with resume, and
+every copy is compared with it. The log comes along, also when nothing else was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.backends.base import Backend, roster, source
+from gpuwarden.core.errors import BadRequest, Conflict, WardenError
+from gpuwarden.core.models import Handle, Manifest
+from gpuwarden.core.safe_names import LOG_NAME, STAGING
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
+from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.remote.transfer.receive import Progress, Received, receive
+
+LOG_LIMIT = 64 << 20
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """What arrived. `missing` are declared outputs that do not exist on the machine."""
+
+    job: JobRecord
+    dest: Path
+    manifest: Manifest
+    received: Received
+    missing: tuple[str, ...]
+    log: Path | None
+
+
+async def pull(
+    ctx: Context, job_id: str, dest: Path | None = None, *, progress: Callable[[Progress], None] | None = None
+) -> PullResult:
+    """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
+
+    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is ours
+    or holds other things, Unreachable when the machine does not answer; what arrived before is kept and continued.
+    """
+    job = await advance(ctx, job_id)
+    if job.handle is None:
+        raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
+    target = dest_of(ctx, job, dest)
+    backend = ctx.backend(job.handle.backend)
+    listed = believed(ctx, job_id, await roster(backend, job.handle, job.spec.outputs))
+    received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
+    manifest = received.sealed(listed)
+    places = {f.path: f.local for f in received.files}
+    log = await _pull_log(backend, job.handle, target, places.values())
+    missing = tuple(p.path for p in received.problems)
+    save_pull(
+        ctx,
+        Pulled(job=job_id, dest=str(target), manifest=manifest, places=places),
+        bytes=sum(f.size for f in received.files),
+        missing=list(manifest.missing),
+        problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
+        not_taken=list(missing[:20]),
+    )
+    return PullResult(job, target, manifest, received, manifest.missing, log)
+
+
+def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
+    """Where the copies go. Never onto the machine that may die, nor into gpuwarden's own records."""
+    own = ctx.home / "artifacts" / job.id
+    target = (dest or own).expanduser().absolute()
+    real = Path(*target.parts).resolve()
+    root = job.place.root if job.place else ""
+    if root and real.is_relative_to(Path(root).resolve()):
+        raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
+    if real != own.resolve() and _lies_in(real, ctx.home):
+        raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
+    if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
+        raise BadRequest(
+            f"{target} is where gpuwarden reads what its user decides", "Choose a folder outside, or none."
+        )
+    if not str(real).isprintable():
+        raise BadRequest(f"{str(target)[:200]!a} holds characters that can't be shown", "Choose a plainer name.")
+    if target.exists() and not target.is_dir():
+        raise BadRequest(f"{target} is no folder", "Name a folder; it is made when it does not exist.")
+    return real
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies below it, also where a file system takes other spellings for the same."""
+    return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
+
+
+def _log_path(target: Path, artifacts: Iterable[str]) -> Path:
+    """Beside the artifacts, unless one of them, or a folder of theirs, has that name."""
+    taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
+    return target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME
+
+
+async def _pull_log(backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]) -> Path | None:
+    """Save the log's last part. It is no proof of anything, so its loss stops nothing."""
+    path, part = _log_path(target, artifacts), target / STAGING / f"{LOG_NAME}.draft"
+    try:
+        chunk = await backend.logs(handle, 0, 1)
+        cursor = max(0, chunk.size - LOG_LIMIT)
+        with part.open("w", encoding="utf-8", errors="replace") as file:
+            while cursor < chunk.size:
+                piece = await backend.logs(handle, cursor, _CHUNK)
+                if piece.next <= cursor:
+                    break
+                file.write(piece.text)
+                cursor = piece.next
+        part.replace(path)
+    except (WardenError, OSError):
+        return None
+    return path

@@ -1,0 +1,69 @@
+"""Who made the seals of a machine: digests that our sealer took there right after a save.
+
+A job runs as the same user as the sealer, so it can write whatever it likes into the book of seals. Each line
+therefore carries a MAC under a key of this job, which the runner is given over stdin and which lies on no disk of the
+machine. A line whose maker can't be shown counts as no seal, and the report says so.
+
+What a seal can't prove stands in the README, under what the gates can't stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from gpuwarden.checkpoints.sealing import seal_log
+from gpuwarden.core.models import Artifact, Manifest
+from gpuwarden.lifecycle.context import Context
+
+SEAL_KEY = "GPUWARDEN_SEAL_KEY"
+"""The name that the key has among the secrets on its way to the runner, which takes it out of them."""
+CLOCK_S = 300.0
+"""How far apart the clocks of one machine's files may be, where some lie on a network disk."""
+
+
+def job_key(ctx: Context, job_id: str) -> str:
+    """The key of a job's seals. It is derived, so that nothing of it need be kept but the house's own key."""
+    return hmac.new(_house_key(ctx.home / "seal.key"), f"seal/{job_id}".encode(), "sha256").hexdigest()
+
+
+def _house_key(place: Path) -> bytes:
+    """32 random bytes that never leave this machine, made at first use."""
+    if not place.exists():
+        draft = place.with_name(f"{place.name}.{os.urandom(6).hex()}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            out.write(os.urandom(32))
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(draft, place)  # the first one wins; the others take it
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return hashlib.sha256(place.read_bytes()).digest()
+
+
+def believed(ctx: Context, job_id: str, roster: Manifest) -> Manifest:
+    """The roster, whose files have the digest of the save where that is shown to be our sealer's."""
+    if not any(f.seal for f in roster.files):
+        return roster
+    key = job_key(ctx, job_id).encode()
+    files = (_sealed(f) if _ours(f, key, roster.taken_at) else f for f in roster.files)
+    return roster.model_copy(update={"files": tuple(files)})
+
+
+def _sealed(file: Artifact) -> Artifact:
+    assert file.seal is not None
+    return file.model_copy(update={"sha256": file.seal.sha256, "sealed_at": file.seal.sealed_at})
+
+
+def _ours(file: Artifact, key: bytes, now: float) -> bool:
+    """Whether the line was made with the job's key, after the file's last change and before the roster."""
+    if file.seal is None:
+        return False
+    made = seal_log.made_with(key, {**file.seal.model_dump(), **dict(zip(seal_log.STAMP, file.stamp, strict=True))})
+    return made and file.ctime_ns / 1e9 - CLOCK_S <= file.seal.sealed_at <= now + CLOCK_S

@@ -1,0 +1,182 @@
+"""Prove a checkpoint on the Hub.
+
+At level `structure` nothing is downloaded but headers: names, sizes and digests are what the Hub lists, and the
+headers come by range requests. Every deeper level downloads the files into huggingface_hub's cache and verifies them
+there, against the digests that the Hub lists.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+
+from gpuwarden.checkpoints.budget import Budget
+from gpuwarden.checkpoints.examine import examine_tree, look
+from gpuwarden.checkpoints.findings import Ask, Expected, Findings
+from gpuwarden.checkpoints.safe_file import Source
+from gpuwarden.checkpoints.tree import Folder, Tree
+from gpuwarden.checkpoints.verify import report, verify
+from gpuwarden.core.errors import DiskError, Refused, Unreachable
+from gpuwarden.core.models import Level, Report, Verdict
+from gpuwarden.core.sanitize import line
+from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.hub.files import Address, HubFile, Listing, RangeSource, download, list_files
+from gpuwarden.lifecycle.context import Context
+
+HEADER_S = 300.0
+HEADER_BYTES = 1 << 30
+MOST_UNASKED = 50 << 30
+"""Bytes that are downloaded for a caller whose looks are bounded."""
+_THREADS = 8  # a request is mostly waiting
+_ROOM = 1 << 30
+_T = TypeVar("_T")
+
+
+async def verify_hub(
+    ctx: Context,
+    address: str,
+    level: Level,
+    *,
+    against: Path | Findings | None = None,
+    budget: Budget | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Verify a repo, a folder or a file of it. Levels beyond `structure` download it."""
+    config, listing = await _list(ctx, address)
+    if level is Level.STRUCTURE:
+        other = await _here(against) if isinstance(against, Path) else against
+        found = await _thread(partial(_headers, listing, config, progress))
+        return _told(listing, report(found, level, address, other))
+    if budget and listing.bytes > MOST_UNASKED:
+        raise Refused(
+            f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
+            f"Ask for level structure, or let the user run: gpuwarden verify {address} --level {level}",
+        )
+    folder = await _thread(partial(_downloaded, listing, config))
+    work = partial(
+        verify, folder / listing.address.path, level, expected=_expected(listing), against=against, budget=budget,
+        progress=progress,
+    )  # fmt: skip
+    return _complete(listing, await _thread(work), address)
+
+
+async def look_hub(ctx: Context, address: str) -> Findings:
+    """The structure of a checkpoint on the Hub, to compare another one with."""
+    config, listing = await _list(ctx, address)
+    return await _thread(partial(_headers, listing, config, None))
+
+
+async def _list(ctx: Context, address: str) -> tuple[HubConfig, Listing]:
+    config = HubConfig.from_env(ctx.env)
+    async with HubClient(config, clock=ctx.clock) as hub:
+        return config, await list_files(hub, Address.parse(address))
+
+
+async def _thread(work: Callable[[], _T]) -> _T:
+    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+async def _here(path: Path) -> Findings:
+    from gpuwarden.checkpoints.examine import examine
+    from gpuwarden.checkpoints.verify import usable
+
+    return await _thread(lambda: examine(usable(path), Ask(content=False)))
+
+
+def _inside(listing: Listing) -> dict[str, HubFile]:
+    """The files under their names below the address; a file's own address keeps its last name."""
+    base = listing.address.path
+    cut = len(base) + 1 if base and base not in listing.files else base.rfind("/") + 1
+    return {path[cut:]: file for path, file in listing.files.items()}
+
+
+def _expected(listing: Listing) -> dict[str, Expected]:
+    rows = _inside(listing).items()
+    return {name: Expected(f.size, {"sha256": f.sha256} if f.sha256 else {}) for name, f in rows}
+
+
+def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None] | None) -> Findings:
+    """Look at everything through range requests."""
+    alone = listing.address.path in listing.files
+    root = Path("hf:") / listing.address.repo / ("" if alone else listing.address.path)
+    paths = dict(zip(_inside(listing), listing.files, strict=True))
+    budget = Budget(HEADER_S, HEADER_BYTES)
+
+    def opened(path: Path, _: str) -> Source:
+        inside = path.relative_to(root).as_posix()
+        return RangeSource(listing, paths.get(inside, inside), config, ask.note)
+
+    ask = Ask(False, _THREADS, expected=_expected(listing), progress=progress, budget=budget, open=opened)
+    if alone:
+        name = next(iter(paths))
+        return Findings(root, {name: look(root / name, name, ask)}, None, [], open=opened)
+    return examine_tree(_tree(root, _inside(listing)), ask)
+
+
+def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
+    """The folders of a repo, as a walk over a disk would give them."""
+    top = Folder(root, "")
+    folders = {"": top}
+    for path, file in sorted(files.items()):
+        folder, parts = top, path.split("/")
+        for part in parts[:-1]:
+            rel = folder.join(part)
+            if rel not in folders:
+                folders[rel] = folder.folders[part] = Folder(folder.path / part, rel)
+            folder = folders[rel]
+        folder.files[parts[-1]] = file.size
+    return Tree(root, top, list(folders.values()), [], {}, {})
+
+
+def _told(listing: Listing, made: Report) -> Report:
+    """The report, with what the Hub only says of itself."""
+    known = sum(f.sha256 is not None for f in listing.files.values())
+    bytes_unread = (
+        f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, which only a download can "
+        f"compare; level content downloads {listing.bytes:,} bytes"
+    )
+    lines = (bytes_unread, *made.not_checked[1:])
+    proved = f"the repo at commit {listing.commit[:12]} lists sizes that fit what its storage holds"
+    heads = made.verdict is Verdict.PROVEN
+    return made.model_copy(update={"not_checked": lines, "proved": made.proved + ((proved,) if heads else ())})
+
+
+def _downloaded(listing: Listing, config: HubConfig) -> Path:
+    """The files on this disk. Raises DiskError where they have no room, Unreachable where the Hub breaks off."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE)
+    nearest = next(p for p in (cache, *cache.absolute().parents) if p.exists())
+    free = shutil.disk_usage(nearest).free
+    if free < listing.bytes + _ROOM:
+        raise DiskError(
+            f"{listing.address.repo} has {listing.bytes:,} bytes; {nearest} has {free:,} free",
+            "Set HF_HOME to a disk with room, or ask for level structure, which downloads headers only.",
+        )
+    try:
+        return download(listing, config)
+    except Exception as error:  # huggingface_hub lets errors of several HTTP and file libraries through
+        raise Unreachable(
+            f"{listing.address.repo} could not be downloaded: {type(error).__name__}: {line(error, 160)}",
+            "Try again: what arrived is kept.",
+        ) from error
+
+
+def _complete(listing: Listing, made: Report, address: str) -> Report:
+    """The report under the repo's name; a file that the Hub lists and that is not here refutes it."""
+    here = {f.path for f in made.files}
+    gone = [name for name in _inside(listing) if name not in here]
+    bare = [name for name, f in _inside(listing).items() if f.sha256 is None]
+    update: dict[str, object] = {"path": address}
+    if gone and made.verdict is not Verdict.UNKNOWN:
+        said = f"{len(gone):,} files that the Hub lists were not found after the download, such as {line(gone[0], 80)}"
+        update |= {"verdict": Verdict.REFUTED, "problems": (*made.problems, said)}
+    else:
+        said = f"all {len(here) - len(bare):,} large files have the sha256 that the Hub lists at {listing.commit[:12]}"
+        update |= {"proved": (*made.proved, said) if made.verdict is Verdict.PROVEN else made.proved}
+    return made.model_copy(update=update)

@@ -1,0 +1,165 @@
+"""What every use case needs: ledger, policy, clock, and doors to backends and providers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from filelock import FileLock, Timeout
+
+from gpuwarden.backends.base import Backend, load_backend
+from gpuwarden.core.clock import Clock
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
+from gpuwarden.core.models import Instance, Observation, Place
+from gpuwarden.core.policy import Policy
+from gpuwarden.core.profile import Profile
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.notes import Notes, load_notes
+from gpuwarden.profiles import load_profile, profile_names
+from gpuwarden.providers.base import Provider, keyed, load_provider
+from gpuwarden.rehearsal.clock import ShiftedClock
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.monitoring.balances import Funds
+
+REHEARSAL = "rehearsal/"
+SSH = "ssh/"
+"""Before the alias of a machine of the user's own."""
+STEP_S = 55.0
+"""The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
+LOCK_PATIENCE_S = 60.0
+"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
+
+
+@dataclass
+class Context:
+    """One process's view of the house. `env` is where the values of named secrets come from."""
+
+    ledger: Ledger
+    policy: Policy
+    clock: Clock
+    home: Path
+    env: Mapping[str, str]
+    own_profiles: Path | None = None
+    notes_file: Path | None = None
+    cwd: Path | None = None
+    """What a job's inputs are named below; None for the process's own working directory."""
+    seen: dict[str, Instance] = field(default_factory=dict)
+    """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    observed: dict[str, Observation] = field(default_factory=dict)
+    blind: dict[str, WardenError] = field(default_factory=dict)
+    """By job: what its backend said at this process's last look, or why it said nothing."""
+    funds: dict[str, Funds | None] = field(default_factory=dict)
+    """By platform: the account's money at this process's last look; None where nothing could bill."""
+    _backends: dict[str, Backend] = field(default_factory=dict)
+    _providers: dict[str, Provider] = field(default_factory=dict)
+
+    def platforms(self) -> list[str]:
+        """Every platform that can be named, rehearsals included. A machine behind SSH stands here as `ssh/ALIAS`."""
+        real = profile_names(self.own_profiles)
+        rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
+        named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]
+        return sorted(named) + [REHEARSAL + n for n in sorted(rented)]
+
+    def profile(self, platform: str) -> Profile:
+        """The profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        if f"{platform}/" == SSH:
+            raise NotFound("no machine was named", f"Write {SSH}ALIAS, with an alias of your ~/.ssh/config.")
+        if platform.startswith(SSH):
+            return load_profile(SSH.rstrip("/"), self.own_profiles)
+        if not platform.startswith(REHEARSAL):
+            return load_profile(platform, self.own_profiles)
+        real = load_profile(platform.removeprefix(REHEARSAL), self.own_profiles)
+        if not real.meter.metered:
+            raise NotFound(f"{real.id} is not rented, so there is nothing to rehearse", "Use it directly.")
+        return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
+
+    def configured(self) -> list[str]:
+        """The rented platforms that the user has given an account's key for, and that the policy allows."""
+        return [
+            name
+            for name in profile_names(self.own_profiles)
+            if self.policy.allows(name)
+            and (provider := load_profile(name, self.own_profiles).provider) is not None
+            and keyed(provider, self.env)
+        ]
+
+    def backend(self, name: str) -> Backend:
+        """The backend of that name, loaded once."""
+        if name not in self._backends:
+            self._backends[name] = load_backend(name, self.clock)
+        return self._backends[name]
+
+    def provider(self, platform: str) -> Provider:
+        """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
+        if platform not in self._providers:
+            profile = self.profile(platform)
+            if profile.by_hand:
+                raise NotSupported(
+                    f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
+                    f"Rent and release by hand in its console, and run jobs on the machine as {SSH}ALIAS.",
+                )
+            if profile.provider is None:
+                raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
+            if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
+                raise NotSupported(
+                    f"{platform} takes real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
+                )
+            state = self.home / "providers" / profile.provider
+            self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
+        return self._providers[platform]
+
+    @property
+    def input_store(self) -> Path:
+        """Where the bytes of accepted jobs' inputs are kept, by content."""
+        return self.home / "inputs"
+
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        """What only gpuwarden and its user write, and what goes to no machine: records, policy, notes, profiles."""
+        folder = self.notes_file.parent if self.notes_file else None
+        return (self.home, *((folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()))
+
+    @cached_property
+    def notes(self) -> Notes:
+        """What the user told about their setup. Raises BadRequest with file and line."""
+        return load_notes(self.notes_file) if self.notes_file else Notes()
+
+    def owned_place(self, platform: str) -> Place:
+        """Where jobs of a platform run that is not rented: as the profile says, with the user's notes before it."""
+        profile, told = self.profile(platform), self.notes.of(platform)
+        run_root = told.scratch or profile.run_root
+        if run_root.startswith("/") and profile.tier_of(run_root) is None:
+            raise BadRequest(
+                f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
+                f"gpuwarden profiles {platform} lists it.",
+            )
+        alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None
+        return Place(platform=platform, run_root=run_root, host=alias or told.host)
+
+    @contextlib.asynccontextmanager
+    async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
+        """Only one process at a time advances a job. The kernel releases the lock of a process that dies."""
+        folder = self.home / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{job_id}.lock")
+        deadline = anyio.current_time() + patience_s
+        while True:
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout:
+                if anyio.current_time() > deadline:
+                    raise Conflict(
+                        f"another process has been working on {job_id} for {patience_s:g} s", "Call again in a moment."
+                    ) from None
+                await anyio.sleep(0.02)
+        try:
+            yield
+        finally:
+            lock.release()

@@ -1,0 +1,1 @@
+"""The teardown gate: prove, ask, stop or terminate, observe the end."""

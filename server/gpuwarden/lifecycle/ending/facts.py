@@ -1,0 +1,203 @@
+"""What the teardown rules read, looked up now: the machine, what lies on it, and which copies of that are proven."""
+
+from __future__ import annotations
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import (
+    Answer,
+    Artifact,
+    Disclosure,
+    Handle,
+    Instance,
+    InstanceState,
+    Known,
+    Manifest,
+    Unknown,
+    Verb,
+    digest,
+)
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.lifecycle.artifacts.local_copies import (
+    Pulled,
+    Standing,
+    last_pull,
+    verified_now,
+)
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.running import observe
+from gpuwarden.lifecycle.monitoring.meter import look
+from gpuwarden.lifecycle.records import (
+    JobRecord,
+    LeaseRecord,
+    TeardownRecord,
+    lease_ids,
+    read_job,
+    read_lease,
+)
+from gpuwarden.remote.transfer.destination import bare
+from gpuwarden.rules.facts import OutputFile, TeardownFacts
+
+
+async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
+    """Everything the teardown rules read, looked up now."""
+    job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
+    profile = ctx.profile(lease.platform)
+    machine = await look(ctx, lease.id)
+    if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
+        machine = Known(None)
+    pulled = last_pull(ctx, job.id)
+    listed = await _listed(ctx, job, lease, machine, pulled)
+    copy = verified_now(ctx, job.id, pulled) if pulled else Standing()
+    facts = TeardownFacts(
+        job_id=job.id,
+        job_state=await _state_now(ctx, job),
+        verb=record.verb,
+        profile=profile,
+        machine=machine,
+        files=_files(job, profile, record.verb, listed, pulled),
+        missing=() if isinstance(listed, Unknown) else listed.value.missing,
+        skipped=() if isinstance(listed, Unknown) else listed.value.skipped,
+        manifest=pulled.manifest if pulled else None,
+        changed=_changed(listed, pulled),
+        copy_verdict=copy.verdict,
+        copy_equal=copy.equal,
+        copy_problems=copy.problems,
+        copy_unread=copy.unread,
+        copy_aside=copy.aside,
+        other_jobs=_others(ctx, job, lease),
+        durable_storage=job.spec.durable_storage,
+        disclosure=await _disclosed(ctx, job, lease),
+    )
+    return facts, pulled
+
+
+async def _state_now(ctx: Context, job: JobRecord) -> Job:
+    """The job's state, looked at again: its end was read from a file that the job itself could write."""
+    seen = await observe(ctx, job) if job.state in TERMINAL_JOBS else None
+    return Job.RUNNING if seen is not None and seen.state is Job.RUNNING else job.state
+
+
+async def _listed(
+    ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
+) -> Answer[Manifest]:
+    """What lies on the machine now. Where it is off, what lay there when it was pulled after the job's end."""
+    if lease.id != job.lease or (job.handle is None and job.attempt == 0):
+        return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
+    if job.handle is None:
+        return Unknown("the launch was never confirmed")
+    try:
+        return Known(await ctx.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
+    except WardenError as error:
+        if pulled is not None and _is_off(machine) and _pulled_after_end(ctx, job):
+            return Known(pulled.manifest)
+        return Unknown(error.message)
+
+
+def _is_off(machine: Answer[Instance | None]) -> bool:
+    instance = machine.value if isinstance(machine, Known) else None
+    return instance is not None and instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED}
+
+
+def _pulled_after_end(ctx: Context, job: JobRecord) -> bool:
+    """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
+    pull = ctx.ledger.last(job.subject, "artifacts.pulled")
+    end = ctx.ledger.last(job.subject, *(f"job.{state}" for state in TERMINAL_JOBS))
+    return pull is not None and end is not None and pull.seq > end.seq
+
+
+async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    if lease.id != job.lease:
+        return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
+    if job.handle is None:
+        return Known(Disclosure())
+    try:
+        found = await ctx.backend(job.handle.backend).disclose(job.handle)
+        same = await _unchanged_inputs(ctx, job, job.handle, {file.path for file in found.files})
+    except WardenError as error:
+        return Unknown(error.message)
+    return Known(found.model_copy(update={"files": tuple(f for f in found.files if f.path not in same)}))
+
+
+async def _unchanged_inputs(ctx: Context, job: JobRecord, handle: Handle, fresh: set[str]) -> set[str]:
+    """Inputs that look new there, because something touched them, and hold what was sent."""
+    sent = {file.path: file.sha256 for file in job.inputs if file.path in fresh}
+    if not sent:
+        return set()
+    there = await ctx.backend(handle.backend).manifest(handle, sent)
+    return {file.path for file in there.files if bare(file.sha256 or "") == sent.get(file.path)}
+
+
+def _files(
+    job: JobRecord, profile: Profile, verb: Verb, listed: Answer[Manifest], pulled: Pulled | None
+) -> Answer[tuple[OutputFile, ...]]:
+    if isinstance(listed, Unknown):
+        return listed
+    rows = []
+    for file in listed.value.files:
+        path = profile.place_of(file.path)
+        tier = profile.tier_of(path, requested=job.spec.durable_storage)
+        rows.append(
+            OutputFile(
+                path=file.path,
+                size=file.size,
+                tier=tier.tier if tier else "unknown",
+                dies=not profile.survives(path, verb, requested=job.spec.durable_storage),
+                copied=_copied(file, pulled),
+            )
+        )
+    return Known(tuple(rows))
+
+
+def _copied(file: Artifact, pulled: Pulled | None) -> bool:
+    """Whether this very file, by size, times and digest of the manifest, was pulled."""
+    if pulled is None or file.path not in pulled.places:
+        return False
+    known = next((a for a in pulled.manifest.files if a.path == file.path), None)
+    return known is not None and known.sha256 is not None and known.stamp == file.stamp
+
+
+def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]:
+    """The files that differ from the manifest of the last pull. Before a first pull there is nothing to compare."""
+    if isinstance(listed, Unknown) or pulled is None:
+        return ()
+    before = {a.path: a.stamp for a in pulled.manifest.files}
+    now = {a.path: a.stamp for a in listed.value.files}
+    return tuple(sorted(path for path in now if before.get(path) != now[path]))
+
+
+def _others(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
+    """Jobs that have not ended and use the same instance."""
+    found = []
+    for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):
+        other = read_lease(ctx.ledger, lease_id)
+        same = other.instance_id is not None and (other.platform, other.instance_id) == (
+            lease.platform,
+            lease.instance_id,
+        )
+        if same and other.job_id != job.id and read_job(ctx.ledger, other.job_id).state not in TERMINAL_JOBS:
+            found.append(other.job_id)
+    return tuple(found)
+
+
+def facts_digest(
+    record: TeardownRecord, facts: TeardownFacts, pulled: Pulled | None, findings: tuple[Finding, ...]
+) -> str:
+    """Digest of everything a person is asked about: what dies, what is copied where, and what was found."""
+    machine = facts.machine
+    return digest(
+        {
+            "ticket": record.id,
+            "verb": record.verb,
+            "lease": record.lease,
+            "instance": None if isinstance(machine, Unknown) or machine.value is None else machine.value.id,
+            "job_state": facts.job_state,
+            "files": "unknown" if isinstance(facts.files, Unknown) else [vars(f) for f in facts.files.value],
+            "missing": list(facts.missing),
+            "skipped": list(facts.skipped),
+            "pull": pulled.digest if pulled else None,
+            "copy": facts.copy_verdict,
+            "findings": [f.model_dump(mode="json") for f in findings],
+        }
+    )

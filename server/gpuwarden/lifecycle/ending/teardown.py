@@ -1,0 +1,357 @@
+"""The teardown gate: a machine dies only when what it would take with it lies safely elsewhere, and a person said so.
+
+An approval is bound to a digest of the facts that the person was shown. It expires, works once, and any change of
+the facts sends the request back. After the verb, the provider is watched until the meter is seen to have stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets as random
+import shlex
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError, by_a_person
+from gpuwarden.core.models import Unknown, Verb, Verdict
+from gpuwarden.core.policy import Channel
+from gpuwarden.core.rules import Finding, Severity, run_rules
+from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
+from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, verified_now
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.ending.facts import facts_digest, gather
+from gpuwarden.lifecycle.ending.termination import request_end
+from gpuwarden.lifecycle.execution.advance import advance, advance_locked
+from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
+from gpuwarden.lifecycle.records import (
+    JobRecord,
+    LeaseRecord,
+    TeardownRecord,
+    lease_ids,
+    read_job,
+    read_lease,
+    read_teardown,
+)
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import OutputFile
+
+PATIENCE_S: Final = 600.0
+"""How long a machine may take to be seen gone before a person has to look at the console."""
+FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
+"""What a person can't waive: the platform has no such verb, or the meter would run on after it."""
+
+
+@dataclass(frozen=True)
+class TeardownView:
+    """A request as a person or an agent sees it."""
+
+    record: TeardownRecord
+    job: JobRecord
+    lease: LeaseRecord
+    findings: tuple[Finding, ...]
+    dying: tuple[OutputFile, ...] = ()
+    kept: tuple[OutputFile, ...] = ()
+    copy_at: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every proof is present, so that a click in a client is enough of a yes."""
+        return all(f.severity is Severity.INFO for f in self.findings)
+
+
+async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
+    """Ask for a job's machine to be stopped or terminated. Nothing happens to it before a person approves.
+
+    The answer is blocked, with the findings, or a ticket that a person can approve. Asking again looks again.
+    Raises NotSupported for a machine that is not rented, Conflict when there is none.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if not ctx.profile(job.spec.platform).meter.metered:
+        raise await _owned(ctx, job)
+    async with ctx.lock(job_id):
+        job = await advance_locked(ctx, job_id)
+        lease = _lease_to_end(ctx, job, verb)
+        if lease is None:
+            raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
+        await tend(ctx, lease)
+        ticket = _open_ticket(ctx, lease, verb)
+        return await _proceed(ctx, ticket)
+
+
+async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
+    """What there is to know and to do where nothing is rented: how the job is, and what its run folder is still for."""
+    with contextlib.suppress(WardenError):
+        job = await advance(ctx, job.id)
+    message = (
+        f"{job.spec.platform} is not rented: nothing of it bills, and there is nothing to tear down or destroy. "
+        f"Job {job.id} is {job.state}"
+    )
+    if job.state not in TERMINAL_JOBS:
+        return NotSupported(message, "cancel_job ends the job's processes; the machine and its files stay as they are.")
+    if job.handle is None:
+        return NotSupported(message, "It was never launched there, so it left nothing behind.")
+    pulled = last_pull(ctx, job.id)
+    proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
+    if job.spec.outputs and not proven:
+        what = "pull_artifacts and verify_checkpoint" if pulled is None else "verify_checkpoint"
+        return NotSupported(
+            message,
+            f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved: {what} first. "
+            "Then nothing there is needed any more.",
+        )
+    copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
+    remove = ["rm", "-r", "--", job.handle.run_dir]
+    if job.handle.place.host:
+        remove = ["ssh", job.handle.place.host, shlex.join(remove)]
+    return NotSupported(message, f"{copy} user may remove its run folder by hand: {shlex.join(remove)}")
+
+
+async def proceed(ctx: Context, ticket: str) -> TeardownView:
+    """Look at a request again and take it as far as it goes now."""
+    job_id = read_teardown(ctx.ledger, ticket).job_id
+    async with ctx.lock(job_id):
+        return await _proceed(ctx, ticket)
+
+
+def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
+    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
+    live = [name for name in lease_ids(ctx.ledger, *LIVE_LEASES) if read_lease(ctx.ledger, name).job_id == job.id]
+    if job.lease is None or job.lease in live or not live:
+        return job.lease
+    return job.lease if verb == "terminate" and believed(ctx, job.lease) == "stopped" else live[0]
+
+
+def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
+    """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+
+    A request under way is finished first.
+    """
+    for subject in ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS):
+        found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
+        if found.lease != lease:
+            continue
+        if found.verb == verb or found.state is Teardown.EXECUTING:
+            return found.id
+        why = {"why": f"{verb} was asked for"}
+        with ctx.ledger.transaction():
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
+                ctx.ledger.add(found.subject, "teardown.requested", why, state=Teardown.REQUESTED)
+            ctx.ledger.add(found.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+    ended = _ended_by(ctx, lease, verb)
+    if ended is not None:
+        return ended
+    job = read_lease(ctx.ledger, lease).job_id
+    if believed(ctx, lease) == "gone":
+        raise Conflict(
+            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+        )
+    ticket = f"t{random.token_hex(5)}"
+    body = {"job": job, "lease": lease, "verb": verb}
+    ctx.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
+    return ticket
+
+
+def _ended_by(ctx: Context, lease: str, verb: Verb) -> str | None:
+    """The finished request that `verb` would only repeat: asking again must not ask a person again."""
+    if read_lease(ctx.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
+        return None
+    for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
+        found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
+        if found.lease == lease and found.verb in {verb, "terminate"}:
+            return found.id
+    return None
+
+
+async def _proceed(ctx: Context, ticket: str) -> TeardownView:
+    record = read_teardown(ctx.ledger, ticket)
+    if record.state in {Teardown.EXECUTING, Teardown.NEEDS_HUMAN}:
+        await _finish(ctx, record)
+    elif record.state is Teardown.APPROVED:
+        await _execute(ctx, record)
+    elif record.state in OPEN_TEARDOWNS and believed(ctx, record.lease) == "gone":
+        why = {"why": "the instance is gone without it, and its meter was seen to have stopped"}
+        ctx.ledger.add(record.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+    elif record.state in OPEN_TEARDOWNS:
+        return await _judge(ctx, record)
+    return _view(ctx, read_teardown(ctx.ledger, ticket))
+
+
+async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
+    """Gather the facts, let the rules read them, and record where that leaves the request."""
+    facts, pulled = await gather(ctx, record)
+    findings = tuple(run_rules(rules_of("teardown"), facts))
+    blocked = any(f.blocks for f in findings)
+    seen = facts_digest(record, facts, pulled, findings)
+    if blocked or record.state is not Teardown.AWAITING_HUMAN or record.digest != seen or record.without_proof:
+        _record_judgement(ctx, record, seen, findings, Teardown.BLOCKED if blocked else Teardown.AWAITING_HUMAN)
+    kept = () if isinstance(facts.files, Unknown) else tuple(f for f in facts.files.value if not f.dies)
+    record = read_teardown(ctx.ledger, record.id)
+    return _view(ctx, record, findings, facts.dying, kept, pulled)
+
+
+def _record_judgement(
+    ctx: Context, record: TeardownRecord, seen: str, findings: tuple[Finding, ...], state: Teardown
+) -> None:
+    body: dict[str, Any] = {
+        "digest": seen,
+        "findings": [f.model_dump(mode="json") for f in findings],
+        "expires_at": ctx.clock.now() + ctx.policy.approval.ttl_s,
+    }
+    with ctx.ledger.transaction():
+        if record.state is state is Teardown.AWAITING_HUMAN:
+            ctx.ledger.add(record.subject, "teardown.requested", {"why": "the facts changed"}, state=Teardown.REQUESTED)
+        ctx.ledger.add(
+            record.subject,
+            f"teardown.{state}",
+            body,
+            state=None if record.state is state is Teardown.BLOCKED else state,
+        )
+
+
+def _view(
+    ctx: Context,
+    record: TeardownRecord,
+    findings: tuple[Finding, ...] | None = None,
+    dying: tuple[OutputFile, ...] = (),
+    kept: tuple[OutputFile, ...] = (),
+    pulled: Pulled | None = None,
+) -> TeardownView:
+    if findings is None:
+        findings = tuple(Finding.model_validate(f) for f in record.findings)
+    job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
+    return TeardownView(record, job, lease, findings, dying, kept, pulled.dest if pulled else None)
+
+
+async def approve(
+    ctx: Context, ticket: str, seen: str, *, channel: Channel, by: str, loss: str | None = None
+) -> TeardownView:
+    """Record a person's yes to exactly the facts with digest `seen`, then carry it out.
+
+    `loss` is what a person typed who gives up what has no proof: it must be the job's name, and only a terminal may
+    bring it. Raises Conflict when the facts changed, the ticket expired or was used; Refused when proof is missing.
+    """
+    job_id = read_teardown(ctx.ledger, ticket).job_id
+    async with ctx.lock(job_id):
+        record = read_teardown(ctx.ledger, ticket)
+        if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
+            raise Conflict(
+                f"ticket {ticket} is {record.state}; it can't be approved (again)", "Ask for the teardown anew."
+            )
+        if record.expires_at is not None and ctx.clock.now() > record.expires_at:
+            await _judge_afresh(ctx, record)
+            raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
+        view = await _judge(ctx, record)
+        if view.record.digest != seen:
+            raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Look at them again.")
+        _check_channel(ctx, view, channel, loss)
+        _grant(ctx, view, seen, channel, by, loss)
+        await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
+        return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
+
+
+async def _judge_afresh(ctx: Context, record: TeardownRecord) -> None:
+    """Send an expired request back and judge it again, with a new time to live."""
+    if record.state is Teardown.AWAITING_HUMAN:
+        ctx.ledger.add(record.subject, "teardown.requested", {"why": "the ticket expired"}, state=Teardown.REQUESTED)
+    await _judge(ctx, read_teardown(ctx.ledger, record.id))
+
+
+def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
+    record = view.record
+    if channel not in ctx.policy.approval.channels:
+        raise Refused(
+            f"the policy takes no approval by {channel}", f"It takes: {', '.join(ctx.policy.approval.channels)}."
+        )
+    if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
+        raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
+    futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
+    if futile:
+        raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
+    if record.state is Teardown.BLOCKED and loss is None:
+        raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
+    if loss is not None and (channel != "terminal" or loss != view.job.spec.name):
+        raise BadRequest(
+            "what will be lost was not named", f"Type the job's name, {view.job.spec.name!r}, on a terminal."
+        )
+    if channel == "elicitation" and not view.complete:
+        raise Refused(
+            "a click in a client is not enough here: something is not proven",
+            f"{by_a_person(record.id)}.",
+            view.findings,
+        )
+
+
+def _grant(ctx: Context, view: TeardownView, seen: str, channel: Channel, by: str, loss: str | None) -> None:
+    record = view.record
+    body = {
+        "digest": seen,
+        "channel": channel,
+        "by": by,
+        "expires_at": ctx.clock.now() + ctx.policy.approval.ttl_s,
+        "findings": list(record.findings),
+        "without_proof": loss is not None and record.state is Teardown.BLOCKED,
+    }
+    with ctx.ledger.transaction():
+        if record.state is Teardown.BLOCKED:
+            why = {"why": "a person gave up what has no proof", "without_proof": True, **body}
+            ctx.ledger.add(record.subject, "teardown.awaiting_human", why, state=Teardown.AWAITING_HUMAN)
+        ctx.ledger.add(record.subject, "approval.granted", body, state=Teardown.APPROVED)
+
+
+async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
+    """Use an approval, once, and ask the provider. `fresh`: the facts were compared a moment ago, under this lock."""
+    granted = ctx.ledger.last(record.subject, "approval.granted")
+    assert granted is not None
+    if not fresh and not await _still_true(ctx, record, granted.body):
+        return
+    lease = read_lease(ctx.ledger, record.lease)
+    with ctx.ledger.transaction():
+        used = {"channel": granted.body["channel"], "digest": granted.body["digest"], "verb": record.verb}
+        ctx.ledger.add(
+            record.subject, "approval.used", used, state=Teardown.EXECUTING, token=f"{record.id}-{granted.seq}"
+        )
+        if lease.state in {Lease.METERING, Lease.UNVERIFIED}:
+            ctx.ledger.add(
+                lease.subject, "lease.stopping", {"ticket": record.id, "verb": record.verb}, state=Lease.STOPPING
+            )
+    await _finish(ctx, read_teardown(ctx.ledger, record.id))
+
+
+async def _still_true(ctx: Context, record: TeardownRecord, granted: dict[str, Any]) -> bool:
+    """Whether an approval that was not carried out at once still stands. If not, the request goes back."""
+    facts, pulled = await gather(ctx, record)
+    findings = tuple(run_rules(rules_of("teardown"), facts))
+    expired = ctx.clock.now() > granted["expires_at"]
+    if not expired and facts_digest(record, facts, pulled, findings) == granted["digest"]:
+        return True
+    why = "the approval expired" if expired else "the facts changed after the approval"
+    ctx.ledger.add(record.subject, "teardown.requested", {"why": why}, state=Teardown.REQUESTED)
+    await _judge(ctx, read_teardown(ctx.ledger, record.id))
+    return False
+
+
+async def _finish(ctx: Context, record: TeardownRecord) -> None:
+    """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
+    await tend(ctx, record.lease)
+    if not _done(ctx, record):
+        await request_end(ctx, record.lease, record.verb)
+        await tend(ctx, record.lease)
+    if _done(ctx, record):
+        body = {"cost_usd": lease_now(ctx, record.lease).cost, "why": "the meter was seen to have stopped"}
+        ctx.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
+    elif record.state is Teardown.EXECUTING and ctx.clock.now() - record.since > PATIENCE_S:
+        why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
+        ctx.ledger.add(record.subject, "teardown.needs_human", {"why": why}, state=Teardown.NEEDS_HUMAN)
+
+
+def _done(ctx: Context, record: TeardownRecord) -> bool:
+    """Whether the machine is seen to be stopped, or gone where its end was asked for."""
+    return believed(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
+
+
+async def withdraw(ctx: Context, ticket: str, why: str) -> TeardownRecord:
+    """Take a request back before it is carried out."""
+    async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
+        ctx.ledger.add(f"teardown/{ticket}", "teardown.withdrawn", {"why": why}, state=Teardown.WITHDRAWN)
+    return read_teardown(ctx.ledger, ticket)

@@ -1,0 +1,83 @@
+"""Asking a provider for a machine's stop or end. Only an observation ends a lease; an answer is a claim."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gpuwarden.core.errors import RateLimited, WardenError
+from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
+from gpuwarden.core.profile import Profile
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import LeaseRecord
+
+ASK_AGAIN_S: Final = 30.0
+"""How long a verb that the platform took is given to show an effect before it is sent again."""
+FIRST_WAIT_S: Final = 5.0
+MOST_WAIT_S: Final = 300.0
+LONGEST_ASKED_S: Final = 3600.0
+"""What a platform may ask us to wait at most: the machine bills meanwhile."""
+_ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
+_DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
+
+
+async def request_end(ctx: Context, lease_id: str, verb: Verb) -> None:
+    """Take the next step towards a machine's stop or end: a stop first, where the platform wants one.
+
+    Nothing is sent to a machine that is on its way already, was just seen gone, took the verb a moment ago, or whose
+    platform asked us to wait. A refusal or a lost reply is recorded, and the next call asks again.
+    """
+    lease = lease_now(ctx, lease_id)
+    last = ctx.ledger.last(lease.subject, "lease.look")
+    if lease.instance is None or (last is not None and last.body["saw"] == "gone"):
+        return  # the second look confirms it
+    step = next_verb(ctx.profile(lease.platform), lease.instance, verb)
+    if step is not None and ctx.clock.now() >= _not_before(ctx, lease, step):
+        await _send(ctx, lease, lease.instance, step)
+
+
+def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
+    """The verb to send now so that a machine gets stopped or terminated; None when there is none to send."""
+    if instance.state in _ENDING:
+        return None
+    if verb == "stop":
+        return None if instance.state is InstanceState.STOPPED else "stop"
+    return "stop" if profile.verbs.terminate_needs_stop and instance.state not in _DOWN else "terminate"
+
+
+def _not_before(ctx: Context, lease: LeaseRecord, verb: Verb) -> float:
+    """When a verb may be sent, in seconds since the epoch."""
+    sent = ctx.ledger.last(lease.subject, "verb.sent")
+    if sent is None:
+        return 0.0
+    taken = sent.body["verb"] == verb and sent.body["answer"] == "taken"
+    return sent.at + ASK_AGAIN_S if taken else float(sent.body.get("not_before", 0.0))
+
+
+async def _send(ctx: Context, lease: LeaseRecord, instance: Instance, verb: Verb) -> None:
+    provider = ctx.provider(lease.platform)
+    body: dict[str, Any] = {"verb": verb, "answer": "taken"}
+    try:
+        answer = await (provider.stop if verb == "stop" else provider.terminate)(instance.id)
+        if isinstance(answer, Unknown):
+            body["answer"] = answer.why
+    except RateLimited as busy:
+        body |= {"answer": busy.message, "not_before": ctx.clock.now() + _wait(ctx, lease, busy)}
+    except WardenError as error:
+        body["answer"] = error.message
+    ctx.ledger.add(lease.subject, "verb.sent", body)
+
+
+def _wait(ctx: Context, lease: LeaseRecord, busy: RateLimited) -> float:
+    """As long as the platform asks for, and twice as long after each refusal in a row."""
+    refused = 0
+    for event in reversed(_sent(ctx, lease)):
+        if "not_before" not in event.body:
+            break
+        refused += 1
+    return max(min(busy.after_s or 0.0, LONGEST_ASKED_S), min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S))
+
+
+def _sent(ctx: Context, lease: LeaseRecord) -> list[Event]:
+    return [e for e in ctx.ledger.events(lease.subject) if e.kind == "verb.sent"]

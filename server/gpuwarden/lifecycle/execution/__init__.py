@@ -1,0 +1,1 @@
+"""Provision a machine, launch the job there, follow it to its end."""

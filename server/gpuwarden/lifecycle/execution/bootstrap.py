@@ -1,0 +1,120 @@
+"""First contact with a machine behind SSH: whose key it shows, then whether it is fit for a job.
+
+The key is written down before anything is sent, into the story of the lease or of the user's own machine, and is the
+only one accepted from then on. A rented machine is looked over once. One that is not fit fails the job and stays
+rented: its end is a person's decision. The user's own is looked over by the submit gate.
+"""
+
+from __future__ import annotations
+
+from gpuwarden.backends.base import Backend, Keyed
+from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.models import Place
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import LeaseRecord
+from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
+
+
+class NoContact(Exception):
+    """The machine can't be talked to yet. The message says why."""
+
+
+class Unfit(Refused):
+    """The machine was looked over, and no job should run there."""
+
+
+async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
+    """The place with its host key pinned, once the machine was found fit. Does again only what was not finished.
+
+    Raises NoContact while nobody lets us in, Unfit with the findings.
+    """
+    backend = ctx.backend(ctx.profile(lease.platform).backend)
+    if not isinstance(backend, Keyed):
+        return place
+    place = pinned(ctx, lease.id, place)
+    if place.host_key is None:
+        place = place.model_copy(update={"host_key": await _trust(ctx, lease, backend, place)})
+    errors = [f for f in await _look_over(ctx, lease, backend, place) if f.severity is Severity.ERROR]
+    if errors:
+        raise Unfit(
+            "; ".join(f.message for f in errors),
+            " ".join(dict.fromkeys(f.fix for f in errors if f.fix)),
+            tuple(errors),
+        )
+    return place
+
+
+def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
+    """A place as the provider tells it, with the host key that the machine showed at first contact."""
+    trusted = ctx.ledger.last(f"lease/{lease_id}", "host.trusted")
+    return place.model_copy(update={"host_key": trusted.body["host_key"]}) if trusted else place
+
+
+async def greet_own(ctx: Context, place: Place) -> Place:
+    """A machine of the user's own with its host key pinned: the one that known_hosts lists, else that of first contact.
+
+    Raises HostKeyChanged where it shows another, and whatever else keeps us out.
+    """
+    backend = ctx.backend(ctx.profile(place.platform).backend)
+    if not isinstance(backend, Keyed):
+        return place
+    key, subject = await backend.host_key(place), f"host/{place.host}"
+    trusted = ctx.ledger.last(subject, "host.trusted")
+    if trusted is None or trusted.body["host_key"] != key.line:
+        if trusted is not None and key.first_contact:
+            raise _another(place, trusted.body["fingerprint"], key.fingerprint)
+        ctx.ledger.add(subject, "host.trusted", _contact(place, key))
+    return place.model_copy(update={"host_key": key.line})
+
+
+async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
+    """What a machine of the user's own is like, for the submit gate. Its key comes first: another one gets nothing."""
+    met = ctx.ledger.last(f"host/{place.host}", "host.trusted") is not None
+    pinned = await greet_own(ctx, place)
+    return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
+
+
+def _another(place: Place, before: str, now: str) -> HostKeyChanged:
+    changed = HostKeyChanged(str(place.host), before, now)
+    changed.hint = (
+        "It is another machine at that address, or somebody in between. If you set it up anew, compare the "
+        f"fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
+    )
+    return changed
+
+
+def _contact(place: Place, key: HostKey) -> dict[str, object]:
+    how = "trusted on first use" if key.first_contact else "listed in known_hosts"
+    return {
+        "host_key": key.line,
+        "fingerprint": key.fingerprint,
+        "host": place.host,
+        "port": place.port,
+        "why": f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
+    }
+
+
+async def _trust(ctx: Context, lease: LeaseRecord, backend: Keyed, place: Place) -> str:
+    try:
+        key = await backend.host_key(place)
+    except Refused:
+        raise
+    except WardenError as silence:
+        raise NoContact(silence.message) from silence
+    ctx.ledger.add(lease.subject, "host.trusted", _contact(place, key))
+    return key.line
+
+
+async def _look_over(ctx: Context, lease: LeaseRecord, backend: Backend, place: Place) -> list[Finding]:
+    """The findings on this machine: those in the ledger, else those of a look now."""
+    checked = ctx.ledger.last(lease.subject, "host.checked")
+    if checked is not None:
+        return [Finding.model_validate(f) for f in checked.body["findings"]]
+    findings = await backend.check(place)
+    lost = next((f for f in findings if f.rule == "PF-HOST-001" and f.severity is Severity.UNKNOWN), None)
+    if lost is not None:
+        raise NoContact(lost.message)
+    body = {"findings": [f.model_dump(mode="json") for f in findings]}
+    ctx.ledger.add(lease.subject, "host.checked", body)
+    return findings

@@ -1,0 +1,97 @@
+"""A machine that bills more than the price that was checked: nothing is launched on it above what a person allowed.
+
+Some platforms tell the true price only with the machine. It is held against the caps again before anything is sent
+there. Above them the job waits for a person, and the machine, which never ran anything of ours, is given back when
+nobody says yes in time.
+"""
+
+from __future__ import annotations
+
+import secrets as random
+from typing import Final, Literal
+
+from gpuwarden.core.errors import by_a_person
+from gpuwarden.core.models import Instance
+from gpuwarden.core.money import usd_per_hour
+from gpuwarden.core.states import Job
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.lifecycle.submission.budgets import over_caps, spending_approved
+
+ROUNDING: Final = 1.01
+"""A price may be this much above the one that was checked: platforms round theirs, each in its way."""
+
+
+def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
+    """Whether a job may be launched on its machine at that machine's price. `no`: nobody answered in time."""
+    price, allowed = machine.price_usd_per_hour, _allowed(ctx, job)
+    if price is None or allowed is None or price <= allowed * ROUNDING:
+        return "yes"
+    asked = ctx.ledger.last(job.subject, "price.ask")
+    if asked is None or price > asked.body["price"] * ROUNDING:
+        question = _question(ctx, job, price, allowed)
+        if question:
+            _ask(ctx, job, price, question)
+            return "ask"
+        ctx.ledger.add(job.subject, "price.accepted", {"price": price, "why": _said(price, allowed)})
+        return "yes"
+    if spending_approved(ctx, asked.body["ticket"]):
+        ctx.ledger.add(job.subject, "price.accepted", {"price": price, "why": "a person approved it"})
+        return "yes"
+    return "ask" if ctx.clock.now() <= asked.body["expires_at"] else "no"
+
+
+def price_question(ctx: Context, job: JobRecord) -> str:
+    """What a person is asked about a job's machine and has not answered; empty when nothing is open."""
+    asked = ctx.ledger.last(job.subject, "price.ask")
+    if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.body["ticket"]):
+        return ""
+    return (
+        f"{asked.body['why']}. Nothing is launched, and the machine bills. {by_a_person(asked.body['ticket'])}; "
+        "check_job goes on then. Without a yes it is given back when the boot limit is over."
+    )
+
+
+def _allowed(ctx: Context, job: JobRecord) -> float | None:
+    """The price that was checked, or a higher one that was settled since."""
+    settled = ctx.ledger.last(job.subject, "price.accepted")
+    return float(settled.body["price"]) if settled else job.price
+
+
+def _said(price: float, allowed: float) -> str:
+    return f"the machine bills {usd_per_hour(price)}, and {usd_per_hour(allowed)} was checked"
+
+
+def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:
+    """Why a person has to be asked; empty when the job stays inside the caps, which nobody had to lift for it."""
+    accepted = ctx.ledger.last(job.subject, "job.accepted")
+    issued = ctx.ledger.last(f"receipt/{accepted.body['receipt']}", "receipt.issued") if accepted else None
+    if issued is not None and issued.body["ask"]:
+        return f"{_said(price, allowed)}, which a person approved"
+    if job.worst_cost is None or job.price is None:
+        return f"{_said(price, allowed)}, and what the job may cost at most is unknown"
+    over = over_caps(ctx, job.spec.platform, job.worst_cost * price / job.price, of=job.id)
+    return f"{_said(price, allowed)}: {over}" if over else ""
+
+
+def _ask(ctx: Context, job: JobRecord, price: float, question: str) -> None:
+    """Issue a ticket that `approve` knows. It fits no submission, so it can't rent a second machine."""
+    ticket = f"r{random.token_hex(8)}"
+    body = {
+        "job": job.id,
+        "ask": question,
+        "price": price,
+        "expires_at": ctx.clock.now() + ctx.profile(job.spec.platform).limits.boot_timeout_s,
+        "name": job.spec.name,
+        "platform": job.spec.platform,
+        "timeout_s": job.spec.timeout_s,
+        "spec_digest": "",
+        "facts_digest": "",
+    }
+    with ctx.ledger.transaction():
+        ctx.ledger.add(f"receipt/{ticket}", "receipt.issued", body)
+        ctx.ledger.add(
+            job.subject,
+            "price.ask",
+            {"ticket": ticket, "price": price, "expires_at": body["expires_at"], "why": question},
+        )

@@ -1,0 +1,1 @@
+"""Observe jobs, meters, balances and deadlines; raise alerts."""

@@ -1,0 +1,213 @@
+"""What is worth an alert now, read from the ledger and from what this process last observed. Nothing is asked here."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.sanitize import line
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.execution.price_change import price_question
+from gpuwarden.lifecycle.execution.recovery_advice import onward
+from gpuwarden.lifecycle.monitoring.balances import known_funds
+from gpuwarden.lifecycle.monitoring.diagnose import stall_of
+from gpuwarden.lifecycle.monitoring.expirations import clocks_of
+from gpuwarden.lifecycle.monitoring.inventory import leases_of
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, spent
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
+from gpuwarden.remote.ssh.connect import HostKeyChanged
+
+DAY_S: Final = 86_400.0
+IDLE_PERCENT: Final = 5.0
+OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
+"""Kinds that only a look at the machine can raise or clear."""
+BALANCE: Final = "watch/balance-"
+"""Before a platform's name: the subject of what is said of its account's money."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that is so now. It becomes an alert when it has held for `hold_s` seconds.
+
+    `since` is when it began, where the ledger knows; otherwise it counts from when it was first seen. A condition
+    whose `same` changes begins anew. One with a `mark` tells of an event: it is told once and never clears.
+    """
+
+    subject: str
+    kind: str
+    text: str
+    hold_s: float = 0.0
+    since: float | None = None
+    same: str = ""
+    mark: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What is told once."""
+        return self.subject, self.kind, self.mark
+
+
+def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> list[Condition]:
+    """Everything that is so now. `raised` are the alerts that stand: what is near its limit stays until it is well."""
+    found = [*_budgets(ctx), *_accounts(ctx, raised)]
+    for job_id in job_ids(ctx.ledger):
+        job = read_job(ctx.ledger, job_id)
+        live = leases_of(ctx, job)
+        if job.state in TERMINAL_JOBS and not live and not _recent(ctx, job.since):
+            continue
+        found += _of_job(ctx, job, raised)
+        found += [c for name in live for c in _of_lease(ctx, job, lease_now(ctx, name))]
+    resting = [name for name in lease_ids(ctx.ledger, Lease.STOPPED) if believed(ctx, name) == "stopped"]
+    for lease in (lease_now(ctx, name) for name in resting):
+        found += _clocks(ctx, read_job(ctx.ledger, lease.job_id), lease)
+    return found
+
+
+def _recent(ctx: Context, at: float) -> bool:
+    return ctx.clock.now() - at < DAY_S
+
+
+# --------------------------------------------------------------------------------------------------------- a job
+
+
+def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+    why = line(job.why, 200)
+    if job.state is Job.FAILED and _recent(ctx, job.since):
+        yield Condition(job.subject, "failed", f"{job.id} failed: {why}{_next(ctx, job)}", mark=str(job.since))
+    taken = ctx.ledger.last(job.subject, "job.preempted")
+    if taken is not None and _recent(ctx, taken.at):
+        yield Condition(job.subject, "preempted", f"{job.id} was interrupted{_next(ctx, job)}", mark=str(taken.seq))
+    if job.state in TERMINAL_JOBS:
+        return
+    if question := price_question(ctx, job):
+        yield Condition(job.subject, "dearer", f"{job.id}: {question}")
+    if isinstance(ctx.blind.get(job.id), HostKeyChanged):
+        text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
+        yield Condition(job.subject, "host_key", text)
+    if job.state is Job.UNKNOWN:
+        text = f"nothing is known of {job.id}: {why}. Its machine counts as billing."
+        yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
+    seen = ctx.observed.get(job.id)
+    if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
+        yield from _of_look(ctx, job, seen, raised)
+
+
+def _next(ctx: Context, job: JobRecord) -> str:
+    said = onward(ctx, job)
+    return f". {said}" if said else ""
+
+
+def _of_look(
+    ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
+) -> Iterator[Condition]:
+    watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
+    look = f"See `gpuwarden check {job.id}`."
+    if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
+        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck? {look}"
+        yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60)
+    step = "no step" if seen.step is None else f"step {seen.step}"
+    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). {look}"
+    hold_s = watch.stall_minutes * 60
+    if said := stall_of(seen):  # it has waited already
+        text, hold_s = f"{job.id}: {line(said, 120)}. {look}", 0
+    yield Condition(job.subject, "stalled", text, hold_s, same=f"{seen.step} {seen.log_bytes}")
+    for kind, what, free, total in (
+        ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
+        ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
+    ):
+        # An alert that stands clears a little later than it was raised, so that it does not flicker.
+        limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
+        if free is not None and total and 100 * free / total < limit:
+            text = f"{job.id}: {100 * free / total:.0f} % of the {what} are left; the next checkpoint may not fit."
+            yield Condition(job.subject, kind, text)
+
+
+# ------------------------------------------------------------------------------------------------------- a machine
+
+
+def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+    watch, cost = ctx.policy.watch, spent(ctx, lease.id)
+    machine = f"the machine of {job.id} on {lease.platform}"
+    if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
+        text = f"{job.id} {job.state.told} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
+        yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
+    if lease.state is Lease.UNVERIFIED:
+        text = f"{machine} can't be seen; it counts as billing. Look at the platform's console."
+        yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=lease.since)
+    if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
+        process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
+        text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
+        yield Condition(lease.subject, "cost_cap", f"{text}May it go? {_give_back(job)}.")
+    back = ctx.ledger.last(lease.subject, "lease.came_back")
+    if back is not None and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
+        text = f"{machine} was believed ended and runs again; it bills. Next: `gpuwarden teardown {job.id}`."
+        yield Condition(lease.subject, "came_back", text, mark=str(back.seq))
+    cap = ctx.policy.caps_for(lease.platform).per_instance_usd
+    if cost is not None and 0 < cap <= cost:
+        yield Condition(
+            lease.subject,
+            "instance_cap",
+            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
+        )
+    yield from _clocks(ctx, job, lease)
+
+
+def _give_back(job: JobRecord) -> str:
+    """What ends the meter. Alerts go to people, so it is commands and no tools."""
+    return f"`gpuwarden pull {job.id}`, `gpuwarden verify {job.id}`, then `gpuwarden teardown {job.id}`"
+
+
+def _price(lease: LeaseRecord) -> str:
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    return "" if price is None else f", {usd_per_hour(price)}"
+
+
+def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+    for clock in clocks_of(ctx, lease, job):
+        left = clock.at - ctx.clock.now()
+        if left < ctx.policy.watch.danger_hours * 3600:
+            when = f"in about {left / 3600:.0f} h" if left > 0 else "any moment now"
+            text = f"{lease.platform} acts on the machine of {job.id} {when} ({clock.trigger}): {clock.effect}."
+            yield Condition(lease.subject, "danger_clock", line(text), mark=f"{clock.at:.0f}")
+
+
+# ------------------------------------------------------------------------------------------------------- all of it
+
+
+def _budgets(ctx: Context) -> Iterator[Condition]:
+    for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
+        cap = ctx.policy.caps_for(platform).per_day_usd
+        if cap > 0 and (billed := billed_today(ctx, pretend=bool(platform))) >= cap:
+            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
+            yield Condition(subject, "day_budget", text)
+
+
+def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+    """The balances that end soon. One that stands clears later than it was raised: what is spent goes up and down."""
+    for funds in known_funds(ctx):
+        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
+        hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
+        if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
+            yield Condition(subject, "danger_clock", line(text, 400))
+
+
+def billed_today(ctx: Context, *, pretend: bool) -> float:
+    """What the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each."""
+    return sum(
+        _last_day(ctx, lease_now(ctx, name))
+        for name in lease_ids(ctx.ledger)
+        if read_lease(ctx.ledger, name).platform.startswith(REHEARSAL) is pretend
+    )
+
+
+def _last_day(ctx: Context, lease: LeaseRecord) -> float:
+    cost = spent(ctx, lease.id)
+    if cost is None or (lease.state not in LIVE_LEASES and not _recent(ctx, lease.since)):
+        return 0.0
+    price = lease.instance.price_usd_per_hour if lease.instance else None
+    return cost if price is None or _recent(ctx, lease.opened_at) else min(cost, price * 24)

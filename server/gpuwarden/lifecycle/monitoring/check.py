@@ -1,0 +1,109 @@
+"""Look at a job: move it on, observe it, read its log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.core.errors import Conflict, WardenError
+from gpuwarden.core.models import LogChunk, Observation
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.knowledge import Diagnosis
+from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.execution.price_change import price_question
+from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.recovery_advice import onward
+from gpuwarden.lifecycle.execution.running import observe
+from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong.
+
+    `onward` is the next call for work whose machine is gone for good, or whose price a person has to allow.
+    """
+
+    job: JobRecord
+    observation: Observation | None
+    lease: LeaseRecord | None
+    log: LogChunk | None
+    note: str = ""
+    diagnoses: tuple[Diagnosis, ...] = ()
+    onward: str = ""
+
+
+async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
+    """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
+    note = ""
+    try:
+        job = await advance(ctx, job_id)
+        if job.lease is not None and job.state in TERMINAL_JOBS:
+            async with ctx.lock(job_id):
+                await tend(ctx, job.lease)
+    except Conflict as busy:
+        note = busy.message
+    except WardenError as waiting:
+        note = f"{waiting.message} {waiting.hint}".strip()
+    job = read_job(ctx.ledger, job_id)
+    lease = lease_now(ctx, job.lease) if job.lease else None
+    observation, log = None, None
+    # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
+    kept = ctx.profile(job.spec.platform).kind == "serverless"
+    if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
+        observation = await observe(ctx, job)
+        log, trouble = await _log(ctx, job, cursor, limit)
+        note = note or trouble
+    elif job.handle is not None and (log := pulled_log(ctx, job_id, -limit if cursor is None else cursor, limit)):
+        note = note or "The machine is gone; this is the log as it was pulled."
+    return Checked(
+        job,
+        observation,
+        lease,
+        log,
+        note,
+        await diagnosed(ctx, job, observation),
+        price_question(ctx, job) or onward(ctx, job),
+    )
+
+
+async def _log(ctx: Context, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:
+    assert job.handle is not None
+    try:
+        start = -limit if cursor is None else cursor
+        return await ctx.backend(job.handle.backend).logs(job.handle, start, limit), ""
+    except WardenError as error:
+        return None, f"the log can't be read: {error.message}"
+
+
+async def cancel(ctx: Context, job_id: str) -> JobRecord:
+    """End a job's process, with a signal first so that it can save. The machine and its meter stay.
+
+    Canceling a job that has ended changes nothing, but ends a process that lives all the same.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if job.state in TERMINAL_JOBS:
+        seen = await observe(ctx, job)
+        if job.handle is not None and seen is not None and seen.state is Job.RUNNING:
+            await ctx.backend(job.handle.backend).stop(job.handle)
+        return job
+    if not job.cancel_requested:
+        ctx.ledger.add(job.subject, "cancel.requested", {"from": job.state})
+    return await advance(ctx, job_id)
+
+
+def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
+    """What an agent or a person does next."""
+    billing = lease is not None and lease.state in LIVE_LEASES
+    if job.state not in TERMINAL_JOBS:
+        return "Check again later; nothing has to wait here."
+    if job.lease is None and job.state is Job.SUCCEEDED and job.spec.outputs:
+        return "Nothing of it bills. pull_artifacts and verify_checkpoint bring home what it saved, with proof."
+    if not billing:
+        return "The job has ended and nothing of it is billing."
+    if job.state is Job.SUCCEEDED:
+        return "The meter is still running: pull_artifacts, verify_checkpoint, then teardown_request."
+    return "The meter is still running: read the log, pull_artifacts for what exists, then teardown_request."

@@ -1,0 +1,123 @@
+"""What the references know about a job that is not well: from the end of its log, and from what else was observed.
+
+A healthy job is never diagnosed, and of one that succeeded only a metric that is not finite at its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import anyio
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Beat, Ending, Observation
+from gpuwarden.core.states import Job
+from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
+from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord
+
+TAIL = 64 << 10
+LIMIT = 3
+FULL_BYTES = 1 << 20  # what is left of a disk that a checkpoint did not fit on
+FULL_INODES = 4
+_ALERT = re.compile(r"(nonfinite|spike|slowed|stall|recovered): (.+)")
+_SUBJECT = re.compile(r"(.+) is (?:not finite|\S+) at step |(a step) takes ")
+_LAST_STEP = re.compile(r"\(last step (\w+)\)")
+
+
+async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> tuple[Diagnosis, ...]:
+    """The best explained entries for a job that failed, stalls or reports odd metrics; often none."""
+    failed = job.state is Job.FAILED
+    signs = tuple(signs_of(job.state, seen)) if seen else ()
+    if not failed and not signs:
+        return ()
+    # A program that ended well may have printed anything on the way.
+    log = "" if job.state is Job.SUCCEEDED else await tail_of(ctx, job, reachable=seen is not None)
+    code = _exit_code(seen) if failed and seen else None
+    # In a thread: the references take a second to read the first time.
+    return await anyio.to_thread.run_sync(
+        lambda: diagnose(shipped(), log, exit_code=code, seen=signs, failed=failed, limit=LIMIT)
+    )
+
+
+def _exit_code(seen: Observation) -> int | None:
+    """The code as a shell gives it."""
+    return 128 + seen.signal if seen.signal else seen.exit_code
+
+
+def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
+    """What was observed of a job that is not well now. What it has got over doesn't count."""
+    if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
+        kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
+        yield from (sign for kind, sign in _standing(seen) if kind in kinds)
+    if state is Job.RUNNING and seen.stale:
+        yield Seen(sign=Sign.STALL, text=f"the runner: {seen.why}")
+    if state is Job.FAILED:
+        yield from _of_the_end(seen)
+        yield from _of_the_machine(seen.beat or Beat())
+
+
+def stall_of(seen: Observation) -> str:
+    """What the runner says of a stall that the job has not got over; empty where there is none."""
+    return next((sign.text for kind, sign in _standing(seen) if kind == "stall"), "")
+
+
+def _standing(seen: Observation) -> Iterator[tuple[str, Seen]]:
+    """The runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
+    alerts: dict[tuple[str, str], str] = {}
+    for kind, text in (m.groups() for m in map(_ALERT.fullmatch, seen.alerts) if m):
+        subject = (found[1] or found[2]) if (found := _SUBJECT.match(text)) else ""
+        if kind == "recovered":
+            alerts.pop(("spike", subject), None)
+            alerts.pop(("slowed", subject), None)
+        else:
+            alerts[kind, subject] = text
+    for (kind, subject), text in alerts.items():
+        step = _LAST_STEP.search(text)
+        over = (kind == "nonfinite" and subject in seen.metrics) or (step and step[1] != str(seen.step))
+        if not over:
+            source = "the runner" if kind == "stall" else "the job's metrics"
+            yield kind, Seen(sign=_sign(kind, subject, seen.metrics), text=f"{source}: {text}")
+
+
+def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
+    if kind != "nonfinite":
+        return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
+    last = re.split(r"[/.]", name.lower())[-1]
+    if "loss" in last:
+        return Sign.NONFINITE_LOSS
+    hidden = last == "grad_norm" and metrics.get("loss") == 0.0
+    return Sign.NONFINITE_HIDDEN if hidden else Sign.NONFINITE_METRIC
+
+
+def _of_the_end(seen: Observation) -> Iterator[Seen]:
+    if seen.ending is Ending.TIME_LIMIT:
+        yield Seen(sign=Sign.TIME_LIMIT, text=f"the runner: {seen.why}", sure=True)
+    elif seen.ending is Ending.VANISHED:
+        yield Seen(sign=Sign.VANISHED, text=f"the runner: {seen.why}")
+    if seen.ending is Ending.OUT_OF_MEMORY:
+        yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
+    elif seen.beat and seen.beat.oom_kills:
+        text = f"the kernel killed for memory beside the job {seen.beat.oom_kills} times while it ran"
+        yield Seen(sign=Sign.OOM_KILL, text=text)
+
+
+def _of_the_machine(beat: Beat) -> Iterator[Seen]:
+    if beat.disk_free is not None and beat.disk_free < FULL_BYTES:
+        yield Seen(sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}")
+    if beat.inodes_free is not None and beat.inodes_free <= FULL_INODES:
+        text = f"heartbeat: {beat.inodes_free:,} inodes free of {beat.inodes_total or 0:,}"
+        yield Seen(sign=Sign.INODES_USED, text=text)
+
+
+async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
+    """The end of the log: from the machine, or from the copy that was pulled before it went."""
+    if job.handle is not None and reachable:
+        try:
+            return (await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text
+        except WardenError:
+            pass  # the copy may still say something
+    kept = pulled_log(ctx, job.id, -TAIL, TAIL)
+    return kept.text if kept else ""

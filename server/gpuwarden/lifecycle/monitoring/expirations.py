@@ -1,0 +1,61 @@
+"""Danger clocks with dates: what a platform will do to a machine by itself, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuwarden.core.models import Instance, InstanceState
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
+
+OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """One danger clock of one machine: when it fires (seconds since the epoch), why, and what happens then."""
+
+    at: float
+    trigger: str
+    effect: str
+
+
+def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
+    """When a machine was first seen off in its present rest; None while it is not off."""
+    if lease.instance is None or lease.instance.state not in OFF:
+        return None
+    seen = [e for e in ctx.ledger.events(lease.subject) if "instance" in e.body]
+    first: float | None = None
+    for event in reversed(seen):
+        if Instance.model_validate(event.body["instance"]).state not in OFF:
+            break
+        first = event.at
+    return ctx.clock.now() if first is None else first
+
+
+def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
+    """The clocks that run for a machine of ours and whose date is known, the next one first."""
+    if lease.instance is not None and lease.instance.state is InstanceState.GONE:
+        return ()
+    created = lease.instance.created_at if lease.instance and lease.instance.created_at else lease.opened_at
+    off = stopped_at(ctx, lease)
+    found = [
+        Deadline(at, clock.trigger, clock.effect)
+        for clock in ctx.profile(lease.platform).danger_clocks
+        if not (clock.without_timeout and job.spec.timeout_s) and (at := clock.fires_at(created, off)) is not None
+    ]
+    if (ends_at := _ends_at(ctx, lease)) is not None:
+        found.append(
+            Deadline(
+                ends_at, "the end that the platform has set", "the machine is stopped or ended, and with it the job"
+            )
+        )
+    return tuple(sorted(found, key=lambda c: c.at))
+
+
+def _ends_at(ctx: Context, lease: LeaseRecord) -> float | None:
+    """When the platform ends the machine, as it last told; some tell it only in their answer to the create."""
+    if lease.instance is not None and lease.instance.ends_at is not None:
+        return lease.instance.ends_at
+    told = [at for e in ctx.ledger.events(lease.subject) if (at := (e.body.get("instance") or {}).get("ends_at"))]
+    return float(told[-1]) if told else None

@@ -1,0 +1,166 @@
+"""Watching one instance's meter: what the provider says, and when it is believed.
+
+An answer that isn't understood moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
+believed on a second look that agrees with the first, at least the provider's settle time later; for "stopped" the
+bill must not have grown in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
+from gpuwarden.core.states import LIVE_LEASES, Lease
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import LeaseRecord, read_lease
+from gpuwarden.lifecycle.timeouts import in_time
+
+ENDED = frozenset({InstanceState.GONE})
+
+
+async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
+    """Ask the provider about a lease's instance and record what follows. Known(None) means gone, seen once or twice."""
+    lease = read_lease(ctx.ledger, lease_id)
+    if lease.instance_id is None:
+        return Unknown("the provider has not told the instance's id yet")
+    try:
+        answer = await in_time(lease.platform, ctx.provider(lease.platform).get(lease.instance_id))
+    except WardenError as error:
+        answer = Unknown(error.message)
+    if isinstance(answer, Unknown):
+        _doubt(ctx, lease, answer.why)
+        return answer
+    instance = answer.value
+    if instance is not None:
+        ctx.seen[lease_id] = instance
+    if instance is None or instance.state in ENDED:
+        _confirm(ctx, lease, "gone", instance)
+        return Known(None)
+    if instance.state is InstanceState.STOPPED and instance.meter is False:
+        _confirm(ctx, lease, "stopped", instance)
+    else:
+        _alive(ctx, lease, instance)
+    return answer
+
+
+def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
+    """A lease with the freshest answer that this process has heard, such as the cost so far."""
+    lease = read_lease(ctx.ledger, lease_id)
+    return replace(lease, instance=ctx.seen.get(lease_id, lease.instance))
+
+
+def spent(ctx: Context, lease_id: str) -> float | None:
+    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill.
+
+    A word of nothing, or of less, is none: books lag behind, and a cap that waits for them is met by nobody.
+    """
+    lease = lease_now(ctx, lease_id)
+    price = price_of(ctx, lease)
+    if lease.cost is not None and lease.cost > 0:
+        return lease.cost
+    if price is None:
+        return lease.cost if lease.cost == 0 else None
+    end = lease.since if believed(ctx, lease_id) == "gone" else ctx.clock.now()
+    seen = _told(ctx, lease)
+    total = 0.0
+    for event, until in zip(seen, [*(e.at for e in seen[1:]), end], strict=True):
+        then = Instance.model_validate(event.body["instance"])
+        off = then.meter is False
+        rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
+        total += max(0.0, rate) * max(0.0, until - event.at) / 3600
+    return total
+
+
+def price_of(ctx: Context, lease: LeaseRecord) -> float | None:
+    """The last price an hour that the provider told of a machine; one of nothing, or of less, is none."""
+    prices = [Instance.model_validate(e.body["instance"]).price_usd_per_hour for e in _told(ctx, lease)]
+    prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
+    return next((p for p in reversed(prices) if p is not None and p > 0), None)
+
+
+def _told(ctx: Context, lease: LeaseRecord) -> list[Event]:
+    """The provider's answers about a machine that the ledger keeps."""
+    return [e for e in ctx.ledger.events(lease.subject) if e.body.get("instance")]
+
+
+def believed(ctx: Context, lease_id: str) -> str | None:
+    """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    subject = f"lease/{lease_id}"
+    if ctx.ledger.state(subject) == Lease.NONE:
+        return "gone"
+    last = ctx.ledger.last(subject, "lease.stopped", "lease.gone")
+    return str(last.body["saw"]) if last and ctx.ledger.state(subject) == Lease.STOPPED else None
+
+
+def _doubt(ctx: Context, lease: LeaseRecord, why: str) -> None:
+    if lease.state is Lease.METERING:
+        ctx.ledger.add(lease.subject, "lease.unverified", {"why": why}, state=Lease.UNVERIFIED)
+
+
+def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
+    last = ctx.ledger.last(lease.subject, "lease.look")
+    if last is not None and last.body["saw"] != "alive":
+        _record(ctx, lease, "lease.look", {"saw": "alive"}, instance)
+    if lease.state is Lease.UNVERIFIED:
+        _record(ctx, lease, "lease.metering", {}, instance, Lease.METERING)
+    elif lease.state is Lease.STOPPED:
+        why = "the instance was seen running after it had been seen stopped or gone"
+        _record(ctx, lease, "lease.came_back", {"why": why}, instance, Lease.METERING)
+    elif lease.instance is None or _moved(lease.instance, instance):
+        _record(ctx, lease, "lease.observed", {}, instance)
+
+
+def _moved(before: Instance, now: Instance) -> bool:
+    """Whether state or address changed: a machine may come back at another port between two looks."""
+    return before.state is not now.state or (now.place is not None and before.place != now.place)
+
+
+def _confirm(ctx: Context, lease: LeaseRecord, saw: str, instance: Instance | None) -> None:
+    """Believe "gone" or "stopped" on the second look that agrees."""
+    if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
+        return
+    last = ctx.ledger.last(lease.subject, "lease.look")
+    settle_s = ctx.provider(lease.platform).settle_s
+    if last is None or not _agrees(last, saw, instance, ctx.clock.now()):
+        _record(ctx, lease, "lease.look", {"saw": saw, "cost": instance.cost_usd if instance else None}, instance)
+    elif ctx.clock.now() - last.at >= settle_s:
+        body = {
+            "saw": saw,
+            "why": f"seen {saw} twice, {ctx.clock.now() - last.at:.1f} s apart",
+            "cost_usd": _final_cost(lease_now(ctx, lease.id), instance),
+        }
+        if lease.state in LIVE_LEASES:
+            _record(ctx, lease, "lease.stopped", body, instance, Lease.STOPPED)
+        else:
+            _record(ctx, lease, f"lease.{saw}", body, instance)
+
+
+def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> bool:
+    """Whether an earlier look saw the same. A machine whose bill grew faster than its disk explains is not stopped."""
+    if last.body["saw"] != saw:
+        return False
+    before, after = last.body.get("cost"), instance.cost_usd if instance else None
+    if saw == "gone" or instance is None or before is None or after is None:
+        return True
+    explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
+    return bool(after - before <= explained * 1.05 + 1e-9)
+
+
+def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
+    """The provider's last word on the cost; `lease` may hold an older one."""
+    return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
+
+
+def _record(
+    ctx: Context,
+    lease: LeaseRecord,
+    kind: str,
+    body: dict[str, Any],
+    instance: Instance | None,
+    state: Lease | None = None,
+) -> None:
+    seen = {"instance": instance.model_dump(mode="json")} if instance else {}
+    ctx.ledger.add(lease.subject, kind, body | seen, state=state)

@@ -1,0 +1,148 @@
+"""Alerts on their way out: a command on the desktop, a signed webhook, a Slack webhook. The ledger has them already."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+
+from gpuwarden.core.sanitize import line, redact, secret_values
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+
+SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
+TRIES: Final = 3
+PATIENCE_S: Final = 10.0
+MAX_ALERTS: Final = 20
+"""Of one round; the rest stands in the ledger."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert of the ledger. `raised` is false for the one that says that it is over."""
+
+    seq: int
+    at: float
+    subject: str
+    kind: str
+    mark: str
+    text: str
+    raised: bool
+
+    @classmethod
+    def read(cls, event: Event) -> Alert:
+        """The alert that an event records."""
+        body = event.body
+        raised = event.kind == "alert.raised"
+        return cls(event.seq, event.at, event.subject, str(body["kind"]), str(body["mark"]), str(body["text"]), raised)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What is told once."""
+        return self.subject, self.kind, self.mark
+
+
+Channel = Callable[[Context, Alert], Awaitable[str | None]]
+"""Sends one alert; the answer is why it failed."""
+
+
+async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
+    """Send alerts to every channel of the policy. Returns why a channel failed; one that failed is not asked again.
+
+    Desktop and Slack hear only of what is raised, the webhook of what is over too.
+    """
+    trouble: dict[str, str] = {}
+    if len(alerts) > MAX_ALERTS:
+        trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; gpuwarden history has them"
+    for name, send in _channels(ctx).items():
+        for alert in alerts[:MAX_ALERTS]:
+            if (alert.raised or name == "webhook") and (why := await send(ctx, alert)):
+                trouble[name] = why
+                ctx.ledger.add(f"watch/{name}", "alert.unsent", {"alert": alert.seq, "why": why})
+                break
+    return trouble
+
+
+def _channels(ctx: Context) -> dict[str, Channel]:
+    watch = ctx.policy.watch
+    wanted = {"desktop": (watch.desktop, _desktop), "webhook": (watch.webhook_url, _webhook)}
+    wanted["slack"] = (watch.slack_url, _slack)
+    return {name: send for name, (setting, send) in wanted.items() if setting}
+
+
+def _words(ctx: Context, alert: Alert) -> str:
+    return redact(line(alert.text, 600), secret_values(ctx.env))
+
+
+async def _desktop(ctx: Context, alert: Alert) -> str | None:
+    """Run the user's command. Only whole arguments are replaced: inside one, the text could become code."""
+    values = {"{title}": f"gpuwarden: {alert.kind}", "{text}": _words(ctx, alert)}
+    argv = [values.get(word, word) for word in ctx.policy.watch.desktop]
+    try:
+        with anyio.fail_after(PATIENCE_S):
+            done = await anyio.run_process(
+                argv, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+    except (OSError, TimeoutError) as error:
+        return f"the desktop command failed: {type(error).__name__}"
+    return f"the desktop command ended with {done.returncode}" if done.returncode else None
+
+
+async def _webhook(ctx: Context, alert: Alert) -> str | None:
+    secret = ctx.env.get(SECRET)
+    if not secret:
+        return f"{SECRET} is not set; an alert is not sent unsigned"
+    state = "raised" if alert.raised else "cleared"
+    body = {"id": alert.seq, "at": alert.at, "subject": alert.subject, "kind": alert.kind, "state": state}
+    raw = json.dumps({**body, "text": _words(ctx, alert)}).encode()
+    stamp = str(int(ctx.clock.now()))
+    headers = {"X-Gpuwarden-Timestamp": stamp, "X-Gpuwarden-Signature": sign(secret, stamp, raw)}
+    return await _post(ctx, ctx.policy.watch.webhook_url or "", raw, headers)
+
+
+def sign(secret: str, stamp: str, body: bytes) -> str:
+    """`sha256=` and the HMAC of the time stamp, a dot and the body, in hex. The receiver compares it and the time."""
+    return "sha256=" + hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+async def _slack(ctx: Context, alert: Alert) -> str | None:
+    text = _words(ctx, alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return await _post(ctx, ctx.policy.watch.slack_url or "", json.dumps({"text": f"gpuwarden: {text}"}).encode(), {})
+
+
+async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) -> str | None:
+    """Post JSON, again when it may help. The address may be a secret, so it stands in no answer."""
+    why: str | None = None
+    for attempt in range(TRIES):
+        if attempt:
+            await ctx.clock.sleep(4.0**attempt)
+        status = await _status(url, body, headers)
+        if isinstance(status, int) and 200 <= status < 300:
+            return None
+        why = f"the webhook answered {status}" if isinstance(status, int) else f"no answer: {status}"
+        if isinstance(status, int) and status < 500 and status not in {408, 429}:
+            return why
+    return f"{why}, {TRIES} times"
+
+
+async def _status(url: str, body: bytes, headers: dict[str, str]) -> int | str:
+    import httpx2
+
+    local = urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
+    kind = {"Content-Type": "application/json"}
+    try:
+        with anyio.fail_after(PATIENCE_S):
+            async with (
+                httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=not local, follow_redirects=False) as client,
+                client.stream("POST", url, content=body, headers=headers | kind) as response,
+            ):
+                return int(response.status_code)  # what it says besides is not read
+    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError) as error:
+        return type(error).__name__

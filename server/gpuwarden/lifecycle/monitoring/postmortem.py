@@ -1,0 +1,146 @@
+"""What a run taught: a failed job, what its log shows, and what was different when it worked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from gpuwarden.core.errors import BadRequest, NotFound, WardenError
+from gpuwarden.core.sanitize import clip, plain, redact, secret_values
+from gpuwarden.core.states import Job
+from gpuwarden.knowledge import diagnose, shipped
+from gpuwarden.knowledge.evidence import failing_lines, first_error, nameless, versions
+from gpuwarden.knowledge.proposal import signature_for
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.diagnose import tail_of
+from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job
+from gpuwarden.scripts.script import read_header
+
+MAX_CHANGES = 4_000
+MAX_TWINS = 5
+QUIET = {"name", "script", "max_cost_usd", "estimate_s"}
+FAILED = (Job.FAILED, Job.PREEMPTED)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The evidence of one failed job. `changes` is a text, redacted and bounded; `fixed_by` the job that worked.
+
+    `again` are other jobs of that name that failed with the same first error; `known` the entries that explain it.
+    """
+
+    job: JobRecord
+    lines: tuple[str, ...]
+    versions: tuple[str, ...]
+    known: tuple[str, ...]
+    again: tuple[str, ...]
+    fixed_by: JobRecord | None
+    changes: str
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the evidence does not show; the person who proposes has to answer it."""
+        found = []
+        if not self.lines:
+            found.append("the log shows no error line; the cause can't be read from it")
+        if self.fixed_by is None:
+            found.append("no later run of this job succeeded, so nothing shows that a fix works")
+        elif not self.changes:
+            found.append(f"{self.fixed_by.id} succeeded with nothing changed: a passing fault, not a cause")
+        if not self.again and (self.fixed_by is None or not self.changes):
+            found.append("it was seen once; one incident is a hypothesis")
+        return found
+
+
+async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Lesson:
+    """Collect the evidence of a failed job. Reads the ledger and logs and writes nothing.
+
+    `succeeded` names the job that worked; without it, the first later one of the same name or script is taken.
+    Raises NotFound for an unknown job, BadRequest for one that did not fail.
+    """
+    job = read_job(ctx.ledger, job_id)
+    if job.state not in FAILED:
+        raise BadRequest(
+            f"{job_id} {job.state.told}; only a run that failed teaches what to avoid", "Name a failed job."
+        )
+    fixed = _named(ctx, succeeded, job) if succeeded else _later_success(ctx, job)
+    hidden = secret_values(ctx.env, job.spec.secrets)
+    log = redact(await tail_of(ctx, job, reachable=True), hidden)
+    lines = failing_lines(log)
+    known = await anyio.to_thread.run_sync(lambda: diagnose(shipped(), log, limit=3))
+    again = await _again(ctx, job, lines[0]) if lines else ()
+    changes = "" if fixed is None else "\n".join(_changes(job, fixed))
+    return Lesson(
+        job=job,
+        lines=lines,
+        versions=versions(log, _declared(job)),
+        known=tuple(found.id for found in known),
+        again=again,
+        fixed_by=fixed,
+        changes=clip(plain(nameless(redact(changes, hidden))), MAX_CHANGES, keep="start"),
+    )
+
+
+def _named(ctx: Context, job_id: str, failed: JobRecord) -> JobRecord:
+    job = read_job(ctx.ledger, job_id)
+    if job.state is not Job.SUCCEEDED or job.id == failed.id:
+        raise BadRequest(
+            f"{job_id} {job.state.told}; --succeeded names a job that worked", "Leave it out to look for one."
+        )
+    return job
+
+
+def _later_success(ctx: Context, failed: JobRecord) -> JobRecord | None:
+    later = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, Job.SUCCEEDED)) if _akin(j, failed)]
+    later = [j for j in later if j.accepted_at >= failed.accepted_at]
+    return min(later, key=lambda j: j.accepted_at, default=None)
+
+
+def _akin(job: JobRecord, failed: JobRecord) -> bool:
+    """Whether a job is another try: it has the same script, or the same name on purpose."""
+    if job.id == failed.id:
+        return False
+    same = failed.spec.script is not None and job.spec.script == failed.spec.script
+    return same or (job.spec.name == failed.spec.name and job.spec.name != "job")
+
+
+async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
+    """Other failed tries whose log shows the same error, numbers and names aside."""
+    signature = signature_for(error)
+    tries = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, *FAILED)) if _akin(j, job)]
+    found = []
+    for other in tries[-MAX_TWINS:]:
+        try:
+            shown = first_error(await tail_of(ctx, other, reachable=True))
+        except (WardenError, NotFound):
+            continue
+        if shown and signature_for(shown) == signature:
+            found.append(other.id)
+    return tuple(found)
+
+
+def _declared(job: JobRecord) -> tuple[str, ...]:
+    """What the script's header asks for."""
+    try:
+        header = read_header(job.spec.script or "")
+    except BadRequest:
+        return ()
+    return header.dependencies if header else ()
+
+
+def _changes(failed: JobRecord, worked: JobRecord) -> Iterator[str]:
+    """Every difference between two submissions: fields as `name: old -> new`, the script as a diff."""
+    old, new = failed.spec.model_dump(mode="json"), worked.spec.model_dump(mode="json")
+    for name in (n for n in old if n not in QUIET and old[n] != new[n]):
+        yield f"{name}: {_short(old[name])} -> {_short(new[name])}"
+    lines = (failed.spec.script or "").splitlines(), (worked.spec.script or "").splitlines()
+    yield from difflib.unified_diff(*lines, failed.id, worked.id, n=1, lineterm="")
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,191 @@
+"""The watch: move everything on, and say what a person would want to know. It parks or asks; it never destroys.
+
+An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it
+first. What has to hold for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.alert_conditions import (
+    BALANCE,
+    OBSERVED,
+    Condition,
+    conditions,
+)
+from gpuwarden.lifecycle.monitoring.balances import dated
+from gpuwarden.lifecycle.monitoring.inventory import (
+    leases_of,
+    reconcile,
+    sweep,
+    unsettled,
+    what_went_wrong,
+)
+from gpuwarden.lifecycle.monitoring.notify import Alert, deliver
+from gpuwarden.lifecycle.records import read_job, read_lease
+
+EVERY_S: Final = 15.0
+MAX_WAIT_S: Final = 300.0
+SWEEP_S: Final = 600.0
+"""How often the platforms' own lists are read, for machines that are believed ended and are there all the same."""
+GAP_S: Final = 3600.0
+"""What was last seen longer ago than this is not taken to have held in between, unless it proves that by `same`."""
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: alerts raised and cleared, the alerts that stand, and what could not be done."""
+
+    news: tuple[Alert, ...]
+    standing: tuple[Alert, ...]
+    trouble: dict[str, str]
+
+
+@dataclass
+class Watcher:
+    """Watches one house. Several may, in several processes: the ledger lets each alert be raised only once."""
+
+    ctx: Context
+    every_s: float = EVERY_S
+    _seq: int = 0
+    _next_sweep: float = 0.0
+    _raised: dict[Key, Alert] = field(default_factory=dict)
+    _misses: dict[str, int] = field(default_factory=dict)
+    _next: dict[str, float] = field(default_factory=dict)
+
+    async def run(self, tell: Callable[[Round], None]) -> None:
+        """Go round until canceled."""
+        while True:
+            tell(await self.round())
+            await self.ctx.clock.sleep(self.every_s)
+
+    async def round(self) -> Round:
+        """Reconcile, look for conditions, record what changed and deliver it. Trouble is told, not raised."""
+        try:
+            return await self._round()
+        except Exception as error:
+            return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
+
+    async def _round(self) -> Round:
+        now = self.ctx.clock.now()
+        waiting = {job for job, at in self._next.items() if now < at}
+        self.ctx.observed.clear()
+        trouble = await reconcile(self.ctx, skip=waiting)
+        self._back_off(trouble, waiting)
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            trouble |= (await sweep(self.ctx))[1]
+        self._read()
+        found = conditions(self.ctx, self._raised)
+        news = self._settle(found, self._held(found))
+        trouble |= await deliver(self.ctx, news)
+        return Round(tuple(news), tuple(a for key, a in self._raised.items() if not key[2]), trouble)
+
+    # --------------------------------------------------------------------------------------------------- back-off
+
+    def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
+        """Look at what did not answer half as often each time, and at the rest every round."""
+        live = unsettled(self.ctx)
+        for job_id in set(self._misses) - set(live):
+            self._misses.pop(job_id)
+            self._next.pop(job_id, None)
+        for job_id in (j for j in live if j not in waiting):
+            if job_id in trouble or self._doubtful(job_id):
+                n = self._misses[job_id] = self._misses.get(job_id, 0) + 1
+                self._next[job_id] = self.ctx.clock.now() + min(self.every_s * 2 ** min(n, 20), MAX_WAIT_S)
+            else:
+                self._misses.pop(job_id, None)
+                self._next.pop(job_id, None)
+
+    def _doubtful(self, job_id: str) -> bool:
+        job = read_job(self.ctx.ledger, job_id)
+        unverified = any(read_lease(self.ctx.ledger, n).state is Lease.UNVERIFIED for n in leases_of(self.ctx, job))
+        return job_id in self.ctx.blind or job.state is Job.UNKNOWN or unverified
+
+    # ------------------------------------------------------------------------------------------------ what has held
+
+    def _held(self, found: list[Condition]) -> list[Condition]:
+        """The conditions that have held for long enough."""
+        now, past = self.ctx.clock.now(), self._memory()
+        present: dict[str, list[Any]] = {}
+        held = []
+        for c in found:
+            name = "|".join(c.key)
+            since = c.since
+            if since is None and c.hold_s:
+                first, last, same = past.get(name, (now, now, c.same))
+                goes_on = same == c.same and (c.same or now - last <= GAP_S)
+                since = first if goes_on else now
+                present[name] = [since, now, c.same]
+            if since is None or now - since >= c.hold_s:
+                held.append(c)
+        unseen = {n: v for n, v in past.items() if n not in present and self._unseen(*n.split("|")[:2])}
+        self._remember(present | unseen)
+        return held
+
+    def _unseen(self, subject: str, kind: str) -> bool:
+        """Whether nothing can be said now because the machine or account was not looked at, or did not answer."""
+        if subject.startswith(BALANCE):
+            return not dated(self.ctx, subject.removeprefix(BALANCE))
+        job_id = subject.removeprefix("job/")
+        state = self.ctx.ledger.state(subject)
+        return kind in OBSERVED and job_id not in self.ctx.observed and state in {Job.RUNNING, Job.UNKNOWN}
+
+    def _memory(self) -> dict[str, tuple[float, float, str]]:
+        try:
+            stored = json.loads((self.ctx.home / "watch.json").read_text("utf-8"))
+            return {str(k): (float(v[0]), float(v[1]), str(v[2])) for k, v in stored.items()}
+        except (OSError, ValueError, AttributeError, TypeError, LookupError):
+            return {}
+
+    def _remember(self, memory: dict[str, Any]) -> None:
+        file = self.ctx.home / "watch.json"
+        fresh = file.with_name(f"watch.json.{os.getpid()}")
+        fresh.write_text(json.dumps(memory), "utf-8")
+        with contextlib.suppress(PermissionError):  # another system's open file; the next round writes it
+            fresh.replace(file)
+
+    # --------------------------------------------------------------------------------------------------- the ledger
+
+    def _read(self) -> None:
+        """Take in the alerts that any process recorded since the last look."""
+        for event in sorted(self._since("alert.raised") + self._since("alert.cleared"), key=lambda e: e.seq):
+            alert = Alert.read(event)
+            if alert.raised:
+                self._raised[alert.key] = alert
+            else:
+                self._raised.pop(alert.key, None)
+            self._seq = event.seq
+
+    def _since(self, kind: str) -> list[Event]:
+        events: list[Event] = []
+        while page := self.ctx.ledger.events(kind=kind, after=events[-1].seq if events else self._seq):
+            events += page
+        return events
+
+    def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
+        """Raise what is new and clear what is over, in one transaction with the look at what stands."""
+        stays = {c.key for c in held} | {c.key for c in found if not c.same}
+        with self.ctx.ledger.transaction():
+            self._read()
+            over = [k for k in self._raised if k not in stays and not k[2] and not self._unseen(*k[:2])]
+            news = [self._record(c.key, c.text, raised=True) for c in held if c.key not in self._raised]
+            news += [self._record(key, self._raised[key].text, raised=False) for key in over]
+        self._read()
+        return news
+
+    def _record(self, key: Key, text: str, *, raised: bool) -> Alert:
+        subject, kind, mark = key
+        body = {"kind": kind, "mark": mark, "text": text}
+        return Alert.read(self.ctx.ledger.add(subject, "alert.raised" if raised else "alert.cleared", body))

@@ -1,0 +1,1 @@
+"""The submit gate: gather facts, check them, issue a receipt, launch."""

@@ -1,0 +1,107 @@
+"""What jobs have cost and may still cost, held against the user's caps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuwarden.core.models import InputFile, JobSpec
+from gpuwarden.core.money import usd
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
+from gpuwarden.rules.facts import SubmitFacts
+
+DAY_S = 86_400
+IDLE_H: Final = 1.0
+"""How many hours a machine whose job has ended is taken to bill on."""
+
+
+def spending_question(ctx: Context, facts: SubmitFacts) -> str:
+    """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
+    if not facts.metered:
+        return ""
+    if facts.worst_cost is None:
+        return "its price is unknown"
+    if over := over_caps(ctx, facts.spec.platform, facts.worst_cost):
+        return over
+    if (twin := _same_work(ctx, facts)) is not None:
+        return f"job {twin.id} does the same work and has not ended, so it would be paid for twice"
+    return ""
+
+
+def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str:
+    """The first cap that a cost would break; empty when none. `of` is the job that it is of, where it is known."""
+    caps = ctx.policy.caps_for(platform)
+    today = spent_today(ctx, pretend=platform.startswith(REHEARSAL), without=of)
+    for name, total, cap in (
+        ("per_job_usd", worst, caps.per_job_usd),
+        ("per_instance_usd", worst, caps.per_instance_usd),
+        ("per_day_usd", today + worst, caps.per_day_usd),
+    ):
+        if total > cap:
+            return f"it may come to {usd(total)}, above {name} of {usd(cap)}"
+    return ""
+
+
+def _same_work(ctx: Context, facts: SubmitFacts) -> JobRecord | None:
+    """A live job that runs the same program with equal arguments and inputs, whatever its name, limits or machine."""
+    wanted = _work(facts.spec, facts.inputs)
+    live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS)))
+    paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
+    return next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
+
+
+def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
+    return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
+
+
+def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
+    """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
+    day, leases = ctx.clock.now() - DAY_S, [lease_now(ctx, name) for name in lease_ids(ctx.ledger)]
+    total = 0.0
+    for job in (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger) if job_id != without):
+        mine = [lease for lease in leases if lease.job_id == job.id]
+        if job.spec.platform.startswith(REHEARSAL) is not pretend:
+            continue
+        if job.accepted_at > day:
+            total += _committed(ctx, job, mine)
+        else:
+            total += sum(_billed(ctx, job, lease, day) for lease in mine)
+    return total
+
+
+def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    cost = sum(max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases)
+    open_ended = job.state not in TERMINAL_JOBS or any(lease.state in LIVE_LEASES for lease in leases)
+    if not open_ended:
+        return cost
+    expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
+    dearest = max((price_of(ctx, lease) or 0.0 for lease in leases), default=0.0)
+    times = max(1.0, dearest / job.price) if job.price else 1.0
+    return max((expected or 0.0) * times, cost + _idle_ahead(ctx, job, leases))
+
+
+def _idle_ahead(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    """What the machines of a job that has ended bill until a person may have let them go, or short jobs fill no day."""
+    if job.state not in TERMINAL_JOBS:
+        return 0.0
+    live = (lease for lease in leases if lease.state in LIVE_LEASES)
+    return sum((price_of(ctx, lease) or job.price or 0.0) * IDLE_H for lease in live)
+
+
+def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
+    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended.
+
+    Where its price is not told any more, it is the last that was, or the one that was checked.
+    """
+    price = price_of(ctx, lease) or job.price
+    if lease.state not in LIVE_LEASES or price is None:
+        return 0.0
+    return price * (ctx.clock.now() - max(since, lease.opened_at)) / 3600
+
+
+def spending_approved(ctx: Context, receipt: str) -> bool:
+    """Whether a person approved this receipt's spending, and the approval has not expired."""
+    granted = ctx.ledger.last(f"receipt/{receipt}", "approval.granted")
+    return granted is not None and bool(ctx.clock.now() <= granted.body["expires_at"])

@@ -1,0 +1,209 @@
+"""What the submit rules read, gathered at once: the script, the Hub, the price, the place, the secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
+from gpuwarden.core.money import usd_per_hour
+from gpuwarden.core.profile import Profile
+from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
+from gpuwarden.core.states import Job
+from gpuwarden.core.task_groups import first_error
+from gpuwarden.hub.client import HubConfig
+from gpuwarden.hub.facts import HubFacts
+from gpuwarden.hub.preflight_facts import hub_facts
+from gpuwarden.hub.scripts import fetch_script
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.bootstrap import look_over_own
+from gpuwarden.lifecycle.execution.provisioning import wanted
+from gpuwarden.lifecycle.records import job_ids, read_job
+from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs, program_of
+from gpuwarden.providers.base import account_key_values, account_keys
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import Leak, SubmitFacts
+from gpuwarden.scripts.script import ScriptFacts, read_command, read_script
+
+OWN_VARIABLES = "GPUWARDEN_"
+
+
+async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
+    """Everything the submit rules read."""
+    try:
+        profile: Profile | None = ctx.profile(spec.platform)
+    except NotFound:
+        profile = None
+    config = HubConfig.from_env(ctx.env)
+    inputs = await _inputs(ctx, spec, profile)
+    script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], _program(ctx, spec, inputs))
+    quote: Answer[Quote] | None = None
+    unsold = ""
+    hub: HubFacts | None = None
+
+    async def ask_price() -> None:
+        nonlocal quote, unsold
+        if profile is not None and profile.meter.metered:
+            quote, unsold = await _quote(ctx, spec)
+
+    async def ask_hub() -> None:
+        nonlocal hub
+        hub = await hub_facts(script, spec, config, clock=ctx.clock)
+
+    with first_error():
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask_price)
+            group.start_soon(ask_hub)
+    return SubmitFacts(
+        spec=spec,
+        policy=ctx.policy,
+        profile=profile,
+        platforms=tuple(ctx.platforms()),
+        script=script,
+        quote=quote,
+        unusable=_unusable(ctx, profile, spec.platform),
+        leaks=tuple(find_leaks(spec, ctx)),
+        unset_secrets=tuple(name for name in spec.secrets if not ctx.env.get(name)),
+        account_secrets=_account_secrets(ctx, spec),
+        unsold=unsold,
+        hub=hub,
+        script_url=script_url,
+        proven_script=spec.script is not None and _has_succeeded(ctx, spec.script),
+        looked=await _look(ctx, profile, spec.platform),
+        inputs=inputs.files,
+        inputs_left_out=inputs.left_out,
+        input_leaks=inputs.leaks,
+    )
+
+
+async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
+    """The roster of the files that go along. Raises NotSupported where jobs can't be given any."""
+    if not spec.inputs:
+        return Inputs()
+    if (
+        profile is not None
+        and not _unusable(ctx, profile, spec.platform)
+        and not ctx.backend(profile.backend).takes_inputs
+    ):
+        raise NotSupported(
+            f"{spec.platform} can't put files beside a job, so it takes no inputs; nothing was launched or billed",
+            "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
+        )
+    return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
+
+
+def _program(ctx: Context, spec: JobSpec, inputs: Inputs) -> tuple[str, tuple[str, ...]] | None:
+    return program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
+
+
+async def read_spec(
+    spec: JobSpec, config: HubConfig, files: Sequence[str] = (), program: tuple[str, tuple[str, ...]] | None = None
+) -> tuple[ScriptFacts, Answer[str]]:
+    """What the script says, its text given or behind an address; for other commands, what their flags say.
+
+    `files` are the inputs that lie in its working folder, `program` is the one of them that the command starts.
+    """
+    if spec.script is not None:
+        # A megabyte takes seconds of processor time; other calls go on meanwhile.
+        return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
+    if program is not None:
+        said = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
+        # Only uv installs what a header lists; any other command takes the packages that the machine has.
+        return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
+    fetched = await fetch_script(spec.command, config)
+    if isinstance(fetched, Known) and fetched.value.text:
+        return read_script(fetched.value.text, spec.env, spec.command, files), Known("")
+    trouble = fetched if isinstance(fetched, Unknown) else Known(fetched.value.trouble if fetched else "")
+    return read_command(spec.command, spec.env), trouble
+
+
+def _has_succeeded(ctx: Context, script: str) -> bool:
+    """Whether a job with this very script has succeeded, with whatever arguments."""
+    return any(read_job(ctx.ledger, i).spec.script == script for i in job_ids(ctx.ledger, Job.SUCCEEDED))
+
+
+async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    if profile is None or _unusable(ctx, profile, platform):
+        return ()
+    known = {r.id for r in rules_of("submit")}
+    look, fallback = (
+        (ctx.provider(platform).check(), "PF-ACCT-001")
+        if profile.meter.metered
+        else (look_over_own(ctx, ctx.owned_place(platform)), "PF-PLACE-001")
+    )
+    try:
+        found = await look
+    except WardenError as error:
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+    return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
+
+
+def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
+    """Why jobs can't be run on a platform by this build; empty when they can."""
+    if profile is None:
+        return ""
+    try:
+        ctx.backend(profile.backend)
+        if profile.meter.metered:
+            ctx.provider(platform)
+    except (NotFound, NotSupported) as error:
+        return f"{error.message}. {error.hint}".strip()
+    return ""
+
+
+async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
+    """The price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
+    try:
+        answer = await ctx.provider(spec.platform).quote(wanted(spec))
+    except (BadRequest, NotSupported, NoCapacity) as refusal:
+        unusable = _unusable(ctx, ctx.profile(spec.platform), spec.platform)
+        return Unknown(refusal.message), "" if unusable else f"{refusal.message}. {refusal.hint}".strip()
+    except WardenError as error:
+        return Unknown(error.message), ""
+    price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
+    if price is not None and price <= 0:
+        return Unknown(f"{spec.platform} quotes {usd_per_hour(price)}, and nobody rents a machine for nothing"), ""
+    return answer, ""
+
+
+def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
+    """The named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
+    keys, values = account_keys(), set(account_key_values(ctx.env).values())
+    held = {name for name in spec.secrets if any(value in ctx.env.get(name, "") for value in values)}
+    named = {name for name in spec.secrets if name.upper() in keys or name.upper().startswith(OWN_VARIABLES)}
+    return tuple(name for name in spec.secrets if name in held | named)
+
+
+def _ours(ctx: Context) -> dict[str, str]:
+    """The secrets of this process: those of its environment by name, and the keys in files that it names."""
+    named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
+    return account_key_values(ctx.env) | named
+
+
+def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
+    """Where a spec holds a secret: by the shape of a token, by name, or by being the value of one of ours."""
+    ours = _ours(ctx)
+    texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
+    texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
+    texts += [(f"env.{name}", value) for name, value in spec.env.items()]
+    texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or "")]
+    texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
+    texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]
+    texts += [(f"inputs[{n}]", path) for n, path in enumerate(spec.inputs)]
+    leaks = []
+    for where, text in texts:
+        known = next((name for name, value in ours.items() if value in text), None)
+        if known:
+            leaks.append(Leak(where, f"the value of {known}"))
+        elif TOKEN.search(text):
+            leaks.append(Leak(where, "a token or a private key"))
+        elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
+            leaks.append(Leak(where, "a secret, by its name"))
+    return leaks

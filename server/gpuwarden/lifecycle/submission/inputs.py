@@ -1,0 +1,216 @@
+"""The files that a job takes along: named below the working directory, listed with digests, searched for secrets.
+
+An agent names them and a machine that others own gets them, so nothing leaves that a person would not expect to: no
+path and no link out of the working directory, nothing hidden, and no file that looks like a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.core.errors import BadReply, BadRequest
+from gpuwarden.core.models import MAX_SCRIPT_BYTES, InputFile, clean_path
+from gpuwarden.core.safe_names import local_name
+from gpuwarden.core.sanitize import SECRET_FILE, TOKEN, line
+from gpuwarden.remote.transfer.safe_open import open_regular
+from gpuwarden.rules.facts import Leak
+from gpuwarden.scripts.script import decode
+
+MAX_FILES: Final = 1_000
+MAX_BYTES: Final = 64 << 20
+MAX_LOOKED: Final = 20_000
+MORE: Final = "Name narrower inputs; put more into a dataset on the Hub and load it by its id."
+BLOCK: Final = 1 << 20
+_OVERLAP: Final = 8 << 10
+"""Bytes of a block that are looked at again with the next one, so that no token hides on the border."""
+_NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What goes with a job, in the order of the paths; what of the named folders does not; what looks secret."""
+
+    files: tuple[InputFile, ...] = ()
+    left_out: tuple[str, ...] = ()
+    leaks: tuple[Leak, ...] = ()
+
+
+def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
+    """The roster of `names` below `root`. `ours` are secrets by name, whose values no file may hold; `kept` are files
+    and folders that nothing is sent of.
+
+    Raises `BadRequest` that names the path at fault.
+    """
+    try:
+        walk = _Walk(root.resolve(), tuple(path.resolve() for path in kept))
+        for name in names:
+            walk.add(name)
+        read = [_read(path, real, ours) for path, real in sorted(walk.found.items())]
+    except OSError as error:
+        raise BadRequest(f"the inputs can't be read: {error}", "Submit when nothing changes them.") from error
+    leaks = tuple(leak for _, leak in read if leak is not None)
+    return Inputs(tuple(file for file, _ in read), tuple(sorted(walk.left_out)), leaks)
+
+
+def real_path(root: Path, name: str) -> Path:
+    """Where a named file lies, whatever links are on the way. Raises `BadRequest` for a way that leaves `root`."""
+    root = root.resolve()
+    try:
+        real = (root / name).resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise BadRequest(f"the input {line(name)} is not there", "Name files below the working directory.") from error
+    if not real.is_relative_to(root) or real == root:
+        raise BadRequest(f"the input {line(name)} leads out of the working directory", "Copy it in, or leave it out.")
+    if any(part.startswith(".") for part in (*Path(name).parts, *real.relative_to(root).parts)):
+        raise BadRequest(
+            f"the input {line(name)} is hidden, or lies in a hidden folder", "Hidden files are never sent."
+        )
+    return real
+
+
+def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
+    """The text of the Python file among the inputs that a command starts, and its arguments; None where there is none.
+
+    Raises `BadRequest` when it changed since it was listed, or is no text.
+    """
+    listed = {file.path: file for file in files}
+    for n, word in enumerate(command):
+        file = listed.get(word.removeprefix("./"))
+        if file is not None and word.endswith(".py") and file.size <= MAX_SCRIPT_BYTES:
+            raw = real_path(root, file.path).read_bytes()
+            if hashlib.sha256(raw).hexdigest() != file.sha256:
+                raise BadRequest(f"the input {line(file.path)} changes while it is read", "Submit when it rests.")
+            return decode(raw), tuple(command[n + 1 :])
+    return None
+
+
+class _Walk:
+    """Finds the files below named paths; `found` is their real path by the name that they arrive under."""
+
+    def __init__(self, root: Path, kept: tuple[Path, ...] = ()) -> None:
+        self.root, self.kept = root, kept
+        self.found: dict[str, Path] = {}
+        self.left_out: set[str] = set()
+        self.bytes = self.looked = 0
+
+    def add(self, name: str) -> None:
+        """One named path."""
+        real = real_path(self.root, name)
+        before = len(self.found)
+        known = any(n == name or n.startswith(name + "/") for n in self.found)
+        if real.is_dir():
+            for path, where in self._folder(name, real):
+                self._file(path, where)
+        else:
+            self._file(name, real)
+        if len(self.found) == before and not known:
+            raise BadRequest(f"the input folder {line(name)} holds no file that can be sent", "Leave it out.")
+
+    def _folder(self, name: str, real: Path) -> Iterator[tuple[str, Path]]:
+        """Every file of a folder; links are taken to files only, so that no walk goes in circles."""
+        waiting = [(name, real)]
+        while waiting:
+            above, folder = waiting.pop()
+            for entry in _entries(above, folder):
+                path = f"{above}/{entry.name}"
+                self.looked += 1
+                if self.looked > MAX_LOOKED:
+                    raise BadRequest(f"the inputs hold more than {MAX_LOOKED:,} entries", MORE)
+                if _is_left_out(entry):
+                    self.left_out.add(_printable(path))
+                elif entry.is_symlink():
+                    yield path, self._linked(path)
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append((path, Path(entry.path)))
+                else:
+                    yield path, Path(entry.path)
+
+    def _linked(self, path: str) -> Path:
+        real = real_path(self.root, path)
+        if real.is_dir():
+            raise BadRequest(f"the input {line(path)} is a link to a folder", "Name that folder itself.")
+        return real
+
+    def _file(self, path: str, real: Path) -> None:
+        _check_name(path)
+        info = real.lstat()
+        if not stat.S_ISREG(info.st_mode):
+            raise BadRequest(f"the input {line(path)} is no regular file", "Devices, pipes and sockets are never sent.")
+        if path in self.found:
+            return
+        if any(real == own or own in real.parents for own in self.kept):
+            raise BadRequest(f"the input {line(path)} is gpuwarden's own, or what it decides by", "Leave it out.")
+        self.found[path] = real
+        self.bytes += info.st_size
+        if len(self.found) > MAX_FILES:
+            raise BadRequest(f"the inputs are more than {MAX_FILES:,} files", MORE)
+        if self.bytes > MAX_BYTES:
+            raise BadRequest(f"the inputs have more than {MAX_BYTES >> 20} MiB", MORE)
+
+
+def _entries(name: str, folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda e: e.name)
+    except OSError as error:
+        raise BadRequest(f"the input folder {line(name)} can't be read: {error.strerror}", "Leave it out.") from error
+
+
+def _is_left_out(entry: os.DirEntry[str]) -> bool:
+    """What is made again by a run, holds settings, or is a whole environment."""
+    if entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo")):
+        return True
+    return entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")
+
+
+def _check_name(path: str) -> None:
+    """Refuse what another system could take for something else. Spaces, quotes and dashes are fine."""
+    try:
+        path.encode()
+        sound = clean_path(path) == path and bool(local_name(path, windows=False))
+    except (ValueError, BadReply):
+        sound = False
+    if not sound:
+        raise BadRequest(
+            f"the input {_printable(path)!r} has a name that can't be sent",
+            "No control characters, line ends, backslashes, broken UTF-8 or folder called machine: rename it.",
+        )
+
+
+def _printable(path: str) -> str:
+    """A name as one line that can be shown: it may hold anything."""
+    return line(path.encode("utf-8", "backslashreplace").decode())
+
+
+def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:
+    """One file's line of the roster, and what makes it look like a secret."""
+    seen, size, tail = hashlib.sha256(), 0, b""
+    kind = (
+        "a key file, by its name" if _is_key_name(path) or _is_key_name(real.name) else _secret_in(path.encode(), ours)
+    )
+    with open_regular(real) as file:
+        while block := file.read(BLOCK):
+            size += len(block)
+            if size > MAX_BYTES:
+                raise BadRequest(f"the input {line(path)} grew while it was read", "Submit when nothing writes to it.")
+            seen.update(block)
+            kind = kind or _secret_in(tail + block, ours)
+            tail = block[-_OVERLAP:]
+    return InputFile(path=path, size=size, sha256=seen.hexdigest()), Leak(path, kind) if kind else None
+
+
+def _is_key_name(path: str) -> bool:
+    return SECRET_FILE.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def _secret_in(block: bytes, ours: Mapping[str, str]) -> str:
+    known = next((name for name, value in ours.items() if value.encode("utf-8", "surrogateescape") in block), None)
+    if known:
+        return f"the value of {known}"
+    return "a token or a private key" if TOKEN.search(block.decode("utf-8", "replace")) else ""

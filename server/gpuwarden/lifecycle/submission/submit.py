@@ -1,0 +1,231 @@
+"""The submit gate: facts are gathered, rules read them, a receipt is bound to both, and only then is a job accepted."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets as random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anyio import to_thread
+
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused, by_a_person
+from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
+from gpuwarden.core.money import usd_per_hour
+from gpuwarden.core.rules import Finding, run_rules
+from gpuwarden.core.sanitize import line, scrubbed, secret_values
+from gpuwarden.core.states import TERMINAL_JOBS, Job
+from gpuwarden.ledger.store import Event
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.execution.advance import advance
+from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job
+from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
+from gpuwarden.lifecycle.submission.facts import gather
+from gpuwarden.lifecycle.submission.input_store import stage, sweep
+from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What became of a submit. `job` is None while nothing was accepted: then `receipt` is what to come back with.
+
+    `ask` says why a person has to approve the spending first; empty when nobody has to.
+    """
+
+    findings: tuple[Finding, ...]
+    quote: Quote | None = None
+    worst_cost_usd: float | None = None
+    receipt: str | None = None
+    expires_at: float | None = None
+    ask: str = ""
+    job: JobRecord | None = None
+    adopted: bool = False
+
+
+@dataclass(frozen=True)
+class _Checked:
+    facts: SubmitFacts
+    findings: tuple[Finding, ...]
+    quote: Quote | None = field(default=None)
+
+
+async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt: str | None = None) -> Submission:
+    """Check a job, and launch it when that is allowed.
+
+    On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
+    and the same arguments, launches. Raises Refused with the findings, NotFound or Conflict for a receipt that is
+    not ours, stale or for something else, BadRequest for a dry run that brings one.
+    """
+    if receipt is not None and dry_run:
+        raise BadRequest("dry_run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
+    if receipt is not None:
+        return await _redeem(ctx, spec, receipt)
+    checked = await _check(ctx, spec)
+    live = _live_twin(ctx, checked.facts)
+    if live is not None and not dry_run:
+        return Submission(
+            checked.findings, checked.quote, checked.facts.worst_cost, job=await advance(ctx, live), adopted=True
+        )
+    issued = _issue(ctx, checked)
+    if dry_run or checked.facts.metered:
+        return issued
+    assert issued.receipt is not None
+    return await _accept(ctx, checked, issued.receipt)
+
+
+async def _check(ctx: Context, spec: JobSpec) -> _Checked:
+    facts = await gather(ctx, spec)
+    findings = tuple(run_rules(rules_of("submit"), facts))
+    if any(f.blocks for f in findings):
+        _note_refusal(ctx, spec, findings)
+        blocking = [f for f in findings if f.blocks]
+        rules = ", ".join(dict.fromkeys(f.rule for f in blocking))
+        raise Refused(
+            f"the submit gate refused {spec.name!r} ({rules}); nothing was launched or billed",
+            "Mend each finding as it says, then submit again.",
+            findings,
+        )
+    quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
+    return _Checked(facts, findings, quote)
+
+
+def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
+    # The spec may hold a secret, so only its digest is kept, and of its names what is none.
+    body = {
+        "name": spec.name,
+        "platform": spec.platform,
+        "spec_digest": spec.digest,
+        "rules": sorted({f.rule for f in findings if f.blocks}),
+    }
+    body = scrubbed(body, secret_values(ctx.env))
+    ctx.ledger.add(f"job/x{random.token_hex(5)}", "job.refused", body, state=Job.REFUSED)
+
+
+def _issue(ctx: Context, checked: _Checked) -> Submission:
+    receipt = f"r{random.token_hex(8)}"
+    expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
+    ask = spending_question(ctx, checked.facts)
+    body = {
+        "spec_digest": checked.facts.spec.digest,
+        "facts_digest": checked.facts.digest,
+        "price": checked.facts.price,
+        "expires_at": expires,
+        "worst_cost": checked.facts.worst_cost,
+        "name": checked.facts.spec.name,
+        "platform": checked.facts.spec.platform,
+        "timeout_s": checked.facts.spec.timeout_s,
+        "ask": ask,
+        "hub": checked.facts.hub.watched if checked.facts.hub else {},
+        "inputs": {file.path: file.sha256 for file in checked.facts.inputs},
+    }
+    ctx.ledger.add(f"receipt/{receipt}", "receipt.issued", body)
+    return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
+
+
+async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
+    issued = ctx.ledger.last(f"receipt/{receipt}", "receipt.issued")
+    if issued is None:
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "Submit without a receipt to get one.")
+    if issued.body["spec_digest"] != spec.digest:
+        raise Conflict("the receipt is for other arguments", "Submit these without a receipt to have them checked.")
+    used = ctx.ledger.used("job.accepted", receipt)
+    if used is not None:  # a repeated call, perhaps after a lost reply
+        job = await advance(ctx, used.subject.removeprefix("job/"))
+        return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True)
+    if ctx.clock.now() > issued.body["expires_at"]:
+        raise Conflict(
+            "the receipt has expired: facts may have changed since", "Submit without a receipt for a fresh one."
+        )
+    checked = await _check(ctx, spec)
+    if checked.facts.digest != issued.body["facts_digest"]:
+        raise Conflict(
+            f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
+        )
+    return await _accept(ctx, checked, receipt)
+
+
+class NeedsApproval(Refused):
+    """The spending is above what the user allowed without a question."""
+
+    code = "approval_required"
+
+    def __init__(self, message: str, ticket: str) -> None:
+        super().__init__(message, f"{by_a_person(ticket)}; then submit the same arguments again with this receipt.")
+        self.ticket = ticket
+
+
+def _change(issued: Event, checked: _Checked) -> str:
+    before, now = issued.body["price"], checked.facts.price
+    if before != now:
+        return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
+    if files := _changed_inputs(issued, checked):
+        return f"inputs are not the files that were checked: {line(', '.join(files))}"
+    then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
+    moved = [
+        f"{name} was {then.get(name)} and is {seen.get(name)}"
+        for name in {**then, **seen}
+        if then.get(name) != seen.get(name)
+    ]
+    return "; ".join(moved) or "the platform's profile or the secrets that have values"
+
+
+def _changed_inputs(issued: Event, checked: _Checked) -> list[str]:
+    """The inputs that came, went or hold something else since the receipt."""
+    then, now = issued.body.get("inputs", {}), {file.path: file.sha256 for file in checked.facts.inputs}
+    return sorted(path for path in {**then, **now} if then.get(path) != now.get(path))
+
+
+async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
+    """Write the job down, once per receipt, and start it on its way."""
+    spec = checked.facts.spec
+    job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
+    body = {
+        "spec": spec.model_dump(mode="json"),
+        "spec_digest": spec.digest,
+        "facts_digest": checked.facts.digest,
+        "worst_cost": checked.facts.worst_cost,
+        "price": checked.facts.price,
+        "receipt": receipt,
+        "inputs": [file.model_dump() for file in checked.facts.inputs],
+    }
+    async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+        used = ctx.ledger.used("job.accepted", receipt)
+        live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked.facts)
+        if live is None:
+            _check_spending(ctx, checked.facts, receipt)
+            await _keep_inputs(ctx, checked.facts.inputs)
+            ctx.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
+    job = await advance(ctx, live or job_id)
+    return Submission(
+        checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
+    )
+
+
+def _check_spending(ctx: Context, facts: SubmitFacts, receipt: str) -> None:
+    ask = spending_question(ctx, facts)
+    if ask and not spending_approved(ctx, receipt):
+        raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+
+
+async def _keep_inputs(ctx: Context, inputs: tuple[InputFile, ...]) -> None:
+    """Take the bytes that were checked, before the job is accepted; drop those that no live job needs."""
+    live = [read_job(ctx.ledger, job_id).inputs for job_id in _live_jobs(ctx)]
+    await to_thread.run_sync(sweep, ctx.input_store, {file for files in (inputs, *live) for file in files})
+    if inputs:
+        await to_thread.run_sync(stage, ctx.input_store, ctx.cwd or Path.cwd(), inputs)
+
+
+def _live_jobs(ctx: Context) -> list[str]:
+    return job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS))
+
+
+def _live_twin(ctx: Context, facts: SubmitFacts) -> str | None:
+    """A job with exactly these arguments and inputs that has not ended: the same call, made twice."""
+    wanted, inputs = facts.spec.digest, [file.model_dump() for file in facts.inputs]
+    for job_id in _live_jobs(ctx):
+        accepted = ctx.ledger.last(f"job/{job_id}", "job.accepted")
+        same = accepted is not None and accepted.body["spec_digest"] == wanted
+        if same and accepted is not None and accepted.body.get("inputs", []) == inputs:
+            return job_id
+    return None

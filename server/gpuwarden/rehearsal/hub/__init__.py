@@ -1,0 +1,1 @@
+"""A local Hugging Face Hub with repositories, jobs and a dataset viewer."""

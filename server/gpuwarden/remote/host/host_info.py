@@ -1,0 +1,117 @@
+"""The first words with a machine: where home is, which Python can run the runner, which one runs training.
+
+One constant shell script, so that it works where there is no Python at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuwarden.core.errors import BadReply, NotSupported
+from gpuwarden.remote.ssh.session import Ssh
+
+HELLO_S = 30.0
+OLDEST = (3, 8)
+
+# Images put their Python here and on the PATH of the first process, which sshd does not hand on.
+_SCRIPT = r"""
+printf 'home=%s\n' "$HOME"
+printf 'path=%s\n' "$PATH"
+first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
+printf 'first_path=%s\n' "$first"
+PATH="$PATH:$first:$HOME/.local/bin"
+for tool in uv tmux nvidia-smi; do
+  found=$(command -v "$tool" 2>/dev/null) && printf 'tool=%s %s\n' "$tool" "$found"
+done
+for python in python3 python /opt/conda/bin/python /root/miniconda3/bin/python /venv/main/bin/python \
+  /usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8; do
+  found=$(command -v "$python" 2>/dev/null) || continue
+  "$found" -I -c '
+import sys
+try:
+    from importlib.util import find_spec
+    torch = int(find_spec("torch") is not None)
+except Exception:
+    torch = 0
+print("python=%d.%d %d %s" % (sys.version_info[0], sys.version_info[1], torch, sys.executable))
+' 2>/dev/null </dev/null
+done
+exit 0
+""".strip()
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter on the machine."""
+
+    version: tuple[int, int]
+    torch: bool
+    path: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a machine is like, as far as launching goes. `path` is the PATH of its image, completed."""
+
+    home: str
+    path: str
+    pythons: tuple[Python, ...]
+    tools: dict[str, str]
+
+    @property
+    def runner_python(self) -> str:
+        """The interpreter for our own runner. Raises `NotSupported` when none is new enough."""
+        fit = [p for p in self.pythons if p.version >= OLDEST]
+        if fit:
+            return fit[0].path
+        found = ", ".join(f"{p.version[0]}.{p.version[1]}" for p in self.pythons) or "none"
+        raise NotSupported(
+            f"the machine has no Python 3.8 or newer (found: {found}), which the runner needs",
+            "Choose an image with Python, or install python3 there.",
+        )
+
+    @property
+    def job_python(self) -> str:
+        """The interpreter for scripts: the first that has torch, else the runner's."""
+        with_torch = [p.path for p in self.pythons if p.torch and p.version >= OLDEST]
+        return with_torch[0] if with_torch else self.runner_python
+
+
+async def say_hello(machine: Ssh) -> Hello:
+    """Ask a machine. Raises `BadReply` when its answer makes no sense."""
+    ran = await machine.run(["/bin/sh", "-c", _SCRIPT], timeout_s=HELLO_S, limit=1 << 20)
+    return read_hello(ran.out.decode("utf-8", "replace").splitlines())
+
+
+def read_hello(lines: Sequence[str]) -> Hello:
+    """The script's lines as a `Hello`."""
+    one: dict[str, str] = {}
+    tools: dict[str, str] = {}
+    pythons: dict[str, Python] = {}
+    for key, _, value in (line.partition("=") for line in lines):
+        if key == "tool":
+            name, _, path = value.partition(" ")
+            tools[name] = path
+        elif key == "python":
+            python = _python(value)
+            if python is not None:
+                pythons.setdefault(python.path, python)
+        else:
+            one.setdefault(key, value)
+    if not one.get("home", "").startswith("/"):
+        raise BadReply(f"the machine names no home folder ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
+    return Hello(one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools)
+
+
+def _python(text: str) -> Python | None:
+    try:
+        version, torch, path = text.split(" ", 2)
+        major, _, minor = version.partition(".")
+        return Python((int(major), int(minor)), torch == "1", path) if path.startswith("/") else None
+    except ValueError:
+        return None
+
+
+def _joined(*paths: str) -> str:
+    return ":".join(dict.fromkeys(p for path in paths for p in path.split(":") if p.startswith("/")))

@@ -1,0 +1,101 @@
+"""How the machine is: memory, disks, GPUs; what may hang is asked in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpuwarden.remote.runner.memory import OomKills, memory
+from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.protocol import Json
+
+
+class Asked:
+    """Asks in a thread what may hang for a long time: a sick driver, a network disk that went away."""
+
+    def __init__(self) -> None:
+        self.values: Json = {}
+        self.thread: Any = None
+
+    def ask(self, patience: float = 0.0) -> Json:
+        """The last answer, or one that comes within `patience` seconds; asks anew unless a question is still open."""
+        if not (self.thread and self.thread.is_alive()):
+            import threading
+
+            self.thread = threading.Thread(target=self._query, daemon=True)
+            self.thread.start()
+        if patience:
+            self.thread.join(patience)
+        return self.values
+
+    def _query(self) -> None:
+        raise NotImplementedError
+
+
+class Rooms(Asked):
+    """Disk and inodes where the declared outputs go: of the file system that has the least of each."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self.paths = paths
+
+    def _query(self) -> None:
+        rooms = []
+        for path in self.paths:
+            while not os.path.exists(path) and len(path) > 1:
+                path = os.path.dirname(path)
+            try:
+                rooms.append(os.statvfs(path))
+            except OSError:
+                continue
+        if rooms:
+            fs = min(rooms, key=lambda r: r.f_bavail * r.f_frsize)
+            found: Json = {"disk_free": fs.f_bavail * fs.f_frsize, "disk_total": fs.f_blocks * fs.f_frsize}
+            counted = [r for r in rooms if r.f_files]  # some file systems count no inodes
+            if counted:
+                fs = min(counted, key=lambda r: r.f_favail)
+                found.update(inodes_free=fs.f_favail, inodes_total=fs.f_files)
+            self.values = found
+
+
+class Gpu(Asked):
+    """Asks nvidia-smi."""
+
+    def __init__(self) -> None:
+        import shutil
+
+        super().__init__()
+        self.program = shutil.which("nvidia-smi")
+
+    def ask(self, patience: float = 0.0) -> Json:
+        """As above, and nothing where there is no such program."""
+        return super().ask(patience) if self.program else {}
+
+    def _query(self) -> None:
+        import subprocess
+
+        ask = [str(self.program), "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+        try:
+            out = subprocess.run(ask, capture_output=True, timeout=60).stdout.decode("ascii", "replace")
+            rows = [[float(x) for x in line.split(",")] for line in out.splitlines() if line.strip()]
+            used = int(sum(r[1] for r in rows)) << 20
+            self.values = {"gpu_util": sum(r[0] for r in rows) / len(rows), "gpu_mem_used": used} if rows else {}
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+            self.values = {}
+
+
+class Vitals:
+    """Memory, disk, inodes and GPU; what can't be read is left out."""
+
+    def __init__(self, folder: str, spec: Json) -> None:
+        ground, outputs = Ground(spec), [str(p) for p in spec.get("outputs") or []][:16]
+        self.gpu = Gpu()
+        self.rooms = Rooms([folder, *(ground.locate(folder, path)[0] for path in outputs)])
+        self.kills = OomKills()
+
+    def take(self, last: bool) -> Json:
+        """How they are now."""
+        used, limit = memory()
+        room = self.rooms.ask(1.0 if last else 0.05)  # a disk that is well answers at once
+        gpu = self.gpu.values if last else self.gpu.ask()
+        return {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **room, **gpu}

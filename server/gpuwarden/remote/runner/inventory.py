@@ -1,0 +1,129 @@
+"""What a teardown would take besides: other processes, undeclared files."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+
+from gpuwarden.remote.runner.files import read_small
+from gpuwarden.remote.runner.observe import observe
+from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.process import PROC, all_pids, environ_of, has_proc, proc_stat
+from gpuwarden.remote.runner.protocol import Json
+from gpuwarden.remote.runner.seals import ARCHIVE
+from gpuwarden.remote.runner.status import read_status
+
+MAX_FRESH = 200
+WORKLOADS = re.compile(
+    r"(python|pypy|torchrun|accelerate|deepspeed|jupyter|ray|rsync|rclone|aria2c|wget|curl|git|hf|huggingface-cli|uv"
+    r"|tmux|screen|ollama|vllm|sglang|node|java|julia)[0-9.:]*"
+)
+
+
+def disclose(folder: str, request: Json) -> Json:
+    """Processes that are no job of ours, and files that nobody declared."""
+    status = read_status(folder) or {}
+    root = request.get("root") or ""
+    since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
+    files, complete = fresh_files(folder, status, root, float(since or 0), list(request.get("exclude") or []))
+    return {
+        "ok": True,
+        "processes": processes(request.get("marker")),
+        "files": files,
+        "complete": complete and has_proc(),
+    }
+
+
+def processes(marker: str | None) -> list[str]:
+    """Workloads here, bounded; with a marker only processes that carry it. Ours are left out while their job runs."""
+    chain, pid = {os.getpid()}, os.getppid()
+    while pid > 1 and pid not in chain:
+        chain.add(pid)
+        pid = int((proc_stat(pid) or ["", "0"])[1])
+    found = []
+    for pid in all_pids():
+        text = None if pid in chain else describe(pid, marker)
+        if text:
+            found.append(text)
+    return found[:MAX_FRESH]
+
+
+def describe(pid: int, marker: str | None) -> str:
+    """A line about a process that must be disclosed; empty for one that need not."""
+    fields = proc_stat(pid)
+    try:
+        words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
+    except OSError:
+        return ""
+    if not fields or fields[0] in ("Z", "X", "x") or not words[0]:
+        return ""
+    environ = environ_of(pid)
+    name, _, value = (marker or "").partition("=")
+    if marker and environ.get(name) != value:
+        return ""
+    if not marker and not WORKLOADS.fullmatch(os.path.basename(words[0])):
+        return ""
+    if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
+        return ""  # the sealer, which ends by itself
+    ours = runs_for(words, environ)
+    state = observe(ours)["state"] if ours else ""
+    if state == "running":
+        return ""
+    left = f" (left over from {os.path.basename(ours)}, which is {state})" if ours else ""
+    return f"pid {pid}: {' '.join(' '.join(words).split())[:200]}{left}"
+
+
+def runs_for(words: list[str], environ: dict[str, str]) -> str:
+    """The run folder that a process belongs to: a supervisor's by its command line, a job's by its environment."""
+    for at, word in enumerate(words):
+        if (
+            word.startswith("/")
+            and os.path.basename(word).startswith("runner")
+            and words[at + 1 : at + 2] == ["supervise"]
+        ):
+            return words[at + 2] if len(words) > at + 2 else ""
+    return environ.get("GPUWARDEN_RUN_DIR", "")
+
+
+def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
+    """Regular files written since the job began that no output covers, and whether that is all of them.
+
+    Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
+    """
+    ground = Ground({"root": root})
+    declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
+    work, own = os.path.realpath(folder + "/work"), os.path.realpath(folder)
+    found: list[Json] = []
+    end, entries = time.monotonic() + 10, 0
+    for top in [work] + ([os.path.realpath(root)] if root else []):
+        for path, folders, files in os.walk(top, followlinks=False):
+            keep = [f for f in sorted(folders) if f != "__pycache__"]
+            keep = [f for f in keep if not any(inside(path + "/" + f, d) for d in declared)]
+            folders[:] = [f for f in keep if top == work or not is_run_folder(path + "/" + f, own)]
+            for name in sorted(files):
+                entries += 1
+                if len(found) >= MAX_FRESH or entries > 100_000 or time.monotonic() > end:
+                    return found, False
+                real = path + "/" + name
+                if not any(inside(real, d) for d in declared):
+                    found += fresh(real, top, work, since)
+    return found, True
+
+
+def is_run_folder(path: str, own: str) -> bool:
+    """Whether a folder is a job's run folder, ours or another's."""
+    return path == own or (os.path.isfile(path + "/status.json") and os.path.exists(path + "/lock"))
+
+
+def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
+    """The file as a row, if it is regular and was written since."""
+    try:
+        info = os.lstat(real)
+    except OSError:
+        return []
+    if not stat.S_ISREG(info.st_mode) or max(info.st_mtime, info.st_ctime) < since:
+        return []
+    shown = real[len(top) + 1 :] if top == work else real[len(top.rstrip("/")) :]
+    return [{"path": printable(shown), "size": info.st_size, "mtime_ns": info.st_mtime_ns}]

@@ -1,0 +1,162 @@
+"""The files of the declared outputs, with digests where they are asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import Callable
+
+from gpuwarden.remote.runner.files import stamp
+from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.protocol import Json, Problem
+from gpuwarden.remote.runner.safe_open import Door
+from gpuwarden.remote.runner.seals import seals
+
+MAX_ROSTER = 200_000
+MAX_SKIPPED = 1000
+
+
+class Roster:
+    """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
+
+    def __init__(self, folder: str, ground: Ground, emit: Callable[[Json], None], digests: bool) -> None:
+        self.folder, self.ground, self.emit, self.digests = folder, ground, emit, digests
+        self.missing: list[str] = []
+        self.skipped: list[Json] = []
+        self.seen: dict[str, bool] = {}
+        self.door = Door()
+        self.seals = seals(folder)
+        self.more_skipped = 0
+
+    def skip(self, shown: str, why: str) -> None:
+        """Name something that is not in the roster."""
+        if len(self.skipped) < MAX_SKIPPED:
+            self.skipped.append({"path": printable(shown), "why": why})
+        else:
+            self.more_skipped += 1
+
+    def add(self, declared: str) -> None:
+        """One declared output: a file, or a folder with everything in it."""
+        top, bound = self.ground.locate(self.folder, declared)
+        real = os.path.realpath(top)
+        if not os.path.lexists(real):
+            self.missing.append(declared)
+        elif not inside(real, bound) or (declared.startswith("/") and real == bound):
+            self.skip(declared, "a link that leaves its folder")
+        elif os.path.isdir(real):
+            self.walk(self.shown(declared, real), real)
+        else:
+            self.file(self.shown(declared, real), real)
+
+    def shown(self, declared: str, real: str) -> str:
+        """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
+        if not declared.startswith("/"):
+            return declared.rstrip("/")
+        return self.ground.shown(real)
+
+    def walk(self, declared: str, top: str) -> None:
+        """Everything in a folder, in a stable order, through no link."""
+
+        def unreadable(error: OSError) -> None:
+            self.skip(str(error.filename), f"can't be read: {error.strerror}")
+
+        for path, folders, files in os.walk(top, onerror=unreadable, followlinks=False):
+            folders.sort()
+            shown = declared + path[len(top) :]
+            for name in sorted(files) + [f for f in folders if os.path.islink(path + "/" + f)]:
+                self.entry(shown + "/" + name, path + "/" + name, top)
+
+    def entry(self, shown: str, path: str, top: str) -> None:
+        """One name: links are taken only to files of the same folder."""
+        if os.path.islink(path):
+            real = os.path.realpath(path)
+            if not os.path.exists(real):
+                self.skip(shown, "a link to nothing")
+            elif not inside(real, top):
+                self.skip(shown, "a link that leaves its folder")
+            elif os.path.isdir(real):
+                self.skip(shown, "a link to a folder that is listed under its own name")
+            else:
+                self.file(shown, real)
+        else:
+            self.file(shown, path)
+
+    def file(self, shown: str, real: str) -> None:
+        """One regular file."""
+        if shown in self.seen:
+            return
+        self.seen[shown] = True
+        if len(self.seen) > MAX_ROSTER:
+            raise Problem("bad_request", f"more than {MAX_ROSTER} files; declare narrower outputs")
+        try:
+            shown.encode("utf-8")
+            info = os.lstat(real)
+            if not stat.S_ISREG(info.st_mode):
+                self.skip(shown, "no regular file")
+                return
+            row: Json = {"path": shown, **stamp(info)}
+            if self.digests:
+                row.update(self.hash(real))
+                if row["sha256"] is None:
+                    self.skip(shown, "it kept changing while it was read")
+            sealed = self.seals.get(real)
+            if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # what was saved, beside what is there now
+                row["seal"] = {k: sealed[k] for k in ("sha256", "sealed_at", "mac")}
+            self.emit(row)
+        except UnicodeEncodeError:
+            self.skip(shown, "its name is no UTF-8")
+        except OSError as error:
+            self.skip(shown, f"can't be read: {error.strerror}")
+
+    def hash(self, real: str) -> Json:
+        """Size, times and digest that belong together; no digest for a file that changed three times under our hands.
+
+        A file's times are what tells later that it is still this one. The kernel alone sets the time of change.
+        """
+        row: Json = {}
+        for _ in range(3):
+            row, digest = self.hash_once(real)
+            if digest:
+                return {**row, "sha256": digest}
+        return {**row, "sha256": None}
+
+    def hash_once(self, real: str) -> tuple[Json, str]:
+        """Size and times after a reading, and its digest; none where the file changed meanwhile."""
+        import hashlib
+
+        fd = self.door.open(real)
+        try:
+            before = os.fstat(fd)
+            sha, count, spoke = hashlib.sha256(), 0, time.monotonic()
+            while True:
+                block = os.read(fd, 1 << 20)
+                if not block or count > before.st_size:
+                    break
+                sha.update(block)
+                count += len(block)
+                if time.monotonic() - spoke > 5:  # a sign of life for who waits
+                    spoke = time.monotonic()
+                    self.emit({"progress": count})
+            after = os.fstat(fd)
+            now = os.lstat(real)
+        finally:
+            os.close(fd)
+        row = stamp(after)
+        same = stamp(before) == row and now.st_ino == after.st_ino and count == row["size"]
+        return row, sha.hexdigest() if same else ""
+
+
+def roster(folder: str, request: Json, digests: bool) -> Json:
+    """Print the files of the declared outputs, then a summary."""
+    if not os.path.isdir(folder):
+        raise Problem("not_found", f"there is no run folder {folder}")
+    taken = time.time()
+    found = Roster(folder, Ground(request), lambda row: reply(row, now="progress" in row), digests)
+    for path in request.get("paths") or []:
+        found.add(path)
+    return {
+        "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,
+        "skipped": found.skipped, "more_skipped": found.more_skipped,
+    }  # fmt: skip

@@ -1,0 +1,46 @@
+"""Paths: where they lie on this machine, what they may not leave, how they are shown."""
+
+from __future__ import annotations
+
+import os
+
+from gpuwarden.remote.runner.protocol import Json
+
+
+def inside(path: str, bound: str) -> bool:
+    """Whether a real path is `bound` or lies in it."""
+    return path == bound or path.startswith(bound.rstrip("/") + "/")
+
+
+def printable(name: str) -> str:
+    """A name that fits into JSON, with bytes that are no UTF-8 spelled out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
+
+
+class Ground:
+    """Where the absolute paths of a machine lie. `root` is empty on a real one; a rehearsal's is a folder, and its
+    `mounts` (path -> folder) are volumes that lie outside of it.
+    """
+
+    def __init__(self, given: Json) -> None:
+        self.root = str(given.get("root") or "")
+        mounts = given.get("mounts") if isinstance(given.get("mounts"), dict) else {}
+        pairs = [(str(at).rstrip("/"), os.path.realpath(str(real))) for at, real in (mounts or {}).items()]
+        self.mounts = sorted(pairs, key=lambda pair: -len(pair[0]))
+
+    def locate(self, folder: str, path: str) -> tuple[str, str]:
+        """Where a declared path lies on this machine, and the real folder that it must not leave."""
+        if not path.startswith("/"):
+            return os.path.join(folder, "work", path), folder + "/work"
+        plain = os.path.normpath("/" + path.lstrip("/"))
+        for at, real in self.mounts:
+            if inside(plain, at):
+                return real + plain[len(at) :], real
+        return os.path.join(self.root or "/", path.lstrip("/")), os.path.realpath(self.root or "/")
+
+    def shown(self, real: str) -> str:
+        """The machine's absolute path of a real one."""
+        for at, top in self.mounts:
+            if inside(real, top):
+                return at + real[len(top) :]
+        return "/" + os.path.relpath(real, os.path.realpath(self.root or "/"))

@@ -1,0 +1,68 @@
+"""What is told of an attempt: in its status, in alerts.jsonl, and to a URL where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from gpuwarden.remote.runner.files import write_all
+from gpuwarden.remote.runner.log import Log
+from gpuwarden.remote.runner.process import boot_id, start_mark
+from gpuwarden.remote.runner.protocol import Json
+from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.runner.status import write_status
+from gpuwarden.remote.runner.webhook import Post
+
+MAX_ALERTS = 500
+
+
+def first_status(order: Json, beat_every: float) -> Json:
+    """The status of an attempt that begins."""
+    return {
+        "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
+        "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),
+        "child_pid": None, "child_ticks": "", "pgid": None, "exit_code": None, "signal": None,
+        "started_at": time.time(), "updated_at": time.time(), "ended_at": None, "restarts": 0,
+        "step": None, "metrics": {}, "beat": {}, "alerts": 0, "last_alerts": [], "log_dropped": 0,
+        "outputs": list(order["spec"].get("outputs") or []), "heartbeat_s": beat_every,
+    }  # fmt: skip
+
+
+class Record:
+    """Keeps the status and tells what happens. `dirty` says that the status holds what the file does not."""
+
+    def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, post: Post | None) -> None:
+        self.folder, self.status, self.log, self.redactor, self.post = folder, status, log, redactor, post
+        self.dirty, self.written_at = True, 0.0
+        self.alert_texts: list[str] = []
+
+    def alert(self, kind: str, text: str) -> None:
+        """Tell it: in alerts.jsonl, in the status, to the URL. The file is bounded."""
+        text = self.redactor.text(text)[:300]
+        self.status["alerts"] += 1
+        self.alert_texts = [*self.alert_texts, f"{kind}: {text}"][-8:]
+        self.status["last_alerts"] = self.alert_texts
+        self.dirty = True
+        line = {"at": time.time(), "kind": kind, "step": self.status["step"], "text": text}
+        self.event("alert", line)
+        if self.status["alerts"] > MAX_ALERTS:
+            return
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(self.folder + "/alerts.jsonl", flags, 0o600)
+        except OSError:
+            return
+        write_all(fd, json.dumps(line).encode("ascii") + b"\n")
+        os.close(fd)
+
+    def event(self, kind: str, body: Json) -> None:
+        """Queue something for the URL, where there is one."""
+        if self.post:
+            self.post.put({"at": time.time(), "attempt": self.status["attempt"], **body, "event": kind})
+
+    def write(self) -> bool:
+        """Write the status now."""
+        self.written_at, self.dirty = time.monotonic(), False
+        self.status.update(updated_at=time.time(), log_dropped=self.log.dropped)
+        return write_status(self.folder, self.status)

@@ -1,0 +1,1 @@
+"""One machine over SSH: connect, run commands, stream data."""

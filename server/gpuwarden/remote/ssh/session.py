@@ -1,0 +1,457 @@
+"""One machine over SSH: run a command, stream its output, feed its input, cancel it for good.
+
+paramiko works in worker threads. Each machine has one transport, which is opened when it is first needed, reused,
+and opened again when it died. Commands are argument lists; secrets go to stdin. What a login shell's rc file
+prints before the command is cut off at a random mark, so it can't be taken for an answer.
+
+Closing a channel does not stop the far process. A command that is canceled or runs out of time is ended by its
+process group, over a second channel, before the caller goes on.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from gpuwarden.core.errors import BadReply, Unreachable
+from gpuwarden.remote.ssh.config import Endpoint
+from gpuwarden.remote.ssh.connect import HostKey, Opened, connect
+from gpuwarden.remote.ssh.shell_quote import command_line
+
+COMMAND_S = 60.0
+OPEN_S = 15.0
+KILL_S = 8.0
+MAX_OUTPUT = 4 << 20
+MAX_STDERR = 64 << 10
+MAX_NOISE = 256 << 10
+READ_BYTES = 1 << 20
+# sshd allows ten sessions on one connection by default, and counts those that just ended for a moment longer.
+SESSIONS = 5
+
+# TERM to the group, two seconds, KILL. A shell without a group of its own is signalled alone.
+_END = """
+kill -s TERM -- "-$1" 2>/dev/null || { kill -s TERM "$1" 2>/dev/null; sleep 1; kill -s KILL "$1" 2>/dev/null; exit 0; }
+i=0
+while [ "$i" -lt 20 ] && kill -s 0 -- "-$1" 2>/dev/null; do sleep 0.1; i=$((i + 1)); done
+kill -s KILL -- "-$1" 2>/dev/null
+exit 0
+""".strip()
+
+
+class CommandFailed(BadReply):
+    """A far command ended with another code than 0. `code` is None when a signal ended it."""
+
+    def __init__(self, argv: Sequence[str], code: int | None, err: bytes) -> None:
+        self.exit_code = code
+        self.err = err
+        how = f"exit code {code}" if code is not None else "a signal"
+        tail = err.decode("utf-8", "replace").strip()[-500:]
+        super().__init__(f"{argv[0]} on the machine ended with {how}: {tail or 'it said nothing'}")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command did. `code` is None when a signal ended it; `err` is the beginning of stderr."""
+
+    code: int | None
+    out: bytes
+    err: bytes
+
+
+class Ssh:
+    """One machine. Safe to use from many tasks; the transport is shared."""
+
+    def __init__(self, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> None:
+        self.endpoint = endpoint
+        self.pin = pin
+        self.config = config
+        self._opened: Opened | None = None
+        self._opening = threading.Lock()
+        self.sessions = threading.BoundedSemaphore(SESSIONS)
+
+    async def open(self) -> HostKey:
+        """Connect unless connected, and return the host key. From then on only this key is accepted."""
+        return (await to_thread.run_sync(self._transport, abandon_on_cancel=True)).key
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_S, limit: int = MAX_OUTPUT
+    ) -> Ran:
+        """Run a command to its end and return its bounded output.
+
+        Raises `Unreachable` when the line or the time is lost (the command was ended, or may have been carried
+        out), and `BadReply` when it printed more than `limit` bytes.
+        """
+        async with self._session(argv) as session:
+            with _deadline(self.endpoint, timeout_s):
+                return await to_thread.run_sync(session.exchange, stdin, limit, abandon_on_cancel=True)
+
+    async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
+        """The command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
+
+        Leaving the iteration early ends the command. The caller bounds the wait for each piece.
+        """
+        async with self._session(argv) as session:
+            await to_thread.run_sync(session.start, stdin, abandon_on_cancel=True)
+            while chunk := await to_thread.run_sync(session.read, abandon_on_cancel=True):
+                yield chunk
+            await to_thread.run_sync(session.finish, abandon_on_cancel=True)
+
+    async def feed(
+        self,
+        argv: Sequence[str],
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        stall_s: float = 30.0,
+        limit: int = MAX_OUTPUT,
+    ) -> Ran:
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` when it takes no byte for `stall_s`."""
+        async with aclosing(chunks), self._session(argv) as session:
+            with _deadline(self.endpoint, stall_s):
+                await to_thread.run_sync(session.start, None, abandon_on_cancel=True)
+            async for chunk in chunks:
+                with _deadline(self.endpoint, stall_s):
+                    if not await to_thread.run_sync(session.send, chunk, abandon_on_cancel=True):
+                        break
+            with _deadline(self.endpoint, 2 * stall_s):
+                return await to_thread.run_sync(session.drain, limit, abandon_on_cancel=True)
+
+    async def repin(self, pin: str) -> None:
+        """Accept only this key from now on."""
+        await self.aclose()
+        self.pin = pin
+
+    async def aclose(self) -> None:
+        """Close the transport; the next call opens a new one."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await to_thread.run_sync(opened.close)
+
+    @asynccontextmanager
+    async def _session(self, argv: Sequence[str]) -> AsyncIterator[_Session]:
+        """A command on the machine that is not left behind: unless it ended, it is killed on the way out."""
+        session = _Session(self, argv)
+        try:
+            yield session
+        finally:
+            if session.running():
+                with anyio.CancelScope(shield=True), anyio.move_on_after(KILL_S):
+                    await to_thread.run_sync(session.kill, abandon_on_cancel=True)
+            session.close()
+
+    def _transport(self) -> Opened:
+        with self._opening:
+            if self._opened is not None and self._opened.alive:
+                return self._opened
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+            self._opened = connect(self.endpoint, pin=self.pin, config=self.config)
+            self.pin = self._opened.key.line
+            return self._opened
+
+    def channel(self) -> Any:
+        """A fresh channel. Nothing has run yet, so a dead transport is opened again, once.
+
+        A session that just ended still counts on the far side for a moment, so a refused one is asked for again.
+        """
+        import paramiko
+
+        end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
+        while True:
+            opened = self._transport()
+            try:
+                return opened.transport.open_session(timeout=OPEN_S)
+            except (paramiko.SSHException, EOFError, OSError) as problem:
+                # The class tells nothing: of two refusals at once, paramiko reports one as a plain SSHException.
+                if time.monotonic() + wait > end or (reopened and not opened.alive):
+                    raise Unreachable(f"{self.endpoint} opens no session: {problem}", "Try again.") from problem
+                reopened = reopened or not opened.alive
+                time.sleep(wait)
+                wait = min(2 * wait, 1.0)
+
+
+class Dialogue:
+    """A command that answers one line for every line it is given, kept running between questions.
+
+    After a failure it is gone; the next question starts it anew. One question at a time.
+    """
+
+    def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
+        self.machine, self.argv = machine, tuple(argv)
+        self._session: _Session | None = None
+        self._turn = threading.Lock()
+
+    async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
+        """Send one line and return the line that answers it. Raises `Unreachable`, or `CommandFailed` when it ended."""
+        try:
+            with _deadline(self.machine.endpoint, timeout_s):
+                return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
+        except BaseException:
+            self.close()  # an answer that comes late must not be taken for the next one
+            raise
+
+    def _ask(self, line: bytes) -> bytes:
+        with self._turn:
+            session = self._session
+            if session is None or session.channel is None or session.channel.closed:
+                self.close()  # a dead one holds its place until then
+                session = self._session = _Session(self.machine, self.argv)
+                session.start(None)
+            session.send(line + b"\n")
+            answer = bytearray()
+            while not answer.endswith(b"\n"):
+                chunk = session.read()
+                answer += chunk
+                if not chunk:
+                    session.finish()
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} ended without an answer", "Try again.")
+                if len(answer) > MAX_OUTPUT:
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} gave an endless line", "Try again.")
+            return bytes(answer)
+
+    def close(self) -> None:
+        """Close its stdin and its channel, on which it ends."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+@contextmanager
+def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
+    """`anyio.fail_after`, in our words."""
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError:
+        raise Unreachable(
+            f"{endpoint} gave no answer in {seconds:g} s; the command was ended there if it could be",
+            "It may have been carried out. Look before asking again.",
+        ) from None
+
+
+class _Session:
+    """One command on one channel. Blocking; each method runs in a worker thread, one at a time except `kill`."""
+
+    def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
+        self.machine, self.argv = machine, argv
+        self.mark = secrets.token_hex(12)
+        self.line = command_line(argv, self.mark)
+        self.channel: Any = None
+        self.pid: int | None = None
+        self.err = bytearray()
+        self._buffer = bytearray()
+        self._gate = threading.Lock()
+        self._holds = self._begun = self._over = self._closed = False
+
+    # -------------------------------------------------------------------------------------------------- the course
+
+    def start(self, stdin: bytes | None) -> None:
+        """Start the command and wait for its pid; None leaves its stdin open for `send`."""
+        if not self.machine.sessions.acquire(timeout=OPEN_S):
+            raise Unreachable(f"{self.machine.endpoint} is busy with {SESSIONS} other commands", "Try again.")
+        channel = self._adopt(self.machine.channel)
+        channel.settimeout(0.2)
+        with self._translated():
+            channel.exec_command(self.line)
+        if stdin is not None:
+            self.send(stdin)
+            self._end_input()
+        self._skip_noise()
+
+    def _adopt(self, make: Callable[[], Any]) -> Any:
+        """Take a place and a channel, unless the caller has gone meanwhile."""
+        try:
+            channel = make()
+        except BaseException:
+            self.machine.sessions.release()
+            raise
+        with self._gate:
+            if self._closed:
+                with suppress(Exception):
+                    channel.close()
+                self.machine.sessions.release()
+                raise Unreachable("canceled before it began")
+            self.channel, self._holds, self._begun = channel, True, True
+        return channel
+
+    def running(self) -> bool:
+        """Whether something may run on the machine. If not, nothing will be started any more."""
+        with self._gate:
+            self._closed = self._closed or not self._begun
+            return self._begun and not self._over
+
+    def exchange(self, stdin: bytes, limit: int) -> Ran:
+        """The whole course of a short command."""
+        self.start(stdin)
+        return self.drain(limit, shut=False)
+
+    def drain(self, limit: int, *, shut: bool = True) -> Ran:
+        """Close stdin and read to the end."""
+        if shut:
+            self._end_input()
+        out = bytearray()
+        while chunk := self.read():
+            out += chunk
+            if len(out) > limit:
+                raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} printed more than {limit:,} bytes")
+        return Ran(self._code(), bytes(out), bytes(self.err))
+
+    def finish(self) -> None:
+        """Raise `CommandFailed` unless it ended well."""
+        code = self._code()
+        if code != 0:
+            raise CommandFailed(self.argv, code, bytes(self.err))
+
+    def send(self, data: bytes) -> bool:
+        """Send to stdin; False when the command takes no more."""
+        view = memoryview(data)
+        with self._translated():
+            while view and not self._closed:
+                try:
+                    view = view[self.channel.send(view[: 1 << 18]) :]
+                except TimeoutError:
+                    self._drain_stderr()
+                except OSError:
+                    if self.channel.exit_status_ready():
+                        return False
+                    raise
+        return not self._closed
+
+    def read(self) -> bytes:
+        """The next piece of stdout after the mark; empty at the end."""
+        if self._buffer:
+            first, self._buffer = bytes(self._buffer), bytearray()
+            return first
+        return self._recv()
+
+    # ------------------------------------------------------------------------------------------------------ pieces
+
+    def _end_input(self) -> None:
+        """Close stdin. What went wrong is seen, and told apart, when the output is read."""
+        with suppress(OSError, EOFError):
+            self.channel.shutdown_write()
+
+    def _skip_noise(self) -> None:
+        """Read up to the mark; keep what follows it."""
+        token = f"\n{self.mark} ".encode()
+        while self.pid is None:
+            chunk = self._recv()
+            self._buffer += chunk
+            at = self._buffer.find(token)
+            end = self._buffer.find(b"\n", at + len(token)) if at >= 0 else -1
+            if end >= 0:
+                self.pid = self._number(bytes(self._buffer[at + len(token) : end]))
+                del self._buffer[: end + 1]
+            elif not chunk or len(self._buffer) > MAX_NOISE:
+                self._over = not chunk
+                shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
+                raise BadReply(
+                    f"{self.machine.endpoint} did not start the command; its shell said: {shown or 'nothing'}",
+                    "Is the login shell a real shell? A forced command or a printing rc file may be in the way.",
+                )
+
+    def _number(self, said: bytes) -> int:
+        """The pid behind the mark, which the machine has read too."""
+        if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
+            raise BadReply(f"{self.machine.endpoint} names {said[:40]!r} as a process", "Is its shell a real shell?")
+        return int(said)
+
+    def _recv(self) -> bytes:
+        """At least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
+        with self._translated():
+            while not self._closed:
+                self._drain_stderr()
+                try:
+                    data = bytearray(self.channel.recv(READ_BYTES))
+                except TimeoutError:
+                    continue
+                while data and len(data) < READ_BYTES // 2 and self.channel.recv_ready():
+                    data += self.channel.recv(READ_BYTES)
+                if not data and not self.channel.eof_received and not self.channel.transport.is_active():
+                    raise self._lost(self.channel.transport.get_exception() or "it ended in the middle of the output")
+                return bytes(data)
+        return b""
+
+    def _drain_stderr(self) -> None:
+        while self.channel.recv_stderr_ready():
+            chunk = self.channel.recv_stderr(READ_BYTES)
+            self.err += chunk[: MAX_STDERR - len(self.err)]
+
+    def _code(self) -> int | None:
+        """The exit code; None for a signal. Raises `Unreachable` when the line went before it came."""
+        end = time.monotonic() + OPEN_S
+        while not self.channel.status_event.wait(0.2) and time.monotonic() < end and not self._closed:
+            pass
+        self._drain_stderr()
+        code = self.channel.exit_status
+        if code >= 0:
+            self._over = True
+            self._await_close()
+            return int(code)
+        if self.channel.transport.is_active() and self.channel.closed:
+            self._over = True
+            return None
+        raise self._lost("the connection ended before the command did")
+
+    def _await_close(self) -> None:
+        """Let the far side close first, as it is about to: until then the session counts against its limit."""
+        end = time.monotonic() + 0.5
+        while not self.channel.closed and time.monotonic() < end:
+            time.sleep(0.0005)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn what paramiko raises for a lost line into `Unreachable`."""
+        import paramiko
+
+        try:
+            yield
+        except TimeoutError:
+            raise
+        except (paramiko.SSHException, EOFError, OSError) as lost:
+            raise self._lost(lost) from lost
+
+    def _lost(self, why: object) -> Unreachable:
+        return Unreachable(
+            f"the connection to {self.machine.endpoint} was lost: {why or 'no reason given'}",
+            "The command may have been carried out. Look before asking again.",
+        )
+
+    # --------------------------------------------------------------------------------------------------------- end
+
+    def kill(self) -> None:
+        """End the far command by its process group; only while its exit is not known, so the pid is still its own."""
+        channel = self.channel
+        end = time.monotonic() + KILL_S / 2
+        while self.pid is None and time.monotonic() < end and channel.transport.is_active():
+            time.sleep(0.02)  # another thread is reading it
+        if self.pid is None or channel.exit_status_ready() or not channel.transport.is_active():
+            return
+        killer = _Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
+        with suppress(Exception):  # a lost line is what the caller will hear of anyway
+            killer.channel = channel.transport.open_session(timeout=OPEN_S)
+            killer.channel.settimeout(0.2)
+            killer.channel.exec_command(killer.line)
+            killer.drain(MAX_NOISE)
+        killer.close()
+
+    def close(self) -> None:
+        """Close the channel and free its place."""
+        with self._gate:
+            self._closed = True
+            held, self._holds = self._holds, False
+        if self.channel is not None:
+            with suppress(Exception):
+                self.channel.close()
+        if held:
+            self.machine.sessions.release()

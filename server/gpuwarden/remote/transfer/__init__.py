@@ -1,0 +1,1 @@
+"""Copy files to and from a machine, resumable and verified by digest."""

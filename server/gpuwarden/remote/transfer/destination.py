@@ -1,0 +1,187 @@
+"""The folder that files are received into: one writer, safe names, room, and durable at the end. Blocking."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock, Timeout
+
+from gpuwarden.core.errors import BadRequest, Conflict
+from gpuwarden.core.models import Artifact
+from gpuwarden.core.safe_names import (
+    STAGING,
+    UnsafeName,
+    collision_key,
+    folds_names,
+    local_name,
+    make_parents,
+)
+from gpuwarden.remote.transfer.partial_file import hash_file, part_name, sync_folder
+
+SPARE_BYTES = 16 << 20
+SPARE_INODES = 64
+
+OWNER = "owner"
+
+Entry = tuple[Artifact, PurePosixPath]
+
+
+def _refuse_others(dest: Path, owner: str) -> None:
+    """Refuse a folder in another owner's, or that holds anything before it was claimed."""
+    holder = next((h for h in map(_holder, (dest, *dest.parents)) if h), "")
+    others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
+    if others or holder not in {"", owner}:
+        what = f"the files of {holder[:80]}" if holder else "files that are no copies of this job"
+        raise BadRequest(
+            f"{dest} holds {what}; nothing there is replaced", "Choose a new or an empty folder, one for each job."
+        )
+
+
+def _holder(folder: Path) -> str:
+    """Whose folder it is, empty when nobody's."""
+    mark = folder / STAGING / OWNER
+    return mark.read_text("utf-8", "replace") if mark.is_file() and not mark.is_symlink() else ""
+
+
+def _claim(dest: Path, owner: str) -> None:
+    """Write down whose folder this is. The caller holds the folder's lock."""
+    _refuse_others(dest, owner)
+    draft = dest / STAGING / f"{OWNER}.draft"
+    draft.write_text(owner, "utf-8")
+    draft.replace(dest / STAGING / OWNER)
+
+
+class Destination:
+    """A folder and the staging folder in it. Use it as `with Destination(path).only_writer() as dest`.
+
+    It belongs to one `owner`, a job, where one is given: a folder that holds anything else is refused, so that no
+    file of anybody is ever replaced by another's of the same name.
+    """
+
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self.owner = owner
+        if owner:
+            _refuse_others(path, owner)
+        (path / STAGING).mkdir(parents=True, exist_ok=True)
+        if (path / STAGING).is_symlink():
+            raise BadRequest(f"{path / STAGING} is a symbolic link; parts are not written through it", "Remove it.")
+        self.path = path.resolve()
+        self.staging = self.path / STAGING
+        self._folds = folds_names(self.staging)
+        self._fresh = False
+        self._made: set[PurePosixPath] = set()
+        self._changed: set[Path] = set()
+
+    @contextmanager
+    def only_writer(self) -> Iterator[Destination]:
+        """Hold the folder's lock, which the kernel releases when we die. Raises `Conflict` when another has it."""
+        lock = FileLock(self.staging / "lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise Conflict(
+                f"another process is receiving into {self.path}", "Wait for it; both would get the same files."
+            ) from None
+        try:
+            if self.owner:
+                _claim(self.path, self.owner)
+            yield self
+        finally:
+            lock.release()
+
+    def roster(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
+        """Where each file goes, and for those that can't be taken their path and why."""
+        entries: list[Entry] = []
+        refused: dict[str, str] = {}
+        taken: dict[str, str] = {}
+        for artifact in artifacts:
+            try:
+                name = local_name(artifact.path)
+            except UnsafeName as unsafe:
+                refused[artifact.path] = unsafe.message
+                continue
+            key = collision_key(name) if self._folds else str(name)
+            if key in taken:
+                refused[artifact.path] = f"its name is the same as that of {taken[key]!r} on this disk"
+                continue
+            taken[key] = artifact.path
+            entries.append((artifact, name))
+        return entries, refused
+
+    def check_room(self, entries: Sequence[Entry]) -> None:
+        """Raise `BadRequest` unless bytes and inodes suffice for what is not here yet."""
+        need, files = sum(a.size for a, _ in entries), len(entries)
+        self._fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
+        if not self._fresh:
+            here = [size_of(self.path / name) == artifact.size for artifact, name in entries]
+            lacking = [a for (a, _), there in zip(entries, here, strict=True) if not there]
+            need = sum(a.size - min(a.size, size_of(self.part(a)) or 0) for a in lacking)
+            files = len(lacking)
+        free = shutil.disk_usage(self.path).free
+        if need and free < need + SPARE_BYTES:
+            raise BadRequest(
+                f"{self.path} has {free:,} bytes free and the transfer needs {need:,} and a little to spare",
+                "Free some space or choose another destination; nothing was copied.",
+            )
+        if hasattr(os, "statvfs"):
+            room = os.statvfs(self.path)
+            if room.f_files and room.f_favail < files + SPARE_INODES:
+                raise BadRequest(
+                    f"{self.path} has {room.f_favail:,} free inodes and the transfer needs {files:,}",
+                    "Bytes are not the problem: that file system can't hold more files. Choose another destination.",
+                )
+
+    def part(self, artifact: Artifact) -> Path:
+        """Where a file grows."""
+        return self.staging / part_name(artifact)
+
+    def target(self, name: PurePosixPath) -> Path:
+        """Where a file goes, with the folders above it made; never through a symbolic link."""
+        if name.parent not in self._made:
+            make_parents(self.path, name)
+            self._made.add(name.parent)
+            self._changed.add(self.path / name.parent)
+        return self.path / name
+
+    def holds(self, artifact: Artifact, name: PurePosixPath) -> bool:
+        """Whether a file of this name and size was here before: perhaps the same."""
+        return not self._fresh and size_of(self.path / name) == artifact.size
+
+    def has(self, artifact: Artifact, name: PurePosixPath, sha256: str | None) -> bool:
+        """Whether exactly this file was here before, by its digest."""
+        try:
+            return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256
+        except (UnsafeName, OSError):
+            return False
+
+    def note(self, folders: set[Path]) -> None:
+        """Remember folders in which names changed."""
+        self._changed |= folders
+
+    def settle(self, *, complete: bool) -> None:
+        """Make the names durable; once everything is here, drop parts that belong to nothing any more."""
+        for folder in sorted(self._changed):
+            sync_folder(folder)
+        if complete:
+            for stale in self.staging.glob("*.part"):
+                stale.unlink(missing_ok=True)
+
+
+def bare(sha256: str) -> str:
+    """A digest without its `sha256:` prefix."""
+    return sha256.removeprefix("sha256:")
+
+
+def size_of(path: Path) -> int | None:
+    """The size of a regular file; None for anything else."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

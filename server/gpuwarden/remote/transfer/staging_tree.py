@@ -1,0 +1,92 @@
+"""Small files that are complete, under their own names, kept aside until all get their place: with one rename for a
+folder that is new in the destination, instead of one for each file. Blocking.
+
+Whoever is killed before that leaves the tree; the next call looks through it, and takes only what has its digest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from gpuwarden.core.safe_names import UnsafeName, make_parents
+from gpuwarden.remote.transfer.destination import Entry, size_of
+from gpuwarden.remote.transfer.partial_file import sync_everything
+
+
+class Tree:
+    """One such tree, in a staging folder."""
+
+    def __init__(self, staging: Path) -> None:
+        self.path = staging / "tree"
+        self._root = str(self.path)
+        self._made: set[str] = set()
+
+    def adopt(self, entries: Sequence[Entry], target: Callable[[PurePosixPath], Path]) -> None:
+        """Give what a killed process left here its place, unproven as it is, if it is of this roster; drop the rest."""
+        if not os.path.lexists(self._root):
+            return
+        for artifact, name in entries:
+            left = self.path / name
+            if size_of(left) == artifact.size:
+                try:
+                    left.replace(target(name))
+                except (UnsafeName, OSError):
+                    continue  # it is fetched again, which says why
+        shutil.rmtree(self.path)
+
+    def place(self, name: PurePosixPath) -> str:
+        """Where a file is to be written, with the folders above it made. Raises `UnsafeName` or `OSError`."""
+        path = f"{self._root}/{name}"
+        folder = path[: path.rindex("/")]
+        if folder not in self._made:
+            self.path.mkdir(exist_ok=True)
+            make_parents(self.path, name)
+            self._made.add(folder)
+        return path
+
+    def publish(self, dest: Path) -> tuple[set[Path], set[PurePosixPath]]:
+        """Make everything durable, then give it its place below `dest`.
+
+        Returns the folders whose names changed, and what could not be placed, files or folders, relative to `dest`.
+        """
+        if not self._made:
+            return set(), set()
+        sync_everything(self.path)
+        changed, kept = set[Path](), set[PurePosixPath]()
+        for folder, failed in _merge(self._root, str(dest)):
+            changed.add(Path(folder))
+            if failed:
+                kept.add(PurePosixPath(Path(failed).relative_to(dest).as_posix()))
+        shutil.rmtree(self.path)
+        self._made.clear()
+        return changed, kept
+
+
+def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
+    """Move a folder's content into another; each folder that changed, and with it a path that could not be placed."""
+    yield dest, ""
+    with os.scandir(source) as entries:
+        for entry in entries:
+            target = f"{dest}/{entry.name}"
+            there = _kind(target)
+            if there == stat.S_IFDIR and entry.is_dir(follow_symlinks=False):
+                yield from _merge(entry.path, target)
+            elif there and stat.S_IFDIR in {there, _kind(entry.path)}:
+                yield dest, target
+            else:
+                try:
+                    Path(entry.path).replace(target)
+                except OSError:
+                    yield dest, target
+
+
+def _kind(path: str) -> int:
+    """The file type bits of a path itself; 0 where nothing is."""
+    try:
+        return stat.S_IFMT(os.lstat(path).st_mode)
+    except OSError:
+        return 0

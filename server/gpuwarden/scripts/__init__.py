@@ -1,0 +1,1 @@
+"""Read training scripts without running them, and estimate what they need."""

@@ -1,0 +1,190 @@
+"""The repos of the Hugging Face Hub that a training program names, and what it names them for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from gpuwarden.core.repos import REPO_ID, RepoType
+from gpuwarden.scripts.static_eval import Call, Program
+
+# First arguments of load_dataset that name a file format and no repo.
+BUILDERS = frozenset(
+    ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
+)
+_TIMM_HUB = re.compile(r"hf[-_]hub:(.+)")
+_HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
+
+
+@dataclass(frozen=True)
+class RepoUse:
+    """One repo that the program reads. `role` is what for: data, model, adapter, or file."""
+
+    id: str
+    type: RepoType
+    line: int
+    role: str = "model"
+    revision: str | None = None
+    config: str | None = None
+    split: str | None = None
+    file: str | None = None
+    streaming: bool = False
+    trains: bool = False
+
+
+def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
+    """Every use of a repo in a program; `local` are the folders that it writes itself."""
+    uses = [*_loaded(program), *_trained(trainers), *_hf_urls(program), *_flagged(program)]
+    for use in uses:
+        if is_repo_id(use.id, local):
+            yield use
+
+
+def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
+    """Whether a string can only be meant as a repo: the right shape, and no path that the program writes."""
+    if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
+        return False
+    if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
+        return False
+    return not text.endswith((".json", ".jsonl", ".csv", ".parquet", ".txt", ".pt", ".bin", ".safetensors", ".yaml"))
+
+
+def _split_keys(program: Program) -> dict[int, list[str]]:
+    """The splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
+    held: dict[str, ast.Call | None] = {}
+    for node, _ in program.nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
+                    held[target.id] = one
+    own: set[str] = set()  # keys that the script sets, or looks for before it uses them
+    for node, _ in program.nodes:
+        match node:
+            case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
+                own.add(key)
+            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn(), *_]):
+                own.add(key)
+    found: dict[int, list[str]] = {}
+    for node, _ in program.nodes:
+        match node:
+            case ast.Subscript(value=ast.Call() as call, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                found.setdefault(id(call), []).append(key)
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                if (load := held.get(name)) is not None and key not in own:
+                    found.setdefault(id(load), []).append(key)
+    return found
+
+
+def _loaded(program: Program) -> Iterator[RepoUse]:
+    keys = _split_keys(program)
+    for call in program.calls:
+        if call.last in {"load_dataset", "load_dataset_builder", "get_dataset_config_names"}:
+            yield from _dataset(call, keys.get(id(call.node), ()))
+        elif call.last == "from_pretrained":
+            yield from _pretrained(call)
+        elif call.last in {"snapshot_download", "hf_hub_download"}:
+            yield from _download(call)
+        elif call.last in {"pipeline", "LLM", "SentenceTransformer", "CrossEncoder"} and not call.name.startswith("."):
+            model = call.get("model", 1 if call.last == "pipeline" else 0) or call.get("model_name_or_path")
+            short = call.last == "SentenceTransformer" and isinstance(model, str) and "/" not in model
+            yield from _model(f"sentence-transformers/{model}" if short else model, call)
+        elif call.last == "create_model" and (found := _TIMM_HUB.fullmatch(str(call.get("model_name", 0)))):
+            yield from _model(found[1], call)
+
+
+def _dataset(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
+    path = call.get("path", 0)
+    if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
+        return
+    split = text_or_none(call.get("split"))
+    for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
+        yield RepoUse(
+            path,
+            "dataset",
+            call.line,
+            "data",
+            revision=text_or_none(call.get("revision")),
+            config=text_or_none(call.get("name", 1)),
+            split=name,
+            file=text_or_none(call.get("data_files")),
+            streaming=call.get("streaming") is True,
+        )
+
+
+def _pretrained(call: Call) -> Iterator[RepoUse]:
+    revision = text_or_none(call.get("revision"))
+    if call.name.startswith("peft.PeftModel"):
+        base, adapter = call.get("model", 0), call.get("model_id", 1)
+        yield from _model(base, call, revision=None)
+        yield from _model(adapter, call, role="adapter", revision=revision)
+        return
+    role = "adapter" if re.search(r"\.(PeftConfig|AutoPeftModel\w*)\.", call.name) else "model"
+    if (
+        re.search(r"(Tokenizer\w*|Processor\w*|FeatureExtractor|Config)\.from_pretrained$", call.name)
+        and role == "model"
+    ):
+        role = "tokenizer"  # an adapter's repo has one too
+    name = call.get("pretrained_model_name_or_path", 0)
+    yield from _model(call.kwargs.get("model_name", name), call, role=role, revision=revision)
+
+
+def _download(call: Call) -> Iterator[RepoUse]:
+    kind: Any = call.get("repo_type") or "model"
+    name = call.get("repo_id", 0)
+    if isinstance(name, str) and kind in get_args(RepoType):
+        file = call.get("filename", 1) if call.last == "hf_hub_download" else None
+        yield RepoUse(
+            name, kind, call.line, "file", revision=text_or_none(call.get("revision")), file=text_or_none(file)
+        )
+
+
+def _trained(trainers: Iterable[Call]) -> Iterator[RepoUse]:
+    for call in trainers:
+        yield from _model(call.get("model", 0), call, trains=True)
+        yield from _model(call.get("ref_model"), call)
+        rewards = call.get("reward_funcs")
+        for reward in rewards if isinstance(rewards, list) else [rewards]:
+            yield from _model(reward, call)
+
+
+def _hf_urls(program: Program) -> Iterator[RepoUse]:
+    for call in program.calls:
+        for value in (*call.args, *call.kwargs.values()):
+            if isinstance(value, str) and (found := _HF_URL.match(value)):
+                kind: RepoType = "dataset" if found[1] == "datasets" else "model"
+                yield RepoUse(found[2], kind, call.line, "file")
+
+
+def _flagged(program: Program) -> Iterator[RepoUse]:
+    """What scripts of trl and transformers take from the command line."""
+    if not any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
+        return
+    yield from flagged_repos(program.flags)
+
+
+def flagged_repos(flags: Mapping[str, Any]) -> Iterator[RepoUse]:
+    """The repos that `--model_name_or_path` and `--dataset_name` name."""
+    if isinstance(model := flags.get("model_name_or_path"), str):
+        yield RepoUse(model, "model", 0, revision=text_or_none(flags.get("model_revision")), trains=True)
+    if isinstance(data := flags.get("dataset_name"), str):
+        split = text_or_none(flags.get("dataset_train_split"))
+        yield RepoUse(data, "dataset", 0, "data", config=text_or_none(flags.get("dataset_config")), split=split)
+
+
+def _model(
+    name: Any, call: Call, role: str = "model", revision: str | None = None, trains: bool = False
+) -> Iterator[RepoUse]:
+    if isinstance(name, str) and not name.startswith((".", "/", "~")):
+        heads = re.search(
+            r"(For[A-Z]|FastLanguageModel|FastModel|FastVisionModel|SentenceTransformer|AutoModel)", call.name
+        )
+        yield RepoUse(name, "model", call.line, role, revision=revision, trains=trains or bool(heads))
+
+
+def text_or_none(value: Any) -> str | None:
+    """A text, or None for anything else, unknown values included."""
+    return value if isinstance(value, str) else None

@@ -1,0 +1,227 @@
+"""What a training program will ask for: repos, columns, settings, pushes, variables, programs. Read, never run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwarden.scripts.column_references import ROW_FUNCTIONS, column_reads, columns_of
+from gpuwarden.scripts.ecosystem_tables import CONFIGS, HEADS, TRAINERS
+from gpuwarden.scripts.env_and_shell import EnvRead, Shell, env_reads, shells_of
+from gpuwarden.scripts.hub_references import RepoUse, repos_of, text_or_none
+from gpuwarden.scripts.static_eval import UNKNOWN, Call, Program
+
+_ARGUMENTS = re.compile(r"(Seq2Seq)?TrainingArguments|\w+Config")
+_NOT_ARGUMENTS = frozenset(
+    {"LoraConfig", "BitsAndBytesConfig", "PeftConfig", "AutoConfig", "GenerationConfig", "ModelConfig"}
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One argument of a training configuration; its value may be UNKNOWN."""
+
+    value: Any
+    line: int
+    owner: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """A place where the program writes to the Hub; `target` None when it does not name a repo."""
+
+    line: int
+    via: str
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Everything that `analyse` finds."""
+
+    imports: tuple[tuple[str, int], ...] = ()
+    optional: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    repos: tuple[RepoUse, ...] = ()
+    methods: frozenset[str] = frozenset()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    trainers: tuple[Call, ...] = ()
+    pushes: tuple[Push, ...] = ()
+    env: tuple[EnvRead, ...] = ()
+    shells: tuple[Shell, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[tuple[str, int], ...] = ()
+    row_functions: int = 0
+    makes: frozenset[str] = frozenset()
+    reshaped: bool = False
+    assigned: frozenset[str] = frozenset()
+    local: frozenset[str] = frozenset()
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """The value of a setting; `default` when it is not given."""
+        found = self.settings.get(name)
+        return default if found is None else found.value
+
+    def line_of(self, name: str) -> int:
+        """Where a setting stands; 0 when it comes from the command line."""
+        found = self.settings.get(name)
+        return found.line if found else 0
+
+    def called(self, *last: str) -> Call | None:
+        """The first call whose name ends in one of these."""
+        return next((c for c in self.calls if c.last in last), None)
+
+
+def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
+    """Read a program. `here` are the relative paths that will lie in its working folder."""
+    settings = dict(_settings(program))
+    trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
+    local = frozenset((*_local_names(program, settings), *here))
+    renames, makes, reshaped = columns_of(program)
+    return Uses(
+        imports=tuple(_imports(program, required=True)),
+        optional=tuple(sorted({n for n, _ in _imports(program, required=False)})),
+        calls=program.calls,
+        repos=tuple(dict.fromkeys(repos_of(program, trainers, local))),
+        methods=_methods(program, trainers),
+        settings=settings,
+        trainers=trainers,
+        pushes=tuple(_pushes(program, settings)),
+        env=tuple(env_reads(program)),
+        shells=tuple(shells_of(program)),
+        renames=renames,
+        reads=tuple(column_reads(program)),
+        row_functions=sum(c.last in ROW_FUNCTIONS and c.name.startswith(".") for c in program.calls),
+        makes=frozenset(makes),
+        reshaped=reshaped,
+        assigned=frozenset(_assigned_attributes(program)),
+        local=local,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- imports
+
+
+def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
+    """Dotted names that are imported, with lines."""
+    for node, _ in program.nodes:
+        if (id(node) in program.optional) is required:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
+
+def _is_arguments(call: Call) -> bool:
+    return (
+        call.last not in _NOT_ARGUMENTS
+        and bool(_ARGUMENTS.fullmatch(call.last))
+        and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
+    )
+
+
+def _settings(program: Program) -> Iterator[tuple[str, Setting]]:
+    holders = set(_assigned_from(program, _ARGUMENTS.pattern))
+    for call in program.calls:
+        if _is_arguments(call):
+            yield from ((name, Setting(value, call.line, call.last)) for name, value in call.kwargs.items())
+            if call.open:
+                yield "**", Setting(UNKNOWN, call.line, call.last)
+    for node, scope in program.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            target = node.targets[0]
+            if isinstance(target.value, ast.Name) and target.value.id in holders | {"training_args"}:
+                yield target.attr, Setting(program.value(node.value, scope), node.lineno, target.value.id)
+    if any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
+        yield from ((name, Setting(value, 0, "the command line")) for name, value in program.flags.items())
+
+
+def _assigned_attributes(program: Program) -> Iterator[str]:
+    for node, _ in program.nodes:
+        if isinstance(node, ast.Assign):
+            yield from (t.attr for t in node.targets if isinstance(t, ast.Attribute))
+
+
+def _methods(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
+    found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
+    if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
+        names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}
+        found = {method for name in names for head, method in HEADS.items() if name.endswith(head)}
+    return frozenset(found)
+
+
+def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[str]:
+    """Paths that the program itself writes; an id that equals one of them is no repo."""
+    if isinstance(out := settings.get("output_dir", Setting("", 0, "")).value, str):
+        yield out
+    for call in program.calls:
+        if call.last in {
+            "save_pretrained",
+            "save_model",
+            "save_to_disk",
+            "makedirs",
+            "mkdir",
+            "save_pretrained_merged",
+            "Path",
+            "save",
+        }:
+            yield from (a for a in call.args[:2] if isinstance(a, str))
+        for name in ("local_dir", "output_dir", "save_directory", "output_path"):
+            if isinstance(call.kwargs.get(name), str):
+                yield call.kwargs[name]
+
+
+# -------------------------------------------------------------------------------------------------------- pushes
+
+_UPLOADS = frozenset({"upload_folder", "upload_file", "upload_large_folder", "create_commit", "sync_bucket"})
+
+
+def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]:
+    asked = settings.get("push_to_hub")
+    named = settings.get("hub_model_id")
+    target = text_or_none(named.value) if named else None
+    unknown = named is not None and named.value is UNKNOWN
+    if asked is not None and asked.value is True:
+        yield Push(asked.line, "push_to_hub=True", target or ("?" if unknown else None))
+    trainers = set(_assigned_from(program, r"\w*Trainer"))
+    unless_asked = set() if asked is not None and asked.value is True else _only_if_asked(program)
+    for call in program.calls:
+        if id(call.node) in unless_asked:
+            continue
+        if call.last.startswith("push_to_hub"):
+            own = call.base in trainers or call.base.endswith("trainer")
+            repo = call.get("repo_id", 0) or call.get("hub_model_id")
+            yield Push(
+                call.line,
+                f"{call.base or 'a'}.{call.last}()",
+                (target or ("?" if unknown else None)) if own else text_or_none(repo) or "?",
+            )
+        elif call.last in _UPLOADS:
+            yield Push(call.line, f"{call.last}()", text_or_none(call.get("repo_id")) or "?")
+
+
+def _only_if_asked(program: Program) -> set[int]:
+    """Calls below `if args.push_to_hub:`, which don't happen while nobody sets that."""
+    found: set[int] = set()
+    for node, _ in program.nodes:
+        match node:
+            case ast.If(test=ast.Attribute(attr="push_to_hub"), body=body):
+                found.update(id(inner) for statement in body for inner in ast.walk(statement))
+    return found
+
+
+def _assigned_from(program: Program, pattern: str) -> Iterator[str]:
+    """The variables that take the result of a call whose name ends so."""
+    for node, _ in program.nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=func)) if re.fullmatch(
+                pattern, program.dotted(func).rpartition(".")[2]
+            ):
+                yield name
