@@ -33,6 +33,7 @@ format: $(READY)  ## rewrite the code in the house style
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(READY)
 	$(BIN)/mypy

@@ -56,7 +56,8 @@ def test_every_command_and_option_shown_exists() -> None:
 
 def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
     named = set(re.findall(r"`([a-z]+_[a-z_]+)`", README.split("The tools are")[1].split(";")[0]))
-    code = "import anyio\nfrom gpuwarden.app import open_context\nfrom gpuwarden.interfaces.mcp.server import make_server\n"
+    code = "import anyio\nfrom gpuwarden.app import open_context\n"
+    code += "from gpuwarden.interfaces.mcp.server import make_server\n"
     code += "s = make_server(open_context('test'))\nprint(*[t.name for t in anyio.run(s.list_tools)])"
     listed = subprocess.run(
         [sys.executable, "-c", code],

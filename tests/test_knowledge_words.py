@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.knowledge import shipped
+from gpuwarden.knowledge.search import index_of
 from gpuwarden.knowledge.words import Speller, chinese_terms, concepts, edits, english_concepts, stem, terms, tokens
 
 FAMILIES = [
@@ -88,7 +89,7 @@ def test_what_lies_inside_a_longer_phrase_means_what_that_means() -> None:
 
 
 def test_everyday_words_and_counts_tell_little_and_codes_and_terms_much() -> None:
-    index = shipped().index
+    index = index_of(shipped())
     assert max(index.rarity(word) for word in (stem("people"), stem("strange"), "17", "100")) <= 1.5
     assert min(index.rarity(word) for word in ("inode", "colab", "429")) > 2
 

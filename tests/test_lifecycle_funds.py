@@ -14,12 +14,12 @@ from clouds.runpod import RunPodCloud
 from clouds.vastai import VastCloud
 from clouds_kit import web  # noqa: F401
 from fakes import FakeClock
+from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.models import Balance, Instance, Known, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import console
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.balances import Funds
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.providers._rented import Rented

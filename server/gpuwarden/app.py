@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwarden.config import Config, load_config
-from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.core.clock import Clock, ShiftedClock, SystemClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
@@ -47,6 +47,4 @@ def _clock(env: Mapping[str, str]) -> Clock:
     file = env.get("GPUWARDEN_REHEARSAL_CLOCK")
     if not file:
         return SystemClock()
-    from gpuwarden.rehearsal.clock import ShiftedClock
-
     return ShiftedClock(Path(file))

@@ -1,6 +1,6 @@
 """The files by which clients and registries install this repository, written from pyproject.toml.
 
-`python -m gpuwarden.interfaces.manifests` in a checkout writes them anew. Name, version, description and licence have their
+`python -m gpuwarden.interfaces.manifests` in a checkout writes them. Name, version, description and licence have their
 one home in pyproject.toml; a test holds that the files are current.
 """
 

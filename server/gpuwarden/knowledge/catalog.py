@@ -26,10 +26,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -40,9 +40,6 @@ from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import load_front_matter, parse_yaml, validate
 from gpuwarden.knowledge.observations import Sign
 from gpuwarden.knowledge.signatures import compiled_signature, complaint
-
-if TYPE_CHECKING:
-    from gpuwarden.knowledge.search import Index
 
 MAX_PAGE_BYTES = 512 * 1024
 ENTRY_HEADING = re.compile(r"^## +([A-Z][A-Z0-9]*-\d+) +· +(\S.*)$")
@@ -136,13 +133,6 @@ class Catalogue:
         if found is None:
             raise NotFound(f"no reference page {path!r}", f"the pages are {', '.join(sorted(self.pages))}")
         return found
-
-    @cached_property
-    def index(self) -> Index:
-        """The search index, built on first use."""
-        from gpuwarden.knowledge.search import Index
-
-        return Index(self)
 
 
 @lru_cache(maxsize=1)

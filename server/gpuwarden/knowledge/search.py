@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import Literal
 
@@ -219,6 +220,12 @@ def _alike(query: list[Slot], passage: list[Slot]) -> float:
     return min((found + met) / total, 1.0) if total else 0.0
 
 
+@lru_cache(maxsize=4)
+def index_of(catalogue: Catalogue) -> Index:
+    """Return the search index of a catalogue, built at the first call."""
+    return Index(catalogue)
+
+
 def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     """Return the few best entries and sections for `query`, or nothing when nothing fits.
 
@@ -227,10 +234,10 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     Of a text above 64,000 characters the beginning and the end are read: the title stands first and the error last.
     """
     query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
-    by_id = {document.hit.id: document.hit for document in catalogue.index.documents}
+    by_id = {document.hit.id: document.hit for document in index_of(catalogue).documents}
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
     causes, follow_ups = _by_signature(catalogue, query, by_id, limit)
-    worded = list(islice(_by_words(catalogue.index, query), max(2 * limit, SPEAK_FOR)))
+    worded = list(islice(_by_words(index_of(catalogue), query), max(2 * limit, SPEAK_FOR)))
     spoken_for = {hit.id for hit in worded[:SPEAK_FOR]} & {hit.id for hit in follow_ups}
     ahead = [] if causes or spoken_for else worded[:1]
     ids = [by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "id"}) for key in named]

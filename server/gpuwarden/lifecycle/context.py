@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 from filelock import FileLock, Timeout
 
 from gpuwarden.backends.base import Backend, load_backend
-from gpuwarden.core.clock import Clock
+from gpuwarden.core.clock import Clock, ShiftedClock
+from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
@@ -22,10 +22,6 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
-from gpuwarden.rehearsal.clock import ShiftedClock
-
-if TYPE_CHECKING:
-    from gpuwarden.lifecycle.monitoring.balances import Funds
 
 REHEARSAL = "rehearsal/"
 SSH = "ssh/"

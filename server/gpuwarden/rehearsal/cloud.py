@@ -390,11 +390,9 @@ class Cloud:
             processes.kill(id)
 
     def _wake_hosts(self) -> None:
-        from gpuwarden.rehearsal import supervisor
-
         for id, record in self.store.state().records.items():  # noqa: A001
             if self._restless(record):
-                supervisor.wake(self.root, id)
+                processes.wake_supervisor(self.root, id)
 
     @staticmethod
     def _restless(record: Record) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +23,8 @@ from gpuwarden.rehearsal.model import MARKER
 ROUNDS = 20
 SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
+# Not the marker, which would make it one of the processes that it kills, and none of the caller's secrets.
+SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
 def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
@@ -118,3 +122,27 @@ def _ourselves() -> set[int]:
         return {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     except psutil.Error:
         return {os.getpid(), os.getppid()}
+
+
+def wake_supervisor(root: Path, id: str) -> None:  # noqa: A002
+    """Start the supervisor of an instance unless one runs. Returns once the supervisor has detached itself."""
+    from filelock import FileLock, Timeout
+
+    lock = root / "hosts" / f"{id}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            pass
+    except Timeout:
+        return
+    host = subprocess.Popen(
+        [sys.executable, "-m", "gpuwarden.rehearsal.supervisor", str(root / "instances" / id)],
+        env={k: os.environ[k] for k in SUPERVISOR_ENV if k in os.environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=root.anchor,
+        start_new_session=True,
+    )
+    if hasattr(os, "fork"):
+        host.wait()

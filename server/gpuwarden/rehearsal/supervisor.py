@@ -1,6 +1,6 @@
 """The supervisor of one rehearsal instance: it looks every 50 ms, so that things happen when nobody else looks.
 
-`python -m gpuwarden.rehearsal.supervisor <root>/instances/<id>` detaches itself, holds `<root>/hosts/<id>.lock` and ends
+`python -m gpuwarden.rehearsal.supervisor ROOT/instances/ID` detaches itself, holds `ROOT/hosts/ID.lock` and ends
 when the instance can't move by itself any more, when the cloud's folder is gone, or after a bounded life. Another
 call to the cloud wakes a new one. It is not needed for correctness: whoever looks makes the same moves.
 """
@@ -8,38 +8,11 @@ call to the cloud wakes a new one. It is not needed for correctness: whoever loo
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 LOOK_S = 0.05
-# Not the marker, which would make it one of the processes that it kills, and none of the caller's secrets.
-ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
-
-
-def wake(root: Path, id: str) -> None:  # noqa: A002
-    """Start a host for an instance unless one lives. Returns once it has detached itself."""
-    from filelock import FileLock, Timeout
-
-    lock = root / "hosts" / f"{id}.lock"
-    lock.parent.mkdir(exist_ok=True)
-    try:
-        with FileLock(lock, timeout=0):
-            pass
-    except Timeout:
-        return
-    host = subprocess.Popen(
-        [sys.executable, "-m", "gpuwarden.rehearsal.supervisor", str(root / "instances" / id)],
-        env={k: os.environ[k] for k in ENV if k in os.environ},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=root.anchor,
-        start_new_session=True,
-    )
-    if hasattr(os, "fork"):
-        host.wait()
 
 
 def main(folder: Path) -> None:

@@ -12,7 +12,14 @@ import sys
 import click
 
 from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
-from gpuwarden.interfaces.cli import admin, billing, jobs, knowledge, reference  # each adds its commands to the group
+from gpuwarden.interfaces.cli import (  # each adds its commands to the group
+    admin,
+    billing,
+    jobs,
+    knowledge,
+    reference,
+    rehearsal,
+)
 from gpuwarden.interfaces.cli.base import GroupedCommands, cli, fail
 
 GroupedCommands.rooms = {
@@ -21,6 +28,7 @@ GroupedCommands.rooms = {
     reference.__name__: "What is known",
     knowledge.__name__: "What you keep",
     admin.__name__: "This installation",
+    rehearsal.__name__: "Practice",
 }
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
+from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.results.base import Result
-from gpuwarden.lifecycle.monitoring.balances import Funds
-from gpuwarden.lifecycle.monitoring.expirations import Deadline
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 

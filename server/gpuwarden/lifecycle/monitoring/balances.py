@@ -3,62 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
+from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import NotSupported, in_our_words
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Unknown
-from gpuwarden.core.money import money, usd_per_hour
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.expirations import Deadline
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
 
-FAR_S: Final = 366 * 86_400.0
-"""An end that is further away is no danger and has no date: prices change before."""
 UNTOLD: Final = "what becomes of the machines then is not described; add credit, or end what bills"
-
-
-@dataclass(frozen=True)
-class Funds:
-    """One account when it was looked at, `at`.
-
-    `burn` is what is known to bill there an hour in the balance's currency. Where some price is not known, not `whole`,
-    the money ends no later than it says. `effect` is what the platform does at the end.
-    """
-
-    platform: str
-    balance: Answer[Balance]
-    burn: float
-    whole: bool
-    at: float
-    effect: str
-
-    @property
-    def clock(self) -> Deadline | None:
-        """The danger clock of the balance; None where its date is unknown or far away, or nothing bills."""
-        if isinstance(self.balance, Unknown):
-            return None
-        left = self.balance.value.amount
-        if left <= 0:
-            return Deadline(self.at, f"{self.said} is used up", self.effect)
-        if self.burn <= 0 or left / self.burn * 3600 > FAR_S:
-            return None
-        end = self.at + left / self.burn * 3600
-        date = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        least, latest = ("", "") if self.whole else (" or more", " at the latest")
-        return Deadline(
-            end, f"{self.said}, at {usd_per_hour(self.burn)}{least} it lasts until {date}{latest}", self.effect
-        )
-
-    @property
-    def said(self) -> str:
-        """The balance in words."""
-        if isinstance(self.balance, Unknown):
-            return f"the balance is unknown: {self.balance.why}"
-        return f"balance {money(self.balance.value.amount, self.balance.value.currency)}"
 
 
 async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:

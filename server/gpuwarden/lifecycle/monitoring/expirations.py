@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpuwarden.core.deadlines import Deadline
 from gpuwarden.core.models import Instance, InstanceState
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 
 OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """One danger clock of one machine: when it fires (seconds since the epoch), why, and what happens then."""
-
-    at: float
-    trigger: str
-    effect: str
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:

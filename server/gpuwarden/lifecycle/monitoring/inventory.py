@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
@@ -17,8 +18,8 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import proceed
 from gpuwarden.lifecycle.execution.advance import advance_locked
 from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
-from gpuwarden.lifecycle.monitoring.balances import Funds, known_funds, look_at_funds
-from gpuwarden.lifecycle.monitoring.expirations import Deadline, clocks_of, stopped_at
+from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
+from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
 from gpuwarden.lifecycle.timeouts import in_time

@@ -1,0 +1,48 @@
+"""Commands that serve the simulator: rehearse-hub, rehearse-world."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gpuwarden.core.errors import BadRequest
+from gpuwarden.interfaces.cli.base import cli, open_context
+
+
+@cli.command("rehearse-hub")
+@click.option(
+    "--root", type=click.Path(path_type=Path, file_okay=False), help="Where its repos live; a fresh folder if omitted."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="A free one if omitted.")
+def rehearse_hub(root: Path | None, port: int) -> int:
+    """Serve a Hub of pretend repos, for practice offline."""
+    import tempfile
+
+    from gpuwarden.rehearsal.hub.server import serve
+
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-hub-") as fresh:
+        serve(root or Path(fresh), port, click.echo)
+    return 0
+
+
+@cli.command("rehearse-world", hidden=True)
+def rehearse_world() -> int:
+    """Play the other side of a pretend world for an evaluation: orders as JSON lines, answers the same way."""
+    from gpuwarden.lifecycle.records import story
+    from gpuwarden.providers.rehearsal import RehearsalProvider
+    from gpuwarden.rehearsal.cloud import Cloud
+    from gpuwarden.rehearsal.console import Console
+
+    ctx = open_context("world")
+
+    def cloud(platform: str) -> Cloud:
+        provider = ctx.provider(platform)
+        if not isinstance(provider, RehearsalProvider):
+            raise BadRequest(f"{platform} is no rehearsal", "Name a rehearsal/ platform.")
+        return provider.cloud
+
+    for reply in Console(cloud, lambda: [e.as_dict() for e in story(ctx.ledger, None)]).serve(sys.stdin):
+        click.echo(reply)
+    return 0
