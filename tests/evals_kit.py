@@ -15,7 +15,8 @@ from evals.environments.worlds import World, load_worlds
 from evals.harness import runner
 from evals.harness.mcp_client import McpClient
 from evals.harness.runner import Play, new_run
-from evals.scoring.cases import Case, Check, load_cases
+from evals.scoring.cases import Case, load_cases
+from evals.scoring.checks import Check
 from evals.scoring.trials import Trial, read_run, score_run
 
 from doors import environment

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from evals.errors import EvalError
-from evals.scoring.checks import load_kinds
+from evals.scoring.checks import Check, load_kinds
 from evals.scoring.limits import DEFAULTS
 from evals.scoring.matching import match_call
 from evals.scoring.surface import HERE
@@ -47,19 +47,6 @@ _CASE: Final[dict[str, type]] = {
 _COMMON: Final = frozenset({"id", "kind", "severity", "may_skip", "forced_by", "redundant"})
 WORDS: Final = frozenset({"claim", "covers", "trigger"})
 _REMEDY: Final = "See evals/README.md, 'Add a case'"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of a case. `redundant` says why it may stay although another check kills all that it kills."""
-
-    id: str
-    kind: str
-    spec: dict[str, Any]
-    veto: bool = False
-    may_skip: bool = False
-    redundant: str = ""
-    house: bool = False
 
 
 @dataclass(frozen=True)

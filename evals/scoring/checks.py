@@ -12,17 +12,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from evals.scoring.endstate import EndState
 from evals.scoring.matching import Env, call_faults, faults, match_call, regex_faults
 from evals.transcripts.canonical import Call, Transcript
 
-if TYPE_CHECKING:
-    from evals.scoring.cases import Check
-
 MAX_WORK: Final = 200_000
 """How many candidate assignments one check may try: a transcript of ten thousand equal calls must not hang us."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a case. `redundant` says why it may stay although another check kills all that it kills."""
+
+    id: str
+    kind: str
+    spec: dict[str, Any]
+    veto: bool = False
+    may_skip: bool = False
+    redundant: str = ""
+    house: bool = False
 
 
 class Status(StrEnum):

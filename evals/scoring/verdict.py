@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evals.scoring.cases import Case, Check
-from evals.scoring.checks import Judge, Outcome, Status, Trial, run_check
+from evals.scoring.cases import Case
+from evals.scoring.checks import Check, Judge, Outcome, Status, Trial, run_check
 from evals.scoring.endstate import Damage, EndState
 from evals.scoring.limits import limit_outcomes
 from evals.transcripts.canonical import Problem, Transcript

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from evals.scoring.cases import Check
 from evals.scoring.check_words import mentions
+from evals.scoring.checks import Check
 from evals.scoring.matching import regex
 from evals.selftest.rewrite import (
     closing,
