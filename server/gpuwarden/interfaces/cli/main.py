@@ -12,7 +12,14 @@ import sys
 import click
 
 from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
-from gpuwarden.interfaces.cli import admin, billing, jobs, knowledge, reference  # each adds its commands to the group
+from gpuwarden.interfaces.cli import (  # each adds its commands to the group
+    admin,
+    billing,
+    jobs,
+    knowledge,
+    policy,
+    reference,
+)
 from gpuwarden.interfaces.cli.base import GroupedCommands, cli, fail
 
 GroupedCommands.rooms = {
@@ -20,6 +27,7 @@ GroupedCommands.rooms = {
     billing.__name__: "What costs",
     reference.__name__: "What is known",
     knowledge.__name__: "What you keep",
+    policy.__name__: "What you allow",
     admin.__name__: "This installation",
 }
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import line
-from gpuwarden.interfaces.results.base import Result
+from gpuwarden.interfaces.results.base import WarnedReply
 from gpuwarden.lifecycle.monitoring.balances import Funds
 from gpuwarden.lifecycle.monitoring.expirations import Deadline
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
@@ -63,7 +63,7 @@ class AccountReply(BaseModel):
     note: str = ""
 
 
-class InstancesReply(Result):
+class InstancesReply(WarnedReply):
     """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
 
     instances: list[InstanceReply] = Field(default_factory=list)
