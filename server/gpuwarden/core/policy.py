@@ -48,7 +48,7 @@ def _inside(pattern: str, wider: str) -> bool:
     head = _WILD.split(pattern, maxsplit=1)[0]
     if head == pattern:
         return fnmatchcase(pattern, wider)
-    return wider.endswith("*") and not _WILD.search(wider[:-1]) and head.startswith(wider[:-1])
+    return wider.endswith("*") and head.startswith(wider[:-1])
 
 
 _WILD = re.compile(r"[*?\[]")
