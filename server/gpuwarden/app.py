@@ -42,6 +42,7 @@ def open_context(
         env=env,
         own_profiles=own if own.is_dir() else None,
         notes_file=config.notes_file,
+        policy_file=config.policy_file,
         policy_digest=config.digest,
         notices=config.notices,
     )

@@ -50,6 +50,7 @@ class Context:
     notes_file: Path | None = None
     cwd: Path | None = None
     """What a job's inputs are named below; None for the process's own working directory."""
+    policy_file: Path | None = None
     policy_digest: str = ""
     """Of the policy file in force; of the values themselves where the policy came from no file."""
     notices: tuple[Notice, ...] = ()
@@ -131,7 +132,8 @@ class Context:
     def kept(self) -> tuple[Path, ...]:
         """What only gpuwarden and its user write, and what goes to no machine: records, policy, notes, profiles."""
         folder = self.notes_file.parent if self.notes_file else None
-        return (self.home, *((folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()))
+        beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
+        return (self.home, *beside, *([self.policy_file] if self.policy_file else []))
 
     @cached_property
     def notes(self) -> Notes:
