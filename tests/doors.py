@@ -14,6 +14,7 @@ from typing import Any
 
 from gpuwarden.app import open_context
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.policy_record import RECORD, Record, write_record
 from gpuwarden.rehearsal.model import Settings
 
 PLATFORM = "rehearsal/vastai"
@@ -41,21 +42,30 @@ JOB = {
 def environment(home: Path, **more: str) -> dict[str, str]:
     """The variables of a process whose gpuwarden lives in `home`."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
-    return {**keep, "GPUWARDEN_HOME": str(home), "GPUWARDEN_POLICY": str(policy_file(home)), "COLUMNS": "100", **more}
+    mine = {"GPUWARDEN_HOME": str(home), "GPUWARDEN_POLICY": str(policy_file(home)), "COLUMNS": "100"}
+    accept(home, Path(more.get("GPUWARDEN_POLICY", mine["GPUWARDEN_POLICY"])))
+    return {**keep, **mine, **more}
+
+
+def accept(home: Path, file: Path) -> None:
+    """Record a policy file as a person's choice, or a ledger of whoever runs the tests would count as the usual one."""
+    if not (home / RECORD).exists() and not home.parent.is_file():
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_record(home, Record(path=str(file), digest="", at=0.0))
 
 
 def policy_file(home: Path) -> Path:
-    """An empty policy beside the home, so that the user's own never counts."""
+    """A policy beside the home, so that the user's own never counts."""
     file = home.parent / "policy.toml"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        file.write_text('[secrets]\nallowed = ["HF_TOKEN", "MY_TOKEN", "PLAIN_NAME"]\n')
     return file
 
 
 def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Context:
     """A warden of this process over a cloud whose machines boot and stop at once; other processes see the same."""
-    ctx = open_context("test", env=environment(home, GPUWARDEN_SECRETS_ALLOWED="HF_TOKEN,MY_TOKEN,PLAIN_NAME", **env))
+    ctx = open_context("test", env=environment(home, **env))
     ctx.provider(platform).cloud.configure(QUICK)  # type: ignore[attr-defined]
     return ctx
 

@@ -145,7 +145,9 @@ class Home:
             pin=_pin_hash(PIN),
             day=30 if self.world.jobs else budget,
         )
-        (self.folder / "config" / "policy.toml").write_text(policy, "utf-8")
+        file = self.folder / "config" / "policy.toml"
+        file.write_text(policy, "utf-8")
+        self._accept(file, policy)
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
             text = re.sub(r"^backend: .*$", "backend: local", text, count=1, flags=re.MULTILINE)
@@ -165,6 +167,14 @@ class Home:
         columns = [c for r in self.world.repos for c in r.get("columns", ())]
         (shim.parent / "datasets.py").write_text(f"COLUMNS = {columns!r}\n{jobs.STAND_IN}", "utf-8")
         shim.chmod(0o755)
+
+    def _accept(self, file: Path, text: str) -> None:
+        """Record the policy as the one that the world's person uses, as `gpuwarden policy use` does at a terminal."""
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        record = {"path": os.path.normpath(file), "digest": digest, "at": self.now(), "chosen": True}
+        (self.state / "policy.json").write_text(json.dumps(record), "utf-8")
+        (self.state / "policy.json").chmod(0o600)
 
     def _furnish(self) -> None:
         for name, platform in self.world.platforms.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from gpuwarden.core.clock import Clock, ShiftedClock, SystemClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.policy_record import Record, write_record
 
 
 def open_context(
@@ -30,6 +32,7 @@ def open_context(
             f"the folder {config.home} can't be made: {error.strerror or error}",
             "Set GPUWARDEN_HOME to a folder of yours.",
         ) from error
+    record_policy(config, clock.now())
     own = config.policy_file.parent / "profiles"
     return Context(
         ledger=Ledger(config.home / "ledger.db", clock, actor),
@@ -39,7 +42,25 @@ def open_context(
         env=env,
         own_profiles=own if own.is_dir() else None,
         notes_file=config.notes_file,
+        policy_file=config.policy_file,
+        policy_digest=config.digest,
+        notices=config.notices,
     )
+
+
+def record_policy(config: Config, now: float) -> None:
+    """Write down which policy file this ledger goes by: at first use, and again when the person has edited the file.
+
+    Nothing is written while another file or another ledger is named than the recorded one. Raises LedgerError.
+    """
+    known = config.recorded
+    if any(notice.question for notice in config.notices) or (known and known.digest == config.digest):
+        return
+    if known is None:
+        write_record(config.home, Record(path=str(config.policy_file), digest=config.digest, at=now))
+        return
+    with contextlib.suppress(LedgerError):  # the path decides, so an old digest may stay on a full disk
+        write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))
 
 
 def _clock(env: Mapping[str, str]) -> Clock:

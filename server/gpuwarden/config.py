@@ -1,12 +1,13 @@
 """Where gpuwarden keeps its things, and what the user allows.
 
-One TOML file holds the policy. Every value can be overridden by an environment variable whose name is the path in
-capitals: `caps.per_job_usd` is `GPUWARDEN_CAPS_PER_JOB_USD`. Each effective value remembers where it came from.
+One TOML file holds the policy. A variable whose name is the path in capitals (`caps.per_job_usd` is
+`GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter, as the marker beside the field says. A variable that would
+loosen one is ignored and becomes a notice. Each effective value remembers where it came from.
 
 | variable | meaning |
 |---|---|
 | `GPUWARDEN_HOME` | folder of the ledger, the run records and pulled artifacts |
-| `GPUWARDEN_POLICY` | the policy file |
+| `GPUWARDEN_POLICY` | the policy file; another than the recorded one is not used before a person accepts it |
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.inputs import in_words
-from gpuwarden.core.policy import Policy
+from gpuwarden.core.policy import Policy, PolicyField, policy_fields
+from gpuwarden.policy_record import Notice, Record, decide, digest_of
 
 PREFIX = "GPUWARDEN_"
 NOTES = "notes.toml"
@@ -46,6 +48,11 @@ class Config:
     policy_file: Path
     policy: Policy
     settings: tuple[Setting, ...]
+    digest: str
+    """Of the policy file's text."""
+    recorded: Record | None = None
+    """This ledger's own record of the policy in use, where it has one."""
+    notices: tuple[Notice, ...] = ()
 
     @property
     def notes_file(self) -> Path:
@@ -54,48 +61,92 @@ class Config:
 
 
 def load_config(env: Mapping[str, str] | None = None) -> Config:
-    """Read the policy file and the environment. Raises BadRequest that names the file or variable at fault."""
+    """Read the policy file and the environment. Raises BadRequest that names the file or variable at fault.
+
+    Raises LedgerError when the record of the policy in use can't be read.
+    """
     env = os.environ if env is None else env
     home = Path(env.get(f"{PREFIX}HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)).expanduser()
     default = Path(platformdirs.user_config_dir("gpuwarden", appauthor=False)) / "policy.toml"
-    file = Path(env.get(f"{PREFIX}POLICY") or default).expanduser()
-    table = _read(file, required=f"{PREFIX}POLICY" in env)
+    named = env.get(f"{PREFIX}POLICY")
+    standing = decide(home, Path(named) if named else None, default)
+    content = _read(standing.file, required=bool(named) and not any(n.question for n in standing.notices))
+    table = _parsed(standing.file, content)
     origins = dict.fromkeys(_paths_in(table), "file")
-    for path, kind in _fields(Policy):
-        name = PREFIX + path.upper().replace(".", "_")
-        if name in env:
-            _put(table, path, _parse(name, env[name], kind))
-            origins[path] = name
+    policy, ignored = _tightened(_validated(table, origins, standing.file), env, origins, standing.file)
+    return Config(
+        home=home,
+        policy_file=standing.file,
+        policy=policy,
+        settings=tuple(
+            Setting(f.path, value_at(policy, f.path), origins.get(f.path, "default")) for f in policy_fields()
+        ),
+        digest=digest_of(content),
+        recorded=standing.own,
+        notices=(*standing.notices, *ignored),
+    )
+
+
+def read_policy(file: Path) -> tuple[Policy, str]:
+    """Read a policy file alone, without variables, and its digest. Raises BadRequest that names the mistake."""
+    content = _read(file, required=True)
+    table = _parsed(file, content)
+    return _validated(table, dict.fromkeys(_paths_in(table), "file"), file), digest_of(content)
+
+
+def _tightened(
+    policy: Policy, env: Mapping[str, str], origins: dict[str, str], file: Path
+) -> tuple[Policy, list[Notice]]:
+    """Apply the variables that make the file's policy stricter, and note those that would not."""
+    ignored = []
+    for field in policy_fields():
+        name = PREFIX + field.path.upper().replace(".", "_")
+        if name not in env:
+            continue
+        if field.by_variable is None:
+            ignored.append(Notice("file_only", name, "", about=field.path))
+            continue
+        asked = _with_variable(policy, field, name, env[name], file)
+        filed = value_at(policy, field.path)
+        if field.by_variable.fits(filed, value_at(asked, field.path)):
+            policy, origins[field.path] = asked, name
+        else:
+            ignored.append(Notice("looser", name, in_short(filed), about=field.path, may=field.by_variable.may))
+    return policy, ignored
+
+
+def _with_variable(policy: Policy, field: PolicyField, name: str, text: str, file: Path) -> Policy:
+    """The policy with one more value, from a variable's text."""
+    table = policy.model_dump()
+    _put(table, field.path, _parse(name, text, field.kind))
+    return _validated(table, {field.path: name}, file)
+
+
+def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) -> Policy:
     try:
-        policy = Policy.model_validate(table)
+        return Policy.model_validate(table)
     except ValidationError as error:
         raise BadRequest(*_explain(error, origins, file)) from error
-    settings = tuple(Setting(p, _get(policy, p), origins.get(p, "default")) for p, _ in _fields(Policy))
-    return Config(home, file, policy, settings)
 
 
-def _read(file: Path, *, required: bool) -> dict[str, Any]:
+def _read(file: Path, *, required: bool) -> bytes:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return file.read_bytes()
     except FileNotFoundError:
         if required:
             raise BadRequest(
                 f"the policy file {file} does not exist", f"Create it, or unset {PREFIX}POLICY to use the defaults."
             ) from None
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the policy file {file} is no TOML: {error}", "Mend that line.") from error
+        return b""
     except OSError as error:
         raise BadRequest(f"the policy file {file} can't be read: {error.strerror}", "Check its permissions.") from error
 
 
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", kind
+def _parsed(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the policy file {file} is no TOML: {error}", "Mend that line.") from error
 
 
 def _paths_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -121,14 +172,19 @@ def _parse(name: str, text: str, kind: Any) -> Any:
 def _put(table: dict[str, Any], path: str, value: object) -> None:
     *folders, leaf = path.split(".")
     for folder in folders:
-        inner = table.setdefault(folder, {})
-        if not isinstance(inner, dict):
-            raise BadRequest(f"the policy's {folder} is no table", f"Write it as [{folder}].")
-        table = inner
+        table = table[folder]
     table[leaf] = value
 
 
-def _get(model: BaseModel, path: str) -> object:
+def in_short(value: object) -> str:
+    """A value of the policy as a person reads it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "not set"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def value_at(model: BaseModel, path: str) -> object:
+    """The policy's value under a dotted path."""
     value: Any = model
     for part in path.split("."):
         value = getattr(value, part)

@@ -1,21 +1,65 @@
-"""What the user allows: one TOML file, read into this model. Every field has a default that spends nothing."""
+"""What the user allows: one TOML file, read into this model. Every field has a default that spends nothing.
+
+An environment variable may make a value stricter, never looser: whoever starts a process sets its variables, and that
+may be an agent. The marker beside a field says which of two values is the stricter one. A field without a marker comes
+from the file only.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from gpuwarden.core.models import Frozen
 
 Channel = Literal["elicitation", "terminal", "rehearsal"]
 """How a yes came in. `rehearsal` is a flag instead of a person, which only pretend machines take."""
-Usd = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
+@dataclass(frozen=True)
+class ByVariable:
+    """The marker of a field that a variable may set: `fits(filed, asked)` is true when `asked` is no looser."""
+
+    fits: Callable[[Any, Any], bool]
+    may: str
+    """The verb for a message: a variable may only `may` this field."""
+
+
+def covered(asked: Iterable[str], filed: Iterable[str]) -> bool:
+    """Return whether every name that a pattern of `asked` matches is matched by a pattern of `filed`.
+
+    False where that is not plain to see: `a*b` is inside `a*`, but not inside `*b`.
+    """
+    return all(any(_inside(pattern, wider) for wider in filed) for pattern in asked)
+
+
+def _inside(pattern: str, wider: str) -> bool:
+    if pattern == wider:
+        return True
+    head = _WILD.split(pattern, maxsplit=1)[0]
+    if head == pattern:
+        return fnmatchcase(pattern, wider)
+    return wider.endswith("*") and head.startswith(wider[:-1])
+
+
+_WILD = re.compile(r"[*?\[]")
+LOWER = ByVariable(lambda filed, asked: asked <= filed, "lower")
+HIGHER = ByVariable(lambda filed, asked: asked >= filed, "raise")
+FEWER = ByVariable(lambda filed, asked: set(asked) <= set(filed), "take entries out of")
+NARROWER = ByVariable(lambda filed, asked: covered(asked, filed), "take entries out of")
+FILE_ONLY = "file only"
+"""The marker of a whole table that no variable may change."""
+
+Usd = Annotated[float, Field(ge=0, le=1_000_000), LOWER]
 
 
 class Caps(Frozen):
@@ -29,9 +73,9 @@ class Caps(Frozen):
 class Approval(Frozen):
     """How a person says yes. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
 
-    channels: tuple[Channel, ...] = ("terminal", "elicitation")
+    channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "elicitation")
     pin_hash: str | None = None
-    ttl_s: int = Field(default=900, ge=30, le=86_400)
+    ttl_s: Annotated[int, LOWER] = Field(default=900, ge=30, le=86_400)
 
     @field_validator("pin_hash")
     @classmethod
@@ -41,11 +85,11 @@ class Approval(Frozen):
         return text
 
 
-Minutes = Annotated[int, Field(ge=1, le=10_080)]
+Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When gpuwarden speaks up, and where besides the ledger and the terminal.
+    """When gpuwarden speaks up, and where besides the ledger and the terminal. Variables may make alerts come earlier.
 
     `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets signed JSON,
     its secret is the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` gets what Slack's incoming webhooks take.
@@ -55,8 +99,8 @@ class Watch(Frozen):
     stall_minutes: Minutes = 30
     finished_minutes: Minutes = 10
     unknown_minutes: Minutes = 15
-    disk_free_percent: int = Field(default=10, ge=1, le=90)
-    danger_hours: int = Field(default=48, ge=1, le=720)
+    disk_free_percent: Annotated[int, HIGHER] = Field(default=10, ge=1, le=90)
+    danger_hours: Annotated[int, HIGHER] = Field(default=48, ge=1, le=720)
     desktop: tuple[str, ...] = Field(default=(), max_length=32)
     webhook_url: str | None = None
     slack_url: str | None = None
@@ -79,7 +123,7 @@ class Secrets(Frozen):
     The key of an account that rents machines is never given, whatever stands here.
     """
 
-    allowed: tuple[str, ...] = (
+    allowed: Annotated[tuple[str, ...], NARROWER] = (
         "HF_TOKEN",
         "HUGGING_FACE_HUB_TOKEN",
         "WANDB_API_KEY",
@@ -104,12 +148,12 @@ class Policy(Frozen):
     """The whole policy. `rehearsal_caps` bound pretend money, so that a rehearsal can show the question too."""
 
     caps: Caps = Caps()
-    rehearsal_caps: Caps = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
-    platforms: tuple[str, ...] = ("*",)
+    rehearsal_caps: Annotated[Caps, FILE_ONLY] = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
+    platforms: Annotated[tuple[str, ...], NARROWER] = ("*",)
     approval: Approval = Approval()
     secrets: Secrets = Secrets()
     watch: Watch = Watch()
-    receipt_ttl_s: int = Field(default=1800, ge=30, le=86_400)
+    receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
 
     def allows(self, platform: str) -> bool:
         """Whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""
@@ -118,6 +162,26 @@ class Policy(Frozen):
     def caps_for(self, platform: str) -> Caps:
         """The caps of real or of pretend money."""
         return self.rehearsal_caps if platform.startswith("rehearsal/") else self.caps
+
+
+@dataclass(frozen=True)
+class PolicyField:
+    """One value of the policy: its path, its type, and how a variable may change it; None where none may."""
+
+    path: str
+    kind: Any
+    by_variable: ByVariable | None
+
+
+def policy_fields(model: type[BaseModel] = Policy, prefix: str = "", *, settable: bool = True) -> Iterator[PolicyField]:
+    """Yield every value of the policy, the tables' values under dotted paths."""
+    for name, field in model.model_fields.items():
+        kind, ours = field.annotation, settable and FILE_ONLY not in field.metadata
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from policy_fields(kind, f"{prefix}{name}.", settable=ours)
+        else:
+            marks = [m for m in field.metadata if isinstance(m, ByVariable)] if ours else []
+            yield PolicyField(f"{prefix}{name}", kind, marks[0] if marks else None)
 
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1}

@@ -18,7 +18,7 @@ REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 ENVIRONMENT = {
     "HF_TOKEN": ("Token for the Hugging Face Hub", True),
     "GPUWARDEN_HOME": ("Folder of the ledger, the run records and pulled artifacts", False),
-    "GPUWARDEN_POLICY": ("The policy file", False),
+    "GPUWARDEN_POLICY": ("The policy file; a person is asked before another one than the recorded one counts", False),
 }
 
 

@@ -20,6 +20,7 @@ from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
+from gpuwarden.policy_record import Notice, digest_of
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 
@@ -45,6 +46,11 @@ class Context:
     notes_file: Path | None = None
     cwd: Path | None = None
     """What a job's inputs are named below; None for the process's own working directory."""
+    policy_file: Path | None = None
+    policy_digest: str = ""
+    """Of the policy file in force; of the values themselves where the policy came from no file."""
+    notices: tuple[Notice, ...] = ()
+    """What there is to say about the policy: ignored variables, another file or ledger than the recorded one."""
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
     observed: dict[str, Observation] = field(default_factory=dict)
@@ -54,6 +60,9 @@ class Context:
     """By platform: the account's money at this process's last look; None where nothing could bill."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.policy_digest = self.policy_digest or digest_of(self.policy.model_dump_json().encode())
 
     def platforms(self) -> list[str]:
         """Every platform that can be named, rehearsals included. A machine behind SSH stands here as `ssh/ALIAS`."""
@@ -119,7 +128,8 @@ class Context:
     def kept(self) -> tuple[Path, ...]:
         """What only gpuwarden and its user write, and what goes to no machine: records, policy, notes, profiles."""
         folder = self.notes_file.parent if self.notes_file else None
-        return (self.home, *((folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()))
+        beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
+        return (self.home, *beside, *([self.policy_file] if self.policy_file else []))
 
     @cached_property
     def notes(self) -> Notes:

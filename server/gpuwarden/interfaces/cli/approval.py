@@ -89,7 +89,7 @@ async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: b
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
-    _show(view, terminal)
+    _show(ctx, view, terminal)
     if view.record.state is Teardown.BLOCKED and not without_proof:
         raise Refused(
             f"ticket {ticket} is blocked: not everything is proven",
@@ -99,14 +99,20 @@ async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: b
     loss = _give_up(view, terminal) if view.record.state is Teardown.BLOCKED else None
     if loss is None and terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was touched")
-    await _check_pin(ctx, terminal)
+    await check_pin(ctx, terminal)
     assert view.record.digest is not None
-    done = await approve(ctx, ticket, view.record.digest, channel="terminal", by=_user(), loss=loss)
+    done = await approve(ctx, ticket, view.record.digest, channel="terminal", by=user(), loss=loss)
     return torn_down(await _watch(ctx, done, terminal))
 
 
-def _show(view: TeardownView, terminal: Terminal) -> None:
+def _warn(ctx: Context, terminal: Terminal) -> None:
+    for notice in ctx.notices:
+        terminal.say(f"warning: {notice.text}")
+
+
+def _show(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
     lease = view.lease
+    _warn(ctx, terminal)
     terminal.say(f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}")
     terminal.say(f"  the job {view.job.state.told}; cost so far: {usd(lease.cost)}")
     terminal.say(f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:")
@@ -151,11 +157,12 @@ async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
         )
     if ctx.clock.now() > issued.body["expires_at"]:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
+    _warn(ctx, terminal)
     _show_spending(issued, terminal)
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
-    await _check_pin(ctx, terminal)
-    grant_spending(ctx, issued, "terminal", _user())
+    await check_pin(ctx, terminal)
+    grant_spending(ctx, issued, "terminal", user())
     job = issued.body.get("job")
     hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
     return Result(code="approved", message="Approved.", hint=hint)
@@ -174,12 +181,13 @@ def grant_spending(ctx: Context, issued: Event, channel: str, by: str) -> None:
         "digest": issued.body["facts_digest"],
         "channel": channel,
         "by": by,
+        "policy": ctx.policy_digest,
         "expires_at": issued.body["expires_at"],
     }
     ctx.ledger.add(issued.subject, "approval.granted", body)
 
 
-async def _check_pin(ctx: Context, terminal: Terminal) -> None:
+async def check_pin(ctx: Context, terminal: Terminal) -> None:
     """Ask for the PIN where one is set."""
     pin_hash = ctx.policy.approval.pin_hash
     if pin_hash is not None:
@@ -193,7 +201,7 @@ async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
         if len(recent) >= PIN_TRIES:
             raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
         if not pin_matches(pin, pin_hash):
-            ctx.ledger.add("approval/pin", "pin.wrong", {"by": _user()})
+            ctx.ledger.add("approval/pin", "pin.wrong", {"by": user()})
             raise Refused("that is not the PIN; nothing was changed")
 
 
@@ -220,7 +228,8 @@ async def choose_pin(ctx: Context) -> Result:
     return Result(message=f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
 
 
-def _user() -> str:
+def user() -> str:
+    """Name who sits at the terminal."""
     try:
         return f"user {getpass.getuser()}"
     except (KeyError, OSError):

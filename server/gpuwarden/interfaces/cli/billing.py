@@ -33,7 +33,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     if withdraw:
         await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
         view = await use_case.proceed(ctx, view.record.id)
-    return answer(results.torn_down(view), as_json, "torn_down")
+    return answer(results.warned(results.torn_down(view), ctx.notices), as_json, "torn_down")
 
 
 @cli.command()
@@ -64,7 +64,8 @@ async def instances(as_json: bool) -> int:
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.inventory import list_instances
 
-    return answer(results.listed(await list_instances(open_context())), as_json, "listed")
+    ctx = open_context()
+    return answer(results.warned(results.listed(await list_instances(ctx)), ctx.notices), as_json, "listed")
 
 
 @cli.command()
@@ -92,10 +93,11 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
 
     if as_json and not once:
         raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
-    watcher = Watcher(open_context("watch"), every_s)
+    ctx = open_context("watch")
+    watcher = Watcher(ctx, every_s)
     if once:
-        return answer(results.watched(await watcher.round()), as_json, "standing")
-    first = results.watched(await watcher.round())
+        return answer(results.warned(results.watched(await watcher.round()), ctx.notices), as_json, "standing")
+    first = results.warned(results.watched(await watcher.round()), ctx.notices)
     console.standing(first)
     said = first.unknown
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         LessonReply,
     )
     from gpuwarden.interfaces.cli.notes_service import NotesReply
+    from gpuwarden.interfaces.cli.policy_choice import PolicyReply
     from gpuwarden.interfaces.hooks.install import HooksReply
     from gpuwarden.interfaces.results.references import EntryReply, SearchReply
     from gpuwarden.remote.transfer.receive import Progress
@@ -108,7 +109,9 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
 
 
 def message(reply: Result) -> None:
-    """A reply's sentence and what to do next."""
+    """A reply's warnings, its sentence and what to do next."""
+    for text in getattr(reply, "warnings", ()):
+        out.print(f"[yellow]warning[/] {shown(text)}")
     if reply.message:
         out.print(shown(reply.message))
     if reply.hint:
@@ -403,16 +406,28 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def doctor(reply: Any) -> None:
     """The effective settings and what was found."""
+    _settings(reply)
+    for check in reply.checks:
+        mark = "[green]ok[/]" if check.ok else "[red]no[/]"
+        out.print(f"{mark} {escape(check.what)}: {escape(check.found)}")
+    message(reply)
+
+
+def policy(reply: PolicyReply) -> None:
+    """The policy file in force, and its values."""
+    _settings(reply)
+    since = f", as it is since {when(reply.since)} UTC" if reply.since else ""
+    out.print(f"[bold]{escape(reply.file)}[/] {reply.digest}{since}", soft_wrap=True)
+    message(reply)
+
+
+def _settings(reply: Any) -> None:
     table = Table(box=None, pad_edge=False)
     for head in ("setting", "value", "from"):
         table.add_column(head, overflow="fold")
     for row in reply.settings:
         table.add_row(escape(row.setting), escape(row.value), escape(row.origin))
     out.print(table)
-    for check in reply.checks:
-        mark = "[green]ok[/]" if check.ok else "[red]no[/]"
-        out.print(f"{mark} {escape(check.what)}: {escape(check.found)}")
-    message(reply)
 
 
 @contextlib.contextmanager

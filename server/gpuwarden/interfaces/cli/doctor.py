@@ -9,10 +9,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from gpuwarden.app import open_context
-from gpuwarden.config import load_config
+from gpuwarden.config import Config, in_short, load_config
 from gpuwarden.core.errors import WardenError
 from gpuwarden.interfaces.cli.notes_service import summary
-from gpuwarden.interfaces.results import Result
+from gpuwarden.interfaces.results import WarnedReply, warned
+from gpuwarden.policy_record import absolute, usual_homes
 
 
 class SettingReply(BaseModel):
@@ -31,7 +32,7 @@ class CheckedReply(BaseModel):
     found: str
 
 
-class DoctorReply(Result):
+class DoctorReply(WarnedReply):
     """Everything that is in force."""
 
     settings: list[SettingReply]
@@ -41,7 +42,23 @@ class DoctorReply(Result):
 async def examine() -> DoctorReply:
     """Look at the configuration and at what it needs. Raises BadRequest for a policy that can't be read."""
     config = load_config()
-    rows = [
+    checks = [_ledger(config), _policy(config), _disk(config.home), _notes()]
+    checks += [_program(name, why) for name, why in PROGRAMS]
+    bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
+    reply = DoctorReply(
+        ok=not bad,
+        code="ok" if not bad else "failed",
+        message="" if not bad else f"Not usable: {', '.join(bad)}.",
+        hint="Do what the check says." if bad else "" if config.policy_file.exists() else NO_POLICY,
+        settings=setting_rows(config),
+        checks=checks,
+    )
+    return warned(reply, config.notices)
+
+
+def setting_rows(config: Config) -> list[SettingReply]:
+    """Every effective value with its origin."""
+    places = [
         SettingReply(
             setting="home",
             value=str(config.home),
@@ -51,37 +68,40 @@ async def examine() -> DoctorReply:
             setting="policy", value=str(config.policy_file), origin="file" if config.policy_file.exists() else "absent"
         ),
     ]
-    rows += [SettingReply(setting=s.path, value=_shown(s.path, s.value), origin=s.origin) for s in config.settings]
-    checks = [_ledger(), _disk(config.home), _notes(), *(_program(name, why) for name, why in PROGRAMS)]
-    bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
-    return DoctorReply(
-        ok=not bad,
-        code="ok" if not bad else "failed",
-        message="" if not bad else f"Not usable: {', '.join(bad)}.",
-        hint="Do what the check says." if bad else "" if config.policy_file.exists() else NO_POLICY,
-        settings=rows,
-        checks=checks,
-    )
+    values = [
+        SettingReply(setting=s.path, value=in_short_unless_secret(s.path, s.value), origin=s.origin)
+        for s in config.settings
+    ]
+    return places + values
 
 
 NO_POLICY = "There is no policy file, so every spending is a question. `Your policy` in the README shows one."
 PROGRAMS = (("uv", "runs scripts whose packages are not here"), ("ssh", "reaches real machines"))
 
 
-def _shown(path: str, value: object) -> str:
+def in_short_unless_secret(path: str, value: object) -> str:
+    """Show a value of the policy; of the PIN's hash and of a webhook's address only whether there is one."""
     if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as good as its key
         return "set" if value else "not set"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "not set"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return in_short(value)
 
 
-def _ledger() -> CheckedReply:
+def _ledger(config: Config) -> CheckedReply:
     try:
         ctx = open_context("doctor")
-        return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events")
     except WardenError as error:
         return CheckedReply(what="ledger", ok=False, found=f"{error.message} {error.hint}")
+    usual = usual_homes()
+    other = "" if absolute(config.home) in usual else f"; not the usual one, which is in {usual[0]}"
+    return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
+
+
+def _policy(config: Config) -> CheckedReply:
+    other = [n.text for n in config.notices if n.kind == "other_policy"]
+    there = "" if config.policy_file.exists() else ", which does not exist"
+    return CheckedReply(
+        what="policy", ok=not other, found=" ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
+    )
 
 
 def _notes() -> CheckedReply:

@@ -17,6 +17,7 @@ from gpuwarden.interfaces.cli import (  # each adds its commands to the group
     billing,
     jobs,
     knowledge,
+    policy,
     reference,
     rehearsal,
 )
@@ -27,6 +28,7 @@ GroupedCommands.rooms = {
     billing.__name__: "What costs",
     reference.__name__: "What is known",
     knowledge.__name__: "What you keep",
+    policy.__name__: "What you allow",
     admin.__name__: "This installation",
     rehearsal.__name__: "Practice",
 }

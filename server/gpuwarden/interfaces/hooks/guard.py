@@ -38,7 +38,7 @@ ENDS: dict[str, tuple[str, ...]] = {
     "hf": ("jobs cancel", "jobs scheduled delete|suspend"),
     "ray": ("down", "stop", "job stop|delete"),
     "pspace": ("machine|machines|notebook|deployment delete|stop",),
-    "gpuwarden": ("approve", "hooks uninstall"),
+    "gpuwarden": ("approve", "hooks uninstall", "policy use"),
 }  # fmt: skip
 ALIASES = {"vast": "vastai", "vast.py": "vastai", "lambda-cli": "lambda", "lambda-cloud": "lambda", "k": "kubectl",
            "huggingface-cli": "hf", "skypilot": "sky", "paperspace": "pspace", "gradient": "pspace"}  # fmt: skip

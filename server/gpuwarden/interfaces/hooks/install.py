@@ -25,6 +25,7 @@ from gpuwarden.config import Config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.hooks import guard
 from gpuwarden.interfaces.results import Result
+from gpuwarden.policy_record import RECORD
 
 LIMITS: Final = (
     "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, what is "
@@ -111,7 +112,13 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     folder = _folder(config)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
-    kept = [config.home / "ledger.db", config.policy_file, config.policy_file.parent / "profiles", folder]
+    kept = [
+        config.home / "ledger.db",
+        config.home / RECORD,
+        config.policy_file,
+        config.policy_file.parent / "profiles",
+        folder,
+    ]
     values = {
         "home": _plain(config.home),
         "files": [_plain(f) for f in kept],

@@ -11,8 +11,10 @@ from gpuwarden.interfaces.results.base import (
     MeterReply,
     RefusalReply,
     Result,
+    WarnedReply,
     error_reply,
     findings,
+    warned,
 )
 from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, canceled, checked
 from gpuwarden.interfaces.results.copies import (
@@ -58,6 +60,7 @@ __all__ = [
     "SubmitReply",
     "TeardownReply",
     "VerifyReply",
+    "WarnedReply",
     "WatchReply",
     "canceled",
     "checked",
@@ -70,5 +73,6 @@ __all__ = [
     "submitted",
     "torn_down",
     "verified",
+    "warned",
     "watched",
 ]

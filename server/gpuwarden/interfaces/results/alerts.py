@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import line
-from gpuwarden.interfaces.results.base import Result
+from gpuwarden.interfaces.results.base import WarnedReply
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
 
@@ -21,7 +21,7 @@ class AlertReply(BaseModel):
     text: str
 
 
-class WatchReply(Result):
+class WatchReply(WarnedReply):
     """One round of the watch: what is new, what stands, and what could not be looked at or sent."""
 
     news: list[AlertReply] = Field(default_factory=list)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Lease
 from gpuwarden.lifecycle.records import LeaseRecord
+from gpuwarden.policy_record import Notice
 
 SHOWN = 20
 """Entries of a list that a reply names; more are not for a model to read."""
@@ -31,6 +32,22 @@ class Result(BaseModel):
         """The reply without what is empty."""
         full = self.model_dump(mode="json")
         return {k: v for k, v in full.items() if v not in (None, "", [], {}) or k == "ok"}
+
+
+class WarnedReply(Result):
+    """A reply about what costs: `warnings` are what is wrong with the policy, such as another file than the usual."""
+
+    warnings: list[str] = Field(default_factory=list)
+
+
+W = TypeVar("W", bound=Result)
+
+
+def warned(reply: W, notices: Sequence[Notice]) -> W:
+    """Add what there is to say about the policy to a reply that takes it."""
+    if isinstance(reply, WarnedReply):
+        reply.warnings = [notice.text for notice in notices]
+    return reply
 
 
 class FindingReply(BaseModel):

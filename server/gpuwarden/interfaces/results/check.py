@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from gpuwarden.core.sanitize import fence, line, redact
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.interfaces.results.base import SHOWN, MeterReply, Result, meter_of
+from gpuwarden.interfaces.results.base import SHOWN, MeterReply, WarnedReply, meter_of
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.lifecycle.monitoring.check import Checked, advice
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
@@ -26,7 +26,7 @@ class DiagnosisReply(BaseModel):
     lines: str = ""
 
 
-class CheckReply(Result):
+class CheckReply(WarnedReply):
     """A job and its meter now. `log_cursor` is where the next read of the log goes on."""
 
     job_id: str

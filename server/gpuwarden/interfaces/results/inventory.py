@@ -11,7 +11,7 @@ from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import line
-from gpuwarden.interfaces.results.base import Result
+from gpuwarden.interfaces.results.base import WarnedReply
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 
@@ -62,7 +62,7 @@ class AccountReply(BaseModel):
     note: str = ""
 
 
-class InstancesReply(Result):
+class InstancesReply(WarnedReply):
     """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
 
     instances: list[InstanceReply] = Field(default_factory=list)

@@ -7,12 +7,12 @@ from pydantic import Field
 from gpuwarden.core.errors import by_a_person
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.results.base import FindingReply, Result, findings
+from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.submission.submit import Submission
 
 
-class SubmitReply(Result):
+class SubmitReply(WarnedReply):
     """`job_id` is set once the job is accepted; before that, `receipt` is what to submit again with."""
 
     job_id: str | None = None

@@ -11,7 +11,7 @@ from gpuwarden.interfaces.results.base import (
     SHOWN,
     FindingReply,
     MeterReply,
-    Result,
+    WarnedReply,
     findings,
     meter_of,
 )
@@ -27,7 +27,7 @@ _CODES: dict[str, str] = {
 }
 
 
-class TeardownReply(Result):
+class TeardownReply(WarnedReply):
     """Where a request to stop or terminate is. `ticket` is what a person approves."""
 
     ticket: str

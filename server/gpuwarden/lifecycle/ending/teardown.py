@@ -288,6 +288,7 @@ def _grant(ctx: Context, view: TeardownView, seen: str, channel: Channel, by: st
         "digest": seen,
         "channel": channel,
         "by": by,
+        "policy": ctx.policy_digest,
         "expires_at": ctx.clock.now() + ctx.policy.approval.ttl_s,
         "findings": list(record.findings),
         "without_proof": loss is not None and record.state is Teardown.BLOCKED,

@@ -21,6 +21,10 @@ def spending_question(ctx: Context, facts: SubmitFacts) -> str:
     """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
     if not facts.metered:
         return ""
+    return "; ".join(filter(None, (*(notice.question for notice in ctx.notices), _cost_question(ctx, facts))))
+
+
+def _cost_question(ctx: Context, facts: SubmitFacts) -> str:
     if facts.worst_cost is None:
         return "its price is unknown"
     if over := over_caps(ctx, facts.spec.platform, facts.worst_cost):

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from gpuwarden.core.errors import Refused, WardenError, in_our_words
 from gpuwarden.core.inputs import bad_arguments
 from gpuwarden.core.sanitize import scrubbed, secret_values
-from gpuwarden.interfaces.results import Result, error_reply
+from gpuwarden.interfaces.results import Result, error_reply, warned
 from gpuwarden.lifecycle.context import Context
 
 ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
     """A reply as short text and as structured content, without tokens and without the values of the user's secrets."""
     values = secret_values(ctx.env, secrets)
+    warned(reply, ctx.notices)
     body = scrubbed(reply.model_dump(mode="json"), values)
     short = scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)

@@ -1,0 +1,37 @@
+"""Commands on the policy: show what is in force, put another file in force."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_async
+
+
+@cli.group()
+def policy() -> None:
+    """Show what you allow, and accept another policy file."""
+
+
+@policy.command(name="show")
+@JSON
+def show(as_json: bool) -> int:
+    """Show the policy file in force and every value with its origin."""
+    from gpuwarden.interfaces.cli.policy_choice import show_policy
+
+    return answer(show_policy(), as_json, "policy")
+
+
+@policy.command(name="use")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@JSON
+@runs_async
+async def use(file: Path, as_json: bool) -> int:
+    """Put FILE in force for this ledger.
+
+    It asks a person at a terminal, and for the PIN of the policy that was in force; nothing else counts.
+    """
+    from gpuwarden.interfaces.cli.policy_choice import use_policy
+
+    return answer(await use_policy(open_context(), file), as_json, "message")

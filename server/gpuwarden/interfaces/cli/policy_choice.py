@@ -1,0 +1,90 @@
+"""Showing the policy in force, and putting another file in force: which only a person at a terminal can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from gpuwarden.config import Config, load_config, read_policy, value_at
+from gpuwarden.core.errors import Refused
+from gpuwarden.core.policy import Policy, policy_fields
+from gpuwarden.core.sanitize import line
+from gpuwarden.interfaces.cli.approval import Terminal, check_pin, open_terminal, user
+from gpuwarden.interfaces.cli.doctor import (
+    SettingReply,
+    in_short_unless_secret,
+    setting_rows,
+)
+from gpuwarden.interfaces.results import Result, WarnedReply, warned
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.policy_record import Record, absolute, write_record
+
+
+class PolicyReply(WarnedReply):
+    """The policy file in force and what it comes to. `since` is when this text of the file was first seen."""
+
+    file: str
+    exists: bool
+    digest: str
+    since: float | None = None
+    settings: list[SettingReply] = Field(default_factory=list)
+
+
+def show_policy() -> PolicyReply:
+    """Read the policy in force. Raises BadRequest for one that can't be read."""
+    config = load_config()
+    reply = PolicyReply(
+        file=str(config.policy_file),
+        exists=config.policy_file.exists(),
+        digest=config.digest,
+        since=_since(config),
+        settings=setting_rows(config),
+    )
+    return warned(reply, config.notices)
+
+
+def _since(config: Config) -> float | None:
+    known = config.recorded
+    return known.at if known and known.digest == config.digest else None
+
+
+async def use_policy(ctx: Context, path: Path) -> Result:
+    """Ask a person at the terminal whether `path` is to be the policy file. Raises Refused when the answer is no."""
+    if "terminal" not in ctx.policy.approval.channels:
+        raise Refused(
+            "the policy in force takes no approval on a terminal, so no other file is accepted there",
+            "Edit the policy file in force; gpuwarden policy show names it.",
+        )
+    with open_terminal() as terminal:
+        return await ask_use(ctx, path, terminal)
+
+
+async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
+    """Ask on a given terminal. The PIN is the one of the policy in force, so a file can't bring its own."""
+    file = absolute(path)
+    policy, digest = read_policy(file)
+    before = load_config(ctx.env)
+    terminal.say(f"policy file {line(str(file), 400)}")
+    terminal.say(f"  in force now: {line(str(before.policy_file), 400)}")
+    terminal.say(f"  for the ledger in {line(str(absolute(ctx.home)), 400)}")
+    for text in _changes(before.policy, policy) or ["nothing changes"]:
+        terminal.say(f"  {line(text, 400)}")
+    if terminal.ask("Type yes to put it in force: ") != "yes":
+        raise Refused("not accepted; the policy stays as it is", "gpuwarden policy show says what is in force.")
+    await check_pin(ctx, terminal)
+    was = {"path": str(before.policy_file), "digest": before.digest}
+    body = {"path": str(file), "digest": digest, "was": was, "channel": "terminal", "by": user()}
+    ctx.ledger.add("policy/file", "policy.accepted", body)
+    write_record(ctx.home, Record(path=str(file), digest=digest, at=ctx.clock.now(), chosen=True))
+    return Result(
+        message=f"{file} is the policy file of the ledger in {ctx.home} from now on.",
+        hint="Start running MCP servers again: each reads the policy when it starts.",
+    )
+
+
+def _changes(before: Policy, after: Policy) -> list[str]:
+    """The values that differ, without the PIN's hash and the addresses that are as good as a key."""
+    rows = ((f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields())
+    shown = ((path, *(in_short_unless_secret(path, v) for v in (old, new))) for path, old, new in rows if old != new)
+    return [f"{path}: {old} -> {new if new != old else 'another one'}" for path, old, new in shown]

@@ -1,0 +1,171 @@
+"""Which policy file a person uses: a small record beside the ledger, and what is said when another file is named.
+
+A variable can name any file, and whoever starts a process sets its variables. So the first use records the file, and
+from then on the recorded file stays in force until a person accepts another one at a terminal (`gpuwarden policy use`).
+A new ledger has no record of its own. It goes by the record of the account's usual ledger where there is one, or a
+variable that names an empty folder would forget both the policy and what was spent today.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import platformdirs
+
+from gpuwarden.core.errors import LedgerError
+from gpuwarden.core.models import Frozen
+from gpuwarden.core.sanitize import line
+
+RECORD: Final = "policy.json"
+"""The record's name in the folder of the ledger."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing about the policy that whoever reads a reply has to know.
+
+    `looser` and `file_only`: the variable `name` is ignored, and `about` (a setting) stays at `kept`.
+    `other_policy`: the file `name` is named and `kept` is in force. `other_ledger`: the folder `name` is named and
+    `kept` is the usual one.
+    """
+
+    kind: Literal["looser", "file_only", "other_policy", "other_ledger"]
+    name: str
+    kept: str
+    about: str = ""
+    may: str = ""
+
+    @property
+    def question(self) -> str:
+        """Why a person is asked before anything is spent; empty when this is only a warning."""
+        if self.kind == "other_policy":
+            return f"another policy file is named than the recorded one: {line(self.name, 200)}"
+        if self.kind == "other_ledger":
+            return f"another ledger is named than the usual one: {line(self.name, 200)}"
+        return ""
+
+    @property
+    def text(self) -> str:
+        """The warning: what happened, what is in force, what to do."""
+        name, kept = line(self.name, 200), line(self.kept, 200)
+        if self.kind == "looser":
+            return f"{name} is ignored: a variable may only {self.may} {self.about}. The policy file has {kept}."
+        if self.kind == "file_only":
+            return f"{name} is ignored: only the policy file sets {self.about}."
+        if self.kind == "other_policy":
+            return (
+                f"The policy file {name} is named, but {kept} is the recorded one and stays in force. Any spending is "
+                f"a question to a person. To accept the new file, a person runs: gpuwarden policy use {name}"
+            )
+        return (
+            f"The ledger in {name} is not the usual one, which is in {kept}. Any spending is a question to a person. "
+            "To accept it, a person runs: gpuwarden policy use FILE"
+        )
+
+
+class Record(Frozen):
+    """The policy file in use, the digest of its text, and since when. `chosen`: by a person, not at first use."""
+
+    path: str
+    digest: str
+    at: float
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The file in force, the ledger's own record where it has one, and what there is to say."""
+
+    file: Path
+    own: Record | None = None
+    notices: tuple[Notice, ...] = ()
+
+
+def decide(home: Path, named: Path | None, default: Path) -> Standing:
+    """Choose the policy file for the ledger in `home`. `named` is what a variable names, `default` the usual place.
+
+    Raises LedgerError for a record that can't be read.
+    """
+    own = read_record(home)
+    usual = None if own else _usual_record(home)
+    record = own or (usual[1] if usual else None)
+    if record is None:
+        return Standing(absolute(named or default))
+    wanted = absolute(named or (Path(record.path) if record.chosen else default))
+    notices = []
+    if os.path.normcase(wanted) != os.path.normcase(record.path):
+        notices.append(Notice("other_policy", str(wanted), record.path))
+    if usual:
+        notices.append(Notice("other_ledger", str(absolute(home)), str(usual[0])))
+    return Standing(Path(record.path), own, tuple(notices))
+
+
+def absolute(path: Path) -> Path:
+    """Make a path absolute by its text. Links are not followed: notes and profiles are read from beside the file."""
+    return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - resolve() would follow links
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest under which a policy file is recorded; an absent file counts as an empty one."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def read_record(home: Path) -> Record | None:
+    """Read the record beside a ledger, None where there is none. Raises LedgerError when it can't be read."""
+    file = home / RECORD
+    try:
+        return Record.model_validate_json(file.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise LedgerError(
+            f"the record of the policy in use can't be read: {file}",
+            "Remove that file; the policy file that is then in use is recorded again.",
+        ) from error
+
+
+def write_record(home: Path, record: Record) -> None:
+    """Replace the record beside a ledger, for the user's eyes only. Raises LedgerError."""
+    part = home / f"{RECORD}.{os.getpid()}.part"
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+            stream.write(record.model_dump_json())
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(home / RECORD)
+    except OSError as error:
+        raise LedgerError(
+            f"the policy in use can't be recorded in {home}: {error.strerror or error}",
+            "Check its permissions, or set GPUWARDEN_HOME to a folder of yours.",
+        ) from error
+
+
+def usual_homes() -> list[Path]:
+    """List where this account's ledger is unless a variable names another place.
+
+    The second entry comes from the account itself, because HOME and the XDG variables can be set by a client too.
+    """
+    homes = [absolute(Path(platformdirs.user_data_dir("gpuwarden", appauthor=False)))]
+    if sys.platform != "win32":
+        import pwd
+
+        try:
+            account = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        except KeyError:  # a container may run under a number that has no account
+            return homes
+        data = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
+        homes.append(account / data / "gpuwarden")
+    return list(dict.fromkeys(homes))
+
+
+def _usual_record(home: Path) -> tuple[Path, Record] | None:
+    for other in usual_homes():
+        if other != absolute(home) and (record := read_record(other)) is not None:
+            return other, record
+    return None
