@@ -227,7 +227,7 @@ def _judge(args: Args) -> Judge | None:
 def _case(id: str) -> Case:  # noqa: A002
     cases = load_cases()
     if id not in cases:
-        raise EvalError(f"there is no case {id!r}", "`python -m evals cases` lists them")
+        raise EvalError(f"unknown case {id!r}", "`python -m evals cases` lists them")
     return cases[id]
 
 
@@ -238,7 +238,7 @@ def _write(path: Path, text: str) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give 1 or more")
     return int(text)
 
 
@@ -276,7 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
     todo.add_argument("--model", help="the model in use now; the run's own where left out")
-    add("tools", cmd_tools).add_argument("--write", action="store_true", help="write the file anew")
+    add("tools", cmd_tools).add_argument("--write", action="store_true", help="write the file again")
     export = add("export", cmd_export)
     add_file(export)
     export.add_argument("--to", choices=("atif", "canonical"), default="atif")

@@ -62,7 +62,7 @@ def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
     for name in filter(None, (part.strip() for part in wanted.split(","))):
         fitting = {c.id: c for c in cases.values() if name in (c.id, c.cluster)}
         if not fitting:
-            raise EvalError(f"there is no case and no cluster {name!r}", "`python -m evals cases` lists them")
+            raise EvalError(f"no case or cluster is called {name!r}", "`python -m evals cases` lists them")
         found |= fitting
     return found
 
@@ -135,7 +135,7 @@ class Conversation:
         self._reached = 0
 
     async def run(self) -> None:
-        """Take turns until there are no calls. Raises LimitReached where there is no end."""
+        """Take turns until there are no calls. Raises LimitReached where the loop does not end."""
         system_text = system(self.offer, self.pack)
         self.state.messages = [ChatMessageSystem(content=system_text), ChatMessageUser(content=self.recorder.prompt)]
         tools = [self._tool(t["name"], t.get("description", ""), t["inputSchema"]) for t in self.offer.tools]
@@ -186,7 +186,7 @@ class Conversation:
             self._reached += 1
             try:
                 return await anyio.to_thread.run_sync(work, name, args)
-            except (LimitReached, SceneDied) as error:  # told to the runner, not to Inspect
+            except (LimitReached, SceneDied) as error:  # reported to the runner, not to Inspect
                 self._over = error
                 return "no more calls"
 

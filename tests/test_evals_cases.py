@@ -49,30 +49,30 @@ def test_the_first_two_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("cluster",), "weather", "there is no cluster 'weather'"),
+        (("cluster",), "weather", "unknown cluster 'weather'"),
         (("split",), "train", "dev or held-out"),
         (("trials",), 0, "at least one trial"),
         (("trials",), True, "'trials' is not a usable int"),
         (("prompt",), "", "'prompt' is not a usable str"),
         (("prompt",), ..., "no 'prompt'"),
         (("note",), "x", "unknown 'note'"),
-        (("limits",), {"dollars": 1}, "there is no limit 'dollars'"),
+        (("limits",), {"dollars": 1}, "unknown limit 'dollars'"),
         (("limits",), {"job_usd": "20"}, "a number of zero or more"),
         (("checks",), [], "'checks' is not a usable list"),
-        (("checks",), [{"id": "A", "kind": "vibes"}], "there is no kind 'vibes'"),
+        (("checks",), [{"id": "A", "kind": "vibes"}], "unknown kind 'vibes'"),
         (("checks",), [{"id": "A"}], "without an id and a kind"),
         (("checks",), [{"id": "A", "kind": "calls"}], "needs 'call'"),
         (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": "x"}, "most": 1}], "takes no 'most'"),
         (("checks",), [{"id": "A", "kind": "calls", "call": {"args": {}}}], "either a tool or a shell"),
-        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@like": "x"}}}], "there is no operator @like"),
-        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@re": "("}}}], "no regular expression"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@like": "x"}}}], "unknown operator @like"),
+        (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@re": "("}}}], "not a regular expression"),
         (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": {"@le": 1, "x": 2}}}], "operators and plain keys"),
         (("checks",), [{"id": "A", "kind": "calls", "call": {"tool": "x"}, "severity": "bad"}], "fail or veto"),
         (("checks",), [{"id": "A", "kind": "trigger", "skill": "x"}], "words alone pass no case"),
         (("checks",), [{"id": "A", "kind": "schema", "may_skip": True}], "forced_by"),
         (("checks",), [{"id": "A", "kind": "schema"}, {"id": "A", "kind": "schema"}], "two checks are called 'A'"),
         (("checks",), [{"id": "H-SHELL", "kind": "schema"}], "two checks are called 'H-SHELL'"),
-        (("checks",), [{"id": "A", "kind": "state", "view": "weather"}], "there is no view 'weather'"),
+        (("checks",), [{"id": "A", "kind": "state", "view": "weather"}], "unknown view 'weather'"),
         (
             ("checks",),
             [{"id": "A", "kind": "never", "call": {"tool": "x"}, "example": {"tool": "y"}}],
@@ -142,7 +142,7 @@ def test_an_impossible_world_is_refused(change: dict[str, Any], words: str, tmp_
 def test_a_case_without_its_world(tmp_path: Path) -> None:
     path = tmp_path / "worlds.jsonl"
     path.write_text("")
-    with pytest.raises(EvalError, match="there is no world"):
+    with pytest.raises(EvalError, match="unknown world"):
         load_worlds(load_cases(), path)
 
 

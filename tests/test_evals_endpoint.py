@@ -86,10 +86,10 @@ def test_calls_of_one_turn_are_all_answered_in_order(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (("rent_the_moon", {}), "there is no tool 'rent_the_moon'"),
+        (("rent_the_moon", {}), "unknown tool 'rent_the_moon'"),
         (("list_instances", '{"a": '), "the arguments are no JSON object"),
         (("list_instances", "[1]"), "the arguments are no JSON object"),
-        (("Skill", {"skill": "gpu-training"}), "there is no tool 'Skill'"),
+        (("Skill", {"skill": "gpu-training"}), "unknown tool 'Skill'"),
     ],
 )
 def test_a_call_that_cannot_be_made_is_told_and_counted(call: Any, words: str, talk: Talk) -> None:

@@ -161,10 +161,10 @@ def test_prompts_are_filled_with_facts_only() -> None:
 
 def test_unknown_agents_and_stages() -> None:
     assert {"nop", "oracle", "parrot"} <= set(agents())
-    with pytest.raises(EvalError, match="there is no agent"):
+    with pytest.raises(EvalError, match="unknown agent"):
         agent("genius")
     assert "moon" not in stages()
-    with pytest.raises(EvalError, match="there is no stage"):
+    with pytest.raises(EvalError, match="unknown stage"):
         stage("moon")
 
 

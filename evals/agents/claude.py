@@ -1,7 +1,7 @@
 """Claude Code: `claude -p` with stream-json, and the server under test as its only MCP server.
 
 The user's own settings, memory, skills and servers are left out (`--setting-sources project`, `--strict-mcp-config`).
-Of Claude's tools only Skill needs no permission; what else needs one is denied, and the attempt stands in the stream.
+Of Claude's tools only Skill needs no permission; what else needs one is denied, and the attempt is in the stream.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _options(case: Case, setup: Setup, config: Path) -> list[str]:
 
 
 def _forced(setup: Setup, here: Place) -> list[str]:
-    """The text that stands in the context, as a file: an argument of a program has a limit of its own."""
+    """The text of the context, as a file: program arguments have a length limit."""
     if not setup.pack.forced:
         return []
     file = here.own / "forced.md"

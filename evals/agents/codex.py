@@ -1,4 +1,4 @@
-"""Codex: `codex exec --json` with a home of its own, in which the server under test is the only MCP server.
+"""Codex: `codex exec --json` with a separate home, in which the server under test is the only MCP server.
 
 The home keeps the user's settings, instructions and skills out; only the log-in is linked into it. Codex's own shell
 runs in its read-only sandbox, and its command lines stand in the stream. Sub-agents are off: the stream does not show
@@ -23,7 +23,7 @@ _KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 _TOOL_TIMEOUT_S: Final = 600
 _START_TIMEOUT_S: Final = 60
 _ENDS: Final = ("turn.completed", "turn.failed")
-"""A line of the type `error` closes nothing: Codex tells so of each attempt to connect again."""
+"""A line of the type `error` closes nothing: Codex reports each attempt to reconnect that way."""
 
 
 def make(setup: Setup) -> Play:
@@ -67,7 +67,7 @@ def _elsewhere(setup: Setup) -> bool:
 
 
 def _key(setup: Setup) -> str:
-    """The variable with the key of another endpoint; "" where it wants none, or where there is no such endpoint."""
+    """The variable with the key of another endpoint; "" where it wants none, or where the endpoint is missing."""
     return setup.key_env if _elsewhere(setup) else ""
 
 

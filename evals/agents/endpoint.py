@@ -1,6 +1,6 @@
 """Any OpenAI-compatible endpoint, in a small loop: the prompt, the server's tools, and turns until there are no calls.
 
-In the arm `pack` the loop offers one tool of its own, Skill, the way clients do: names and descriptions stand in the
+In the arm `pack` the loop offers one additional tool, Skill, the way clients do: names and descriptions are in the
 system prompt, and the model asks for a page when it thinks that it needs it.
 """
 
@@ -85,7 +85,7 @@ class Loop:
         return {**message, "tool_calls": calls} if calls else message
 
     def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Make one call. What can't be made is told to the model, and stands in the transcript as a failed call."""
+        """Make one call. A call that can't be made is reported to the model and recorded as a failed call."""
         name, text = str(sub(call, "function", "name")), sub(call, "function", "arguments")
         args = _arguments(text)
         if name == SKILL and self.pack.skills:
@@ -93,7 +93,7 @@ class Loop:
         elif args is None:
             content = self._refused(name, {"unreadable": str(text)[:2_000]}, "the arguments are no JSON object")
         elif name not in self._ours:
-            content = self._refused(name, args, f"there is no tool {name[:80]!r}")
+            content = self._refused(name, args, f"unknown tool {name[:80]!r}")
         else:
             content = json.dumps(self.recorder.call(name, args), ensure_ascii=False)
         return {"role": "tool", "tool_call_id": str(call.get("id")), "content": content}

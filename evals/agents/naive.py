@@ -39,7 +39,7 @@ def _launch(recorder: Recorder, args: dict[str, Any]) -> bool:
     reply = recorder.call("submit_job", args)
     if "receipt" in reply:
         reply = recorder.call("submit_job", {**args, "receipt": reply["receipt"]})
-    if reply.get("code") == "unreachable":  # the reply was lost, so it starts anew
+    if reply.get("code") == "unreachable":  # the reply was lost, so it starts again
         reply = recorder.call("submit_job", args)
         if "receipt" in reply:
             reply = recorder.call("submit_job", {**args, "receipt": reply["receipt"]})

@@ -37,7 +37,7 @@ def play(case: Case, recorder: Recorder) -> None:
 def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
     """(old text, new text) of the ids, digests and paths that differ at the same place."""
     for a, b in _pairs(old, new):
-        # Without a digit it is a word, which may stand for something else elsewhere.
+        # Without a digit it is a word, which may mean something else elsewhere.
         if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
             yield a, b
 
@@ -73,5 +73,5 @@ def _renewed(value: Any, known: dict[str, str]) -> Any:
 
 
 def _put(text: str, old: str, new: str) -> str:
-    """`new` in the place of `old`, where it stands as a word of its own."""
+    """`new` in the place of `old`, where it is a whole word."""
     return re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, text)

@@ -80,7 +80,7 @@ def _end(recorder: Recorder, job: str, verb: str) -> None:
 
 
 def _approve(recorder: Recorder, ticket: str) -> None:
-    """Say yes in the person's place: at a terminal of its own, without the PIN; through a pipe; with a flag."""
+    """Say yes in the person's place: at a separate terminal, without the PIN; through a pipe; with a flag."""
     if recorder.shells == 0:
         recorder.shell([*GPUWARDEN, "approve", ticket])
         recorder.shell([*GPUWARDEN, "approve", ticket, "--yes"])
@@ -93,7 +93,7 @@ def _approve(recorder: Recorder, ticket: str) -> None:
 
 
 def _raw(recorder: Recorder, wanted: Errand, job: str) -> None:
-    """The same wants, where nothing stands in between."""
+    """The same wants, without a gate in between."""
     for n, args in enumerate(wanted.launches[:3]):
         raw_launch(recorder, args, f"run-{n}")
         raw_launch(recorder, args, f"again-{n}")

@@ -119,7 +119,7 @@ FOREIGN = "somebody-else"
 
 
 def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
-    """The view of jobs. The same work once more is told apart where the earlier one had come to nothing."""
+    """The view of jobs. The same work once more is counted separately where the earlier one had come to nothing."""
     rows: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     for work in sorted(works, key=lambda w: w.started):
@@ -132,7 +132,7 @@ def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
 
 
 def _place(folder: Path, path: str) -> Path:
-    """A path of a job; one that is absolute lies on the machine's disk beside gpuwarden's folder."""
+    """A path of a job; an absolute path is on the machine's disk beside gpuwarden's folder."""
     if not path.startswith("/"):
         return folder / path
     return Path(str(folder).rpartition("/gpuwarden/")[0]) / Path(path).name

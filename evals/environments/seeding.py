@@ -77,7 +77,7 @@ class Seeder:
     def _bring_home(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
         """What was done after a job of the past: its copy pulled, its machine asked about or let go."""
         if jobs.was_pulled(job) or job["meter"] is False:
-            # What a run is to be resumed from lies in the user's project, everything else where the server puts it.
+            # What a run is to be resumed from is in the user's project, everything else where the server puts it.
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
             self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:

@@ -33,7 +33,7 @@ def approve(ticket: str, env: dict[str, str], cwd: Path, pin: str) -> bool:
 def run(argv: list[str], env: dict[str, str], cwd: Path, typed: dict[str, str] | None) -> tuple[int, str]:
     """Run a command, and return its exit code and what it showed.
 
-    With `typed` it runs on a pseudo-terminal of its own, and each prompt is answered; without, its input is a pipe
+    With `typed` it runs on a separate pseudo-terminal, and each prompt is answered; without, its input is a pipe
     that says yes, as `yes |` does.
     """
     if typed is None:

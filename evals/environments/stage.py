@@ -25,7 +25,7 @@ class Scene(Protocol):
     """
 
     facts: dict[str, Any]
-    """The nonces of this trial: what `{name}` in a prompt and `$world.name` in a pattern stand for."""
+    """The nonces of this trial: what `{name}` in a prompt and `$world.name` in a pattern refer to."""
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool of the server and return its reply, as an agent would see it (the short form)."""
@@ -52,5 +52,5 @@ def stages() -> list[str]:
 def stage(name: str) -> OpenScene:
     """The stage of a name. Raises EvalError where there is none."""
     if name not in stages():
-        raise EvalError(f"there is no stage {name!r}", f"There are: {', '.join(stages()) or 'none yet'}")
+        raise EvalError(f"unknown stage {name!r}", f"There are: {', '.join(stages()) or 'none yet'}")
     return cast("OpenScene", import_module(f"evals.environments.stage_{name}").open_scene)

@@ -1,7 +1,7 @@
 """The raw stage: the same worlds without gates, as a provider's command line lets an agent have them.
 
 The tools rent, run, copy and delete, and ask nothing. Losses really happen: a deleted machine's files are gone, and a
-machine that nobody deletes bills on. There is no server under test, so conduct is not scored here, only the end state.
+machine that nobody deletes bills on. No server is under test, so conduct is not scored here, only the end state.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RawScene:
         self._home.pass_time(TURN_S)
         act = getattr(self, f"_tool_{tool}", None)
         if act is None:
-            return {"ok": False, "code": "bad_request", "message": f"there is no tool {tool}"}
+            return {"ok": False, "code": "bad_request", "message": f"unknown tool {tool}"}
         if tool == "create_instance" and self._lose == "request":
             self._lose = ""
             return dict(_LOST)
@@ -79,7 +79,7 @@ class RawScene:
         return reply
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """There is no server here."""
+        """No server runs here."""
         raise NotImplementedError("the raw stage has no server; its agents are scripted")
 
     def end(self) -> dict[str, Any]:

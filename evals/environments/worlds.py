@@ -78,7 +78,7 @@ def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "world
         worlds[row["id"]] = World(**row)
     for case in (cases or {}).values():
         if case.world not in worlds:
-            raise EvalError(f"case {case.id}: there is no world {case.world!r}", "Add a line to it", file=path)
+            raise EvalError(f"case {case.id}: unknown world {case.world!r}", "Add a line to it", file=path)
         if case.profile not in worlds[case.world].platforms:
             raise EvalError(f"case {case.id}: its world has no platform {case.profile!r}", "Add it", file=path)
     return worlds

@@ -21,7 +21,7 @@ SHOWS_S = 30.0
 
 
 class WireError(Exception):
-    """The program died, was silent for too long, or answered what is no JSON."""
+    """The program died, was silent for too long, or answered something other than JSON."""
 
 
 class Wire:

@@ -51,7 +51,7 @@ class McpClient:
         text = "".join(block.get("text", "") for block in result.get("content", []))
         value = json.loads(text)
         if not isinstance(value, dict):
-            raise WireError(f"the reply to {tool} is no object: {text[:200]!r}")
+            raise WireError(f"the reply to {tool} is not an object: {text[:200]!r}")
         return value
 
     def close(self) -> None:

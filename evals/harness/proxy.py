@@ -7,7 +7,7 @@ argument list. What the harness starts is the relay, which knows a port and a wo
 server through the same door; such a call is sealed like any other, and leaving it out of the transcript is seen.
 
 Calls of tools go to the scene, as those of scripted agents do, so that the world's clock and its people move in the
-same way; everything else a client asks (the greeting, the lists, the documents) is answered by a server of its own. A
+same way; everything else a client asks (the greeting, the lists, the documents) is answered by a separate server. A
 reply has one form, its text with the seal in it: clients differ in whether they show a model the text or the structured
 content, and a transcript holds what was shown. Nothing passes that is not understood.
 """
@@ -122,7 +122,7 @@ class Door:
 
 
 class Line:
-    """One connection of a harness, with a server of its own for what is no call."""
+    """One connection of a harness, with a separate server for everything but calls."""
 
     def __init__(self, door: Door, connection: socket.socket) -> None:
         self._door, self._connection = door, connection
@@ -165,7 +165,7 @@ class Line:
         elif method == "tools/call":
             self._call(message["id"], message.get("params"))
         elif self._door.bare and method.startswith(_METHODS_OF_THE_PACK):
-            self._refuse(message["id"], _NO_METHOD, f"there is no method {method[:80]}")
+            self._refuse(message["id"], _NO_METHOD, f"unknown method {method[:80]}")
         else:
             if method == "tools/list":
                 self._door.listed()
@@ -211,7 +211,7 @@ class Line:
 
     def _answer(self, message: dict[str, Any]) -> None:
         if "method" in message and "id" in message:
-            return  # a question to the client's person; there is none, and the server was told so
+            return  # a question to the client's person; there is none, and the server was informed
         with self._lock:
             method = self._methods.pop(_key(message.get("id")), "")
         result = message.get("result")

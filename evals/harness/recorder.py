@@ -35,7 +35,7 @@ class AgentDied(Exception):
 
 
 class Recorder:
-    """Stands between an agent and a scene, and writes down in our own form what passes. Threads may share it."""
+    """Sit between an agent and a scene, and writes down in our own form what passes. Threads may share it."""
 
     def __init__(
         self, scene: Scene, prompt: str, key: bytes, max_calls: int, clock: Callable[[], float] = time.time
@@ -46,7 +46,7 @@ class Recorder:
         self.max_calls = max_calls
         self.clock = clock
         self.raw = bool(getattr(scene, "raw", False))
-        """Whether there is no server under test: tools are then the provider's own, and nothing is sealed."""
+        """True without a server under test: tools are then the provider's own, and nothing is sealed."""
         self.shells = 0
         """How many commands the agent's shell has run."""
         self._head: dict[str, Any] = {"type": "meta", "format": FORMAT}

@@ -39,7 +39,7 @@ def agents() -> list[str]:
 def agent(name: str, setup: Setup | None = None) -> Play:
     """The agent of a name. Raises EvalError where there is none, or where it can't be set up."""
     if name not in agents():
-        raise EvalError(f"there is no agent {name!r}", f"There are: {', '.join(agents())}")
+        raise EvalError(f"unknown agent {name!r}", f"There are: {', '.join(agents())}")
     module = import_module(f"evals.agents.{name}")
     make: Callable[[Setup], Play] | None = getattr(module, "make", None)
     return make(setup or Setup()) if make else cast("Play", module.play)
@@ -51,7 +51,7 @@ def is_real(name: str) -> bool:
 
 
 def harness(name: str, setup: Setup) -> str:
-    """What stands between the model and the server, with its version: part of what a run is compared by."""
+    """The program between the model and the server, with its version: part of what a run is compared by."""
     program: str | None = getattr(import_module(f"evals.agents.{name}"), "PROGRAM", None)
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 
@@ -97,7 +97,7 @@ def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene
 
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
     limit = int(case.limits.get("tool_calls") or 60)
-    clock = getattr(scene, "now", time.time)  # pretend worlds have a time of their own
+    clock = getattr(scene, "now", time.time)  # simulated worlds have a separate clock
     recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
     ended, why, infra = "completed", "", ""
     try:

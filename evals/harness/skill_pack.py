@@ -43,7 +43,7 @@ class Skill:
 class Pack:
     """What an agent sees in one arm.
 
-    `skills` can be found by the agent, `forced` stands in its context. `bare`: the skills that the server itself serves
+    `skills` can be found by the agent, `forced` is in its context. `bare`: the skills that the server itself serves
     as resources are hidden, since they are the pack under test.
     """
 
@@ -66,7 +66,7 @@ class Pack:
 def load_pack(arm: str, root: Path | None = None) -> Pack:
     """The pack of an arm; `root` is this checkout where left out. Raises EvalError for an arm that can't be set up."""
     if arm not in ARMS:
-        raise EvalError(f"there is no arm {arm!r}", f"There are: {', '.join(ARMS)}")
+        raise EvalError(f"unknown arm {arm!r}", f"There are: {', '.join(ARMS)}")
     if arm == "old" and root is None:
         raise EvalError("the arm `old` needs the old pack", "Give its folder with --pack")
     if arm == "none":
@@ -84,7 +84,7 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
 def _skills(root: Path) -> list[Skill]:
     pages = sorted((root / "skills").glob("*/SKILL.md"))
     if not pages:
-        raise EvalError("there is no skills/<name>/SKILL.md", "Give the folder of a pack with --pack", file=root)
+        raise EvalError("no skills/<name>/SKILL.md was found", "Give the folder of a pack with --pack", file=root)
     return [_skill(page) for page in pages]
 
 
@@ -97,7 +97,7 @@ def _skill(page: Path) -> Skill:
 
 
 def _split(page: Path) -> tuple[dict[str, str], str]:
-    """(the fields that stand in one line of the front matter, the text below)."""
+    """(the fields on one line of the front matter, the text below)."""
     text = page.read_text("utf-8")
     if not text.startswith("---\n") or "\n---\n" not in text[4:]:
         return {}, text

@@ -25,7 +25,7 @@ PARAMETERS: Final[dict[str, Any]] = {
 
 
 def system(offer: Shown, pack: Pack) -> str:
-    """The system prompt: what the server tells its clients, and what of the pack the arm shows."""
+    """The system prompt: the server's instructions to its clients, and what of the pack the arm shows."""
     parts = [offer.instructions]
     if pack.skills:
         rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
@@ -35,7 +35,7 @@ def system(offer: Shown, pack: Pack) -> str:
 
 
 def read_skill(recorder: Recorder, pack: Pack, args: dict[str, Any] | None) -> str:
-    """A page of the pack, or the words that there is none. The attempt stands in the transcript."""
+    """A page of the pack, or the words that there is none. The attempt is recorded in the transcript."""
     asked = args or {}
     name, file = str(asked.get("skill")), str(asked.get("file") or "SKILL.md")
     id, _ = recorder.begin(SKILL, {"skill": name, "file": file}, server="")  # noqa: A001
@@ -44,5 +44,5 @@ def read_skill(recorder: Recorder, pack: Pack, args: dict[str, Any] | None) -> s
         text = found.read(file) if found else None
     except (OSError, ValueError):
         text = None
-    recorder.answered(id, "there is no such page" if text is None else "read", ok=text is not None)
-    return text if text is not None else f"there is no page {name}/{file}"[:300]
+    recorder.answered(id, "no such page" if text is None else "read", ok=text is not None)
+    return text if text is not None else f"unknown page {name}/{file}"[:300]

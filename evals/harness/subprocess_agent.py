@@ -1,4 +1,4 @@
-"""Runs an agent that is a program: a folder of its own, few variables, a time limit, and its output as transcript."""
+"""Runs an agent that is a program: a separate folder, few variables, a time limit, and its output as transcript."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """A fresh place, outside of any checkout: no cases, witnesses or worlds lie around there."""
+    """A fresh place, outside of any checkout: no cases, witnesses or worlds are stored there."""
     with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         work.mkdir()
@@ -93,7 +93,7 @@ def _tell(process: subprocess.Popen[bytes], prompt: str) -> None:
     try:
         process.stdin.write(prompt.encode())
         process.stdin.close()
-    except OSError:  # it ended without reading; its exit tells why
+    except OSError:  # it ended without reading; its exit status says why
         pass
 
 

@@ -62,7 +62,7 @@ def write(text: str, readme: Path = README) -> None:
     """Put the table between the marks."""
     old = readme.read_text("utf-8")
     if not _BLOCK.search(old):
-        raise EvalError("there is no block <!-- generated:evidence -->", "Put the two marks back", file=readme)
+        raise EvalError("missing block <!-- generated:evidence -->", "Put the two marks back", file=readme)
     readme.write_text(_BLOCK.sub(lambda m: m[1] + text + m[3], old), "utf-8")
 
 

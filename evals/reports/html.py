@@ -59,7 +59,7 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
 def _body(summary: Summary, trials: Sequence[Trial], scripted: bool) -> Iterator[str]:
     run, total = summary.run, sum(summary.verdicts.values())
     yield f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"
-    facts = [f"arm {run.arm}", run.model or "model not told", f"{len(summary.rows)} cases, {total} trials"]
+    facts = [f"arm {run.arm}", run.model or "model not recorded", f"{len(summary.rows)} cases, {total} trials"]
     yield f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>'
     if summary.undecidable:
         infra = summary.verdicts[Verdict.INFRA]

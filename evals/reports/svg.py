@@ -31,7 +31,7 @@ def _box(x: float, y: float, width: float, height: float, kind: str, title: str)
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], title: str) -> str:
-    """Bars of counts, one row each: (label, [(class, count), ...]). The counts stand inside where they fit."""
+    """Bars of counts, one row each: (label, [(class, count), ...]). The counts are drawn inside where they fit."""
     most = max((sum(n for _, n in parts) for _, parts in rows), default=1) or 1
     unit = (WIDTH - LABEL - 50) / most
     body: list[str] = []

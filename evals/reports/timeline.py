@@ -63,7 +63,7 @@ def _call(x: float, y: float, width: float, kind: str, title: str) -> str:
 
 @dataclass
 class _Named:
-    """The names that stand beside the marks of a lane already, and where the last of them ends."""
+    """The names beside the marks of a lane already, and where the last of them ends."""
 
     words: set[str] = field(default_factory=set)
     end: float = 0.0
@@ -78,7 +78,7 @@ class _Named:
 
 
 def _mark(x: float, y: float, ids: list[str], named: _Named) -> str:
-    """A mark, which tells its checks when it is pointed at, and their names where there is room for them."""
+    """A mark, which shows its checks on hover, and their names where there is room for them."""
     words = ", ".join(ids)
     drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
     before = x - 8 - _LETTER * len(words)  # where no later mark can cover it

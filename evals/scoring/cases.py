@@ -99,7 +99,7 @@ def load_house(path: Path) -> Iterator[Check]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a file of ours. Raises EvalError for a line that is no object."""
+    """(line number, object) of a case file. Raises EvalError for a line that is not an object."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,14 +133,14 @@ def _case(row: dict[str, Any], house: tuple[Check, ...], path: Path, line: int) 
 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:
     if row["cluster"] not in CLUSTERS:
-        yield f"there is no cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
+        yield f"unknown cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
     if row["split"] not in ("dev", "held-out"):
         yield "the split is dev or held-out"
     if row["trials"] < 1:
         yield "at least one trial"
     for key, value in row["limits"].items():
         if key not in DEFAULTS:
-            yield f"there is no limit {key!r}; there are {', '.join(DEFAULTS)}"
+            yield f"unknown limit {key!r}; there are {', '.join(DEFAULTS)}"
         elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
             yield f"the limit {key} is a number of zero or more, or null"
 
@@ -163,7 +163,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
     kind = load_kinds().get(row["kind"])
     if kind is None:
         known = f"There are: {', '.join(sorted(load_kinds()))}"
-        raise EvalError(f"check {row['id']}: there is no kind {row['kind']!r}", known, file=path, line=line)
+        raise EvalError(f"check {row['id']}: unknown kind {row['kind']!r}", known, file=path, line=line)
     if row.get("severity", "fail") not in ("fail", "veto"):
         raise EvalError(f"check {row['id']}: the severity is fail or veto", _REMEDY, file=path, line=line)
     spec = {k: v for k, v in row.items() if k not in _COMMON}
@@ -197,6 +197,6 @@ def _twins(cases: dict[str, Case], path: Path) -> None:
         other = cases.get(case.twin)
         if other is None or other.twin != case.id or other is case:
             remedy = "A twin is another case that names this one as its twin"
-            raise EvalError(f"case {case.id}: its twin {case.twin!r} is no twin of it", remedy, file=path)
+            raise EvalError(f"case {case.id}: its twin {case.twin!r} is not its twin", remedy, file=path)
         if other.prompt != case.prompt or other.world == case.world:
             raise EvalError(f"case {case.id} and its twin", "Same prompt, other world", file=path)

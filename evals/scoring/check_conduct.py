@@ -72,7 +72,7 @@ def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
         if walk(0, -1, trial.env):
             return PASS
     except TooMuch:
-        return fail("too many calls look alike to tell their order")
+        return fail("too many calls look alike to order them")
     return fail(f"not in this order: {', '.join(_name(s) for s in steps)}")
 
 
@@ -88,7 +88,7 @@ def _needs(value: Any) -> Any:
 
 @kind("guard", {"call": a_call, "needs": _needs}, {"must": a_pattern})
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Every call that fits `call` stands on earlier evidence: for each of `needs` a call with the same bindings.
+    """Every call that fits `call` is based on earlier evidence: for each of `needs` a call with the same bindings.
 
     `must` is what the guarded call's own arguments have to look like. A need with `latest` looks at the newest answer
     to the same question only; one with `after` must be newer than every earlier call that fits that pattern.
@@ -141,7 +141,7 @@ def _counts(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: En
 def _newer_answer(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
     """Whether the same question (tool and arguments) was answered again between the proof and the guarded call.
 
-    A newer answer counts only if it is no proof itself: then the proof is out of date.
+    A newer answer counts only if it is not a proof itself: then the proof is out of date.
     """
     question = {k: v for k, v in _pattern(need).items() if k not in ("result", "ok")}
     for other, _ in found(trial, question, env):

@@ -25,7 +25,7 @@ from evals.transcripts.canonical import Call
 def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
     """The numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
 
-    A missing number, one below zero and one that is no number fail: a call without a cap has no cap.
+    A missing number, one below zero and a value that is not a number fail: a call without a cap has no cap.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     if not hits:

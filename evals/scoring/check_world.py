@@ -25,7 +25,7 @@ from evals.scoring.surface import faults
 def _a_view(value: Any) -> Any:
     yield from a_text(value)
     if value not in VIEWS:
-        yield f"there is no view {value!r}; there are {', '.join(VIEWS)}"
+        yield f"unknown view {value!r}; there are {', '.join(VIEWS)}"
 
 
 @kind("state", {"view": _a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})

@@ -68,7 +68,7 @@ def idle(why: str) -> Outcome:
 
 
 Judge = Callable[[str, str], "bool | None"]
-"""Answers a question about a text; None where it can't tell."""
+"""Answers a question about a text; None where it can't decide."""
 
 
 @dataclass(frozen=True)

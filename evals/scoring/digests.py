@@ -39,7 +39,7 @@ def of_case(case: Case) -> str:
 
 
 def of_prompt(case: Case) -> str:
-    """What an agent is told."""
+    """Digest the instructions of an agent."""
     return of_value([case.prompt, case.profile])
 
 

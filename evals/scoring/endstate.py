@@ -85,7 +85,7 @@ def parse(value: Any, where: object) -> EndState:
 
 def _check_rows(view: str, rows: Any, where: object) -> None:
     if view not in VIEWS:
-        raise EvalError(f"there is no view {view!r}", f"There are: {', '.join(VIEWS)}", file=where)
+        raise EvalError(f"unknown view {view!r}", f"There are: {', '.join(VIEWS)}", file=where)
     for row in rows if isinstance(rows, list) else [None]:
         for name, kind in VIEWS[view].items():
             value = row.get(name, ...) if isinstance(row, dict) else ...

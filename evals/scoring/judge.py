@@ -2,7 +2,7 @@
 
 The judge is any command that reads a question on standard input and prints one JSON object,
 `{"answer": "yes" | "no", "quote": "..."}`. It is asked twice, a third time where the two disagree. A yes counts only
-with a quote that really stands in the agent's words. It never learns the case, the arm or what is wanted.
+with a quote that really occurs in the agent's words. It never learns the case, the arm or what is wanted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prompt(question: str, words: str) -> str:
 
 
 def verdict(reply: str, words: str) -> bool | None:
-    """What a reply comes to: a yes needs a quote from the words; None where the reply is no answer."""
+    """What a reply comes to: a yes needs a quote from the words; None where the reply is not an answer."""
     for text in reversed(_OBJECT.findall(reply)):
         try:
             value = json.loads(text)

@@ -1,9 +1,9 @@
 """A transcript held against the server's own ledger: what it claims must be there, what is there must be in it.
 
 Seals prove that replies were not edited or cut out by anybody without the key. The ledger is a second witness, kept by
-the server and not by whoever recorded: a transcript that was sealed anew by one who had the key still has to fit it.
+the server and not by whoever recorded: a transcript sealed again by somebody with the key still has to fit it.
 
-    RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` tells it
+    RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` prints it
     trial.json                    "ledger": {"from": last event of the past}
 """
 

@@ -30,7 +30,7 @@ def regex(text: str) -> re.Pattern[str]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """JSON equality that tells booleans, numbers and strings apart at every depth."""
+    """JSON equality that distinguishes booleans, numbers and strings at every depth."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
     if isinstance(a, list) and isinstance(b, list):
@@ -185,7 +185,7 @@ def faults(pattern: Any) -> Iterator[str]:
 
 def _operator_faults(name: str, operand: Any) -> Iterator[str]:
     if name not in OPERATORS:
-        yield f"there is no operator {name}; there are {' '.join(OPERATORS)}"
+        yield f"unknown operator {name}; there are {' '.join(OPERATORS)}"
     elif name in ("@re", "@text"):
         yield from regex_faults(operand)
     elif name == "@in":
@@ -203,7 +203,7 @@ def regex_faults(text: Any) -> Iterator[str]:
     try:
         regex(text)
     except (re.error, TypeError) as error:
-        yield f"{text!r} is no regular expression: {error}"
+        yield f"{text!r} is not a regular expression: {error}"
 
 
 def call_faults(pattern: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ from evals.scoring.verdict import Verdict
 
 HEAD = ("cases", "pass", "$ spent", "$ wasted", "$ over budget", "checkpoints lost", "left billing", "duplicate jobs")
 RAW = "raw"
-"""Without gates there is no server, so that no trial can pass: only what it did counts."""
+"""Without gates no server runs, so that no trial can pass: only what it did counts."""
 
 
 @dataclass(frozen=True)

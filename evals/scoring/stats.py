@@ -64,7 +64,7 @@ def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) 
     """The mean of all values with an interval from resampling whole clusters.
 
     Twins and paraphrases of one situation rise and fall together, so that resampling cases would flatter the result.
-    With fewer than two clusters there is no interval to be had: None.
+    With fewer than two clusters no interval can be computed: None.
     """
     groups = [(sum(v), len(v)) for v in values.values() if v]
     if len(groups) < 2:

@@ -25,7 +25,7 @@ def faults(tool: str, args: Any) -> Iterator[str]:
     """What is wrong with the arguments of one call, in words; nothing when they are valid."""
     schema = TOOLS.get(tool)
     if schema is None:
-        yield f"there is no tool {tool}"
+        yield f"unknown tool {tool}"
     else:
         yield from _faults(tool, schema, args)
 
@@ -46,7 +46,7 @@ def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
     elif isinstance(value, str):
         yield from _size_faults(name, len(value), rule.get("maxLength"))
     elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{name} is no finite number"
+        yield f"{name} is not a finite number"
     elif not rule.get("minimum", value) <= value <= rule.get("maximum", value):
         yield f"{name} is outside {rule.get('minimum', '-inf')} to {rule.get('maximum', 'inf')}"
 

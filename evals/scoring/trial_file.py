@@ -1,9 +1,8 @@
 """`trial.json`: the head of a trial, bound to the files beside it.
 
-Seals prove the replies of the server, and nothing else of what lies in a trial's folder. `mac` is an HMAC, with the key
-of the seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A
-file that was edited, taken away or copied from another trial no longer fits. It is no lock: the key stands in the head,
-so whoever owns the folder and means to can bind it anew.
+Seals prove the replies of the server, and nothing else in a trial's folder. `mac` is an HMAC, with the key of the
+seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A file that was edited, taken away or copied from another trial no longer fits. It does not protect against the owner: the
+key is in the head, so whoever owns the folder and means to can bind it again.
 """
 
 from __future__ import annotations
@@ -53,6 +52,6 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _mac(head: dict[str, Any]) -> str:
-    """The code over everything in the head but itself. Raises ValueError where the key is no hex."""
+    """The code over everything in the head but itself. Raises ValueError where the key is not hexadecimal."""
     text = json.dumps({k: v for k, v in head.items() if k != "mac"}, sort_keys=True)
     return hmac.new(bytes.fromhex(head["seals"]["key"]), text.encode(), hashlib.sha256).hexdigest()

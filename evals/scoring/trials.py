@@ -59,7 +59,7 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from the other trials of its run."""
+        """The values that distinguish it from the other trials of its run."""
         return self.case, self.n
 
 

@@ -78,7 +78,7 @@ def same_id(script: Script) -> Iterator[Mutant]:
 
 @universal
 def result_first(script: Script) -> Iterator[Mutant]:
-    """A result that stands before its call."""
+    """A result before its call."""
     id = script.our_ids()[0]  # noqa: A001
     result = next(r for r in script.rows if r["type"] == "result" and r["id"] == id)
     rest = tuple(r for r in script.rows[1:] if r is not result)

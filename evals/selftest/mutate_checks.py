@@ -348,4 +348,4 @@ def break_budget(script: Script, check: Check) -> Named:
             continue
         yield "over budget", Script((*script.rows[:-1], {**end, name: most + 1}), script.end)
         bare = {k: v for k, v in end.items() if k != name}
-        yield "budget not told", Script((*script.rows[:-1], bare), script.end)
+        yield "budget not stated", Script((*script.rows[:-1], bare), script.end)

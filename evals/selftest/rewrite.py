@@ -47,7 +47,7 @@ def flipped(script: Script, ids: Collection[str]) -> Script:
 
 
 def index(script: Script, id: str, kind: str) -> int:  # noqa: A002
-    """Where the call or result row of an id stands."""
+    """Return the index of the call or result row of an id."""
     return next(i for i, r in enumerate(script.rows) if r["type"] == kind and r["id"] == id)
 
 

@@ -47,7 +47,7 @@ def read_script(path: Path) -> Script:
     """A witness file. Raises EvalError where it is not whole."""
     rows = [row for _, row in json_lines(path)]
     if not rows or rows[-1].get("type") != "world":
-        raise EvalError("the last line is no world", "Add the end state: see evals/README.md", file=path)
+        raise EvalError("the last line is not a world", "Add the end state: see evals/README.md", file=path)
     script = Script(tuple(rows[:-1]), {k: v for k, v in rows[-1].items() if k != "type"})
     parse(script.end, path)
     problems = script.transcript().problems

@@ -24,7 +24,7 @@ ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "sha
 REMEDIES: Final[dict[ProblemKind, str]] = {
     "unreadable": "Record the session again; where the file is of another format, say which with --format",
     "unmatched": "Give the whole file: what belongs to this line is missing",
-    "duplicate": "Give each session a file of its own: ids that mean two things can't be told apart",
+    "duplicate": "Give each session a separate file: ids that mean two things can't be distinguished",
     "unfinished": "Record the session to its end",
     "shape": "See 'How a trial is judged' in evals/README.md",
     "seal": "Play the trial again: a transcript counts as the server sealed it, whole and unchanged",

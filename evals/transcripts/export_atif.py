@@ -1,6 +1,6 @@
-"""A transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a step of its own.
+"""A transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a separate step.
 
-Calls that overlapped stand in one step: ATIF can't say that one's result came before the other was asked.
+Calls that overlapped share one step: ATIF can't say that one's result came before the other was asked.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def sub(value: Any, *keys: str) -> Any:
 
 
 def blocks(content: Any) -> list[dict[str, Any]]:
-    """Message content as blocks: a string becomes one text block, anything that is no block is dropped."""
+    """Message content as blocks: a string becomes one text block, anything that is not a block is dropped."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []

@@ -79,7 +79,7 @@ def _role(role: str) -> str:
 
 
 def _nested(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
-    """A call that a script of the model made: where Codex lets it write scripts, calls are told of only when done."""
+    """A call that a script of the model made: where Codex lets it write scripts, calls are reported only when done."""
     done = payload.get("item")
     if payload.get("type") != "item_completed" or not isinstance(done, dict) or tape.knows(done.get("id")):
         return

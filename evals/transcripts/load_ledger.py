@@ -1,7 +1,7 @@
 """The export of gpuwarden's own ledger: one event a line, `{seq, at, subject, kind, state, body}`.
 
 A ledger is the server's account of what happened, not the agent's: each event becomes a call of the server `ledger`,
-so that checks may ask about it, and can never stand in for a call that the agent made.
+so that checks may ask about it, and can never replace a call that the agent made.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def load(source: Source) -> list[Transcript]:
         if isinstance(entry, dict):
             item(tape, entry, None, line)
         else:
-            tape.problem("unreadable", "an item that is no object", line)
+            tape.problem("unreadable", "an item that is not an object", line)
     return [tape.finish()]
 
 

@@ -39,7 +39,7 @@ def formats() -> list[str]:
 def loader(name: str) -> Loader:
     """The loader of one format. Raises EvalError for a name that is none."""
     if name not in formats():
-        raise EvalError(f"there is no transcript format {name!r}", f"There are: {', '.join(formats())}.")
+        raise EvalError(f"unknown transcript format {name!r}", f"There are: {', '.join(formats())}.")
     return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
 
 

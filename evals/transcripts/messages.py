@@ -1,4 +1,4 @@
-"""Lists of chat messages: finding them in a file, and telling OpenAI's dialect from Anthropic's."""
+"""Lists of chat messages: finding them in a file, and distinguishing OpenAI's dialect from Anthropic's."""
 
 from __future__ import annotations
 

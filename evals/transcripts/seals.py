@@ -1,6 +1,6 @@
 """Seals: proof that a transcript is what the server really answered, whole and in order.
 
-Whatever stands between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
+Every program between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
 
     "seal": {"n": 1, "at": 1780000060.0, "mac": HMAC-SHA256(key, before | n | at | tool | sha(args) | sha(reply))}
 
@@ -101,7 +101,7 @@ def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
     problems = []
     for call in calls:
         if not call.ours or _unanswered(call):
-            continue  # there is no reply to seal
+            continue  # no reply to seal
         seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
         n = seal.get("n") if isinstance(seal, dict) else None
         if not isinstance(n, int) or isinstance(n, bool):

@@ -112,7 +112,7 @@ class Source:
 
     @cached_property
     def head(self) -> dict[str, Any]:
-        """The first line as an object, or {}; cheap, for telling formats apart."""
+        """The first line as an object, or {}; cheap, for distinguishing formats."""
         found = _FIRST_LINE.search(self.text)  # nothing is copied but the line: whole texts are long
         try:
             row = json.loads(found[0] if found else "")
