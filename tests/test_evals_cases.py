@@ -79,7 +79,7 @@ def test_the_first_two_load(tmp_path: Path) -> None:
             "the example does not fit",
         ),
         (("checks",), [{"id": "A", "kind": "covers", "points": [{"point": "p"}]}], "a point has `point` and one of"),
-        (("twin",), "nobody", "is no twin of it"),
+        (("twin",), "nobody", "is not its twin"),
         (("prompt",), "other words", "Same prompt, other world"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_missing_witness_and_an_orphan(tmp_path: Path) -> None:
         witness(cases["over-cap"], tmp_path)
     (tmp_path / "gone.jsonl").write_text("{}\n")
     assert orphans(cases, tmp_path) == ["gone.jsonl"]
-    with pytest.raises(EvalError, match="the last line is no world"):
+    with pytest.raises(EvalError, match="the last line is not a world"):
         read_script(tmp_path / "gone.jsonl")
     (tmp_path / "gone.jsonl").write_text('{"type":"call"}\n{"type":"world","views":{}}\n')
     with pytest.raises(EvalError, match="the witness can't be read"):

@@ -208,7 +208,7 @@ def test_a_skill_is_read_by_the_models_own_wish(talk: Talk) -> None:
     texts = [m["content"] for m in last(server)]
     assert "# Training on metered GPUs" in texts[0]
     assert "import" in texts[1]
-    assert all(t.startswith("there is no page") for t in texts[2:5])
+    assert all(t.startswith("unknown page") for t in texts[2:5])
     assert trial.score.verdict is Verdict.PASS
     assert [(c.server, c.tool, c.ok) for c in trial.transcript.calls[:3]] == [
         ("", "Skill", True),
@@ -236,7 +236,7 @@ def test_a_skill_is_no_way_out_through_a_link(tmp_path: Path) -> None:
         ({"model": ""}, "needs a model"),
         ({"env": {}}, "the variable OPENAI_API_KEY with the endpoint's key is not set"),
         ({"key_env": "MY_KEY"}, "the variable MY_KEY"),
-        ({"url": "ftp://x/v1"}, "is no address"),
+        ({"url": "ftp://x/v1"}, "is not an address"),
         ({"url": "http://api.example.org/v1"}, "in the clear"),
     ],
 )

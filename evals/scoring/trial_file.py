@@ -1,8 +1,9 @@
 """`trial.json`: the head of a trial, bound to the files beside it.
 
 Seals prove the replies of the server, and nothing else in a trial's folder. `mac` is an HMAC, with the key of the
-seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A file that was edited, taken away or copied from another trial no longer fits. It does not protect against the owner: the
-key is in the head, so whoever owns the folder and means to can bind it again.
+seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A file
+that was edited, taken away or copied from another trial no longer fits. It does not protect against the owner of the
+folder: the key is in the head.
 """
 
 from __future__ import annotations
