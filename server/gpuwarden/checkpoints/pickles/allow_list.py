@@ -10,6 +10,7 @@ from __future__ import annotations
 import _compat_pickle
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Callable, Dict, FrozenSet, Tuple  # noqa: UP035  (aliases are evaluated, on Python 3.8 too)
 
 from gpuwarden.checkpoints.pickles.nodes import Call, Global
@@ -49,6 +50,7 @@ _VALUES: _Names = {
 }
 
 
+@lru_cache(maxsize=4096)
 def canonical(name: Global) -> Key:
     """The module and name that today's Python imports: protocol 2 writes those of Python 2, and numpy has moved."""
     key = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
@@ -249,17 +251,17 @@ class Names:
         return f"calls {func} in a way that is not known to be harmless"
 
     def _fits(self, key: Key, func: Global, args: tuple[Any, ...], new: bool) -> bool:
+        if key in CALLS:
+            function = key[0] == "_codecs" or key[0].startswith(("torch", "numpy"))
+            return not (new and function) and CALLS[key](args)
         if self.record(func):
             return new and not args
         if key == ("copyreg", "_reconstructor"):
             return _plain_object(args) and self.record(args[0])
         if key == _GETATTR:  # how Python 3.11.0 writes a member of an enum
-            return (
-                len(args) == 2 and isinstance(args[0], Global) and canonical(args[0]) in self.enums and _member(args[1])
-            )
-        if key in self.enums:
-            return len(args) == 1 and _scalar(args[0])
-        return key in CALLS and CALLS[key](args)
+            is_enum = len(args) == 2 and isinstance(args[0], Global) and canonical(args[0]) in self.enums
+            return is_enum and _member(args[1])
+        return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
         """Why setting a state is not known to be harmless; "" where it is, or where the class is reported anyway."""
@@ -301,6 +303,7 @@ def known(name: Global) -> bool:
     return canonical(name) in _TORCH_CALLS or name.name in _VALUES.get(canonical(name)[0], ())
 
 
+@lru_cache(maxsize=4096)
 def allows(name: Global) -> bool:
     """Whether a name is on the lists of every kind of file."""
     return known(name) or canonical(name) in _PYTHON_CALLS or canonical(name) == ("copyreg", "_reconstructor")

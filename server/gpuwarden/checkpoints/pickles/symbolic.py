@@ -29,6 +29,7 @@ _ORDERED = Global("collections", "OrderedDict")
 _KEYS = (str, int, float, bytes, bool, type(None), Global)
 _TOO_DEEP = 1_000
 _ODDITIES = 50
+_LONG = 1_000
 
 
 class Machine:
@@ -120,6 +121,8 @@ class Machine:
 
     def name(self, module: str, name: str) -> None:
         """A global."""
+        if len(module) + len(name) > _LONG:
+            raise Doubtful("its pickle has an enormous name")
         made = Global(module, name)
         self.tree.named[made] = None
         self.stack.append(made)
