@@ -53,7 +53,8 @@ def load(
             entry.proved.append("loads: all of it was parsed")
         elif not entry.load:
             entry.doubts.append("nothing here can load it")
-    queue = [e for e in todo if e.load == "tensors" and not (e.anatomy and e.anatomy.meta.get("inert"))]
+    # Where torch's safe loader would refuse an object, our own reader loads the tensors beside it.
+    queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
     while queue:
         if budget and budget.spent:
             for entry in queue:
@@ -63,11 +64,18 @@ def load(
         queue = queue[done:]
 
 
+def _inert(entry: Entry) -> bool:
+    return bool(entry.anatomy and entry.anatomy.meta.get("inert"))
+
+
 def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: float, child: Sequence[str]) -> int:
     """Run one child over the entries. Returns how many are settled: at least one."""
     total = sum(e.size for e in entries)
     memory = limits.memory + 3 * max(e.size for e in entries)
-    files = [{"path": str(found.place(e.path)), "name": e.path.rsplit("/", 1)[-1], "format": e.format} for e in entries]
+    files = [
+        {"path": str(found.place(e.path)), "name": e.path.rsplit("/", 1)[-1], "format": "" if _inert(e) else e.format}
+        for e in entries
+    ]
     task = {"memory": memory, "files": files}
     answers, why = _run(json.dumps(task), min(limits.start_s + total / limits.bytes_per_s, left_s), child)
     settled = 0

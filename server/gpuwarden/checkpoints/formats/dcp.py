@@ -9,23 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import (
-    Anatomy,
-    Broken,
-    Doubtful,
-    Limits,
-    Span,
-    short,
-    some,
-)
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, Span, short
 from gpuwarden.checkpoints.formats import torch_zip
-from gpuwarden.checkpoints.pickles import symbolic, torch_objects
+from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
+from gpuwarden.checkpoints.pickles.nodes import Call
 from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "dcp"
 LOAD = "tensors"
-_HOUSE = ("torch.distributed.checkpoint", "torch.distributed._shard", "torch.distributed.tensor")
-_SMALL = {"builtins.getattr", "pathlib.PosixPath", "torch.serialization._get_layout", "copyreg._reconstructor"}
 
 
 @dataclass(frozen=True)
@@ -57,15 +48,11 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 def _metadata(source: Source, limits: Limits) -> Anatomy:
     found = Anatomy("dcp metadata")
-    tree = symbolic.Machine(source.at(0, min(source.size, limits.pickle)), limits).run()
+    tree = symbolic.Machine(source.at(0, min(source.size, limits.pickle)), limits, names=allow_list.ROSTER).run()
     if tree.end != source.size:
         raise Broken("bytes follow the end of its pickle")
-    strangers = [n for n in {**tree.named, **tree.called} if not _expected(n)]
-    if any(torch_objects.runs_code(n) for n in strangers):
-        found.problems.append(f"would run code when unpickled: it names {some(strangers)}")
-    elif strangers:
-        found.doubts.append(f"names what such a roster never does: {some(strangers)}")
-    state = tree.root.state if isinstance(tree.root, symbolic.Call) else None
+    torch_objects.judge(found, tree, allow_list.ROSTER)
+    state = tree.root.state if isinstance(tree.root, Call) else None
     storage = state.get("storage_data") if isinstance(state, dict) else None
     if not isinstance(storage, dict):
         raise Broken("its pickle holds no storage_data")
@@ -74,14 +61,9 @@ def _metadata(source: Source, limits: Limits) -> Anatomy:
     return found
 
 
-def _expected(name: symbolic.Global) -> bool:
-    full = f"{name.module}.{name.name}"
-    return torch_objects.known(name) or name.module.startswith(_HOUSE) or full in _SMALL
-
-
 def _row(key: Any, value: Any) -> Record:
-    index = key.state if isinstance(key, symbolic.Call) else None
-    info = value.state if isinstance(value, symbolic.Call) else None
+    index = key.state if isinstance(key, Call) else None
+    info = value.state if isinstance(value, Call) else None
     if isinstance(index, dict) and isinstance(info, dict):
         name, file, at, length = (index.get("fqn"), *(info.get(k) for k in ("relative_path", "offset", "length")))
         named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file

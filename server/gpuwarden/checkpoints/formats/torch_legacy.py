@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Broken, Limits
 from gpuwarden.checkpoints.formats.torch_zip import ENDINGS
-from gpuwarden.checkpoints.pickles import symbolic, torch_objects
+from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
+from gpuwarden.checkpoints.pickles.nodes import Tree
 from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "torch legacy"
@@ -22,13 +23,14 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """The four pickles, the list of keys, then each storage with its length."""
     found = Anatomy(NAME)
     data = source.at(0, min(source.size, limits.pickle))
-    first = symbolic.Machine(data, limits).run()
+    names = allow_list.of_file(source.name)
+    first = symbolic.Machine(data, limits, names=names).run()
     if first.root != _MAGIC:
         return _plain(found, first, source)
     at = first.end
     trees = []
     for _ in range(4):
-        tree = symbolic.Machine(data, limits, at).run()
+        tree = symbolic.Machine(data, limits, at, names).run()
         trees.append(tree)
         at = tree.end
     version, system, tree, keys = trees
@@ -38,20 +40,20 @@ def read(source: Source, limits: Limits) -> Anatomy:
     stored = _stored(source, tree, keys.root, at)
     for small in (version, system, keys):
         tree.named.update(small.named)
-        tree.called.update(small.called)
         tree.odd.update(small.odd)
+        tree.opcodes.update(small.opcodes)
     torch_objects.fill(found, tree, stored, source.name)
     return found
 
 
-def _plain(found: Anatomy, tree: symbolic.Tree, source: Source) -> Anatomy:
+def _plain(found: Anatomy, tree: Tree, source: Source) -> Anatomy:
     found.format = "pickle"
     torch_objects.fill(found, tree, {}, source.name)
     found.doubts.append("is a pickle, but none of torch's")
     return found
 
 
-def _stored(source: Source, tree: symbolic.Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
+def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
     """Key -> (offset, bytes) of each storage; they must end where the file ends."""
     kinds = {key: dtype for key, dtype, _ in map(torch_objects.storage, tree.persistent)}
     stored: dict[str, tuple[int, int]] = {}

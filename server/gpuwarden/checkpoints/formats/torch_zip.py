@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 from gpuwarden.checkpoints import zips
-from gpuwarden.checkpoints.file_model import Anatomy, Broken, Limits, short, some
-from gpuwarden.checkpoints.pickles import symbolic, torch_objects
+from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, short, some
+from gpuwarden.checkpoints.pickles import allow_list, symbolic, torch_objects
+from gpuwarden.checkpoints.pickles.code_runners import runs_code
 from gpuwarden.checkpoints.safe_file import Source
 
 NAME = "torch zip"
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 LOAD = "tensors"
+_LOOKED_INTO = 20
+_SMALL = 1 << 20
 _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/[0-9]+)")
 
 
@@ -27,9 +30,8 @@ def read(source: Source, limits: Limits) -> Anatomy:
     inside = {n[len(root) + 1 :]: m for n, m in members.items()}
     found = Anatomy(NAME)
     foreign = [n for n in inside if n != "data.pkl" and not _PLAIN.fullmatch(n)]
-    if any(n.endswith(".pkl") for n in foreign):
-        raise Broken(f"holds a second pickle: {some(n for n in foreign if n.endswith('.pkl'))}")
     if foreign:
+        _other_pickles(found, source, [inside[n] for n in foreign], limits)
         found.doubts.append(f"holds members that torch does not write: {some(foreign)}")
     for m in members.values():
         if m.stored:
@@ -37,12 +39,26 @@ def read(source: Source, limits: Limits) -> Anatomy:
         else:
             found.doubts.append(f"member {short(m.name, 60)} is compressed; torch does not do that")
     found.big_endian = _order(source, inside)
-    tree = symbolic.Machine(zips.read(source, inside["data.pkl"], limits.pickle), limits).run()
+    data = zips.read(source, inside["data.pkl"], limits.pickle)
+    tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
         found.problems.append("bytes follow the end of its pickle")
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name)
     return found
+
+
+def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
+    """Torch does not unpickle them, other programs may: their names are evidence, and their being there is a doubt."""
+    for member in members[:_LOOKED_INTO]:
+        try:
+            data = zips.read(source, member, _SMALL)
+            named = symbolic.Machine(data, limits).run().named
+        except (Broken, Doubtful):
+            continue
+        evil = [n for n in named if runs_code(n)]
+        if evil:
+            found.problems.append(f"member {short(member.name, 60)} would run code when unpickled: {some(evil)}")
 
 
 def _root(members: dict[str, zips.Member]) -> str:

@@ -7,56 +7,17 @@ whatever a hostile file would call can be named; torch itself writes few of them
 
 from __future__ import annotations
 
+import codecs
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short
+from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits
+from gpuwarden.checkpoints.pickles import allow_list
+from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
 
 # What torch.save writes with its protocol 2, and what its safe loader accepts.
 TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
-
-
-@dataclass(frozen=True)
-class Global:
-    """A name that the file wants imported."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        return short(f"{self.module}.{self.name}", 100)
-
-
-@dataclass(eq=False)
-class Call:
-    """What the file would get by calling `func` with `args`; `state` is what it would set on the result."""
-
-    func: Any
-    args: Any
-    state: Any = None
-    items: dict[Any, Any] = field(default_factory=dict)
-    parts: list[Any] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class Persistent:
-    """A reference to something outside the pickle: torch's storages."""
-
-    pid: Any
-
-
-@dataclass
-class Tree:
-    """The outcome: the root value, every global the file names, the ones it calls, and what is odd about it."""
-
-    root: Any = None
-    named: dict[Global, None] = field(default_factory=dict)
-    called: dict[Global, None] = field(default_factory=dict)
-    persistent: list[Persistent] = field(default_factory=list)
-    odd: dict[str, None] = field(default_factory=dict)
-    end: int = 0
 
 
 class _Mark:
@@ -67,12 +28,18 @@ _MARK = _Mark()
 _ORDERED = Global("collections", "OrderedDict")
 _KEYS = (str, int, float, bytes, bool, type(None), Global)
 _TOO_DEEP = 1_000
+_ODDITIES = 50
+_LONG = 1_000
 
 
 class Machine:
-    """Runs one pickle. `start` is where it begins in `data`; `tree.end` is where it stopped."""
+    """Runs one pickle. `start` is where it begins in `data`; `tree.end` is where it stopped.
 
-    def __init__(self, data: bytes, limits: Limits, start: int = 0) -> None:
+    Calls and changes are judged when they come, as the file's values are then: later opcodes could change them.
+    """
+
+    def __init__(self, data: bytes, limits: Limits, start: int = 0, names: allow_list.Names = allow_list.PLAIN) -> None:
+        self.names = names
         self.data = data
         self.at = start
         self.limits = limits
@@ -96,7 +63,7 @@ class Machine:
             if steps > self.limits.opcodes:
                 raise Doubtful(f"its pickle has more than {self.limits.opcodes:,} opcodes; the rest was not read")
             if op not in TORCH_OPS:
-                self.tree.odd[f"uses pickle opcode 0x{op:02x}, which torch does not write"] = None
+                self.tree.opcodes[op] = None
             move = ops.get(op)
             if move is None:
                 raise Broken(f"its pickle has the unknown opcode 0x{op:02x} at byte {self.at - 1:,}")
@@ -154,20 +121,25 @@ class Machine:
 
     def name(self, module: str, name: str) -> None:
         """A global."""
+        if len(module) + len(name) > _LONG:
+            raise Doubtful("its pickle has an enormous name")
         made = Global(module, name)
         self.tree.named[made] = None
         self.stack.append(made)
 
-    def call(self, func: Any, args: Any) -> None:
+    def call(self, func: Any, args: Any, *, new: bool = False) -> None:
         """A call that does not happen."""
-        if isinstance(func, Global):
-            self.tree.called[func] = None
-            if func == _ORDERED and args == ():
-                self.stack.append({})
-                return
-        else:
-            self.tree.odd["calls something that is no plain name"] = None
-        self.stack.append(Call(func, args))
+        if func == _ORDERED and args == ():
+            self.stack.append({})
+            return
+        made = Call(func, args, new=new)
+        self.note(self.names.call(made))
+        self.stack.append(made)
+
+    def note(self, odd: str) -> None:
+        """Something that is not on the list of harmless things; a file may hold any number of them."""
+        if odd and len(self.tree.odd) < _ODDITIES:
+            self.tree.odd[odd] = None
 
     def set(self, pairs: list[Any]) -> None:
         """Items of a dict, or of something that stands for one."""
@@ -175,6 +147,8 @@ class Machine:
             raise IndexError
         target = self.top()
         table = target if isinstance(target, dict) else target.items if isinstance(target, Call) else None
+        if isinstance(target, Call):
+            self.note(self.names.filled(target, sequence=False))
         if table is None:
             raise Broken("its pickle sets items on something that has none")
         for i in range(0, len(pairs), 2):
@@ -186,6 +160,7 @@ class Machine:
         if isinstance(target, list):
             target.extend(values)
         elif isinstance(target, Call):
+            self.note(self.names.filled(target, sequence=True))
             target.parts.extend(values)
         else:
             raise Broken("its pickle appends to something that is no list")
@@ -194,11 +169,11 @@ class Machine:
         """A state that is not set."""
         state = self.pop()
         target = self.top()
+        self.note(self.names.state(target, state))
         if isinstance(target, Call):
             target.state = state
         elif isinstance(target, Global):
-            self.tree.odd[f"would change {target} itself"] = None
-            self.tree.called[target] = None
+            self.note(f"would change {target} itself")
         elif not isinstance(target, dict):  # the _metadata that an OrderedDict carries is of no interest
             raise Broken("its pickle sets the state of a plain value")
 
@@ -241,7 +216,11 @@ class Machine:
 
     def extension(self) -> None:
         """EXT: a name from a registry that only the reading program knows."""
-        raise Broken("its pickle names something by a registry number, which hides what it would call")
+        raise Doubtful("its pickle names something by a registry number, which hides what it would call")
+
+    def buffer(self) -> None:
+        """NEXT_BUFFER: bytes that only the writing program's own loader supplies."""
+        raise Doubtful("its pickle wants bytes that are stored outside of it")
 
 
 def _key(value: Any) -> Any:
@@ -266,7 +245,7 @@ def _old_string(raw: bytes) -> str:
     """Protocol 0 strings are quoted; what they escape does not matter for naming."""
     if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
         raise Broken("its pickle has a string without quotes")
-    return raw[1:-1].decode("latin-1").encode("latin-1", "replace").decode("unicode_escape", "replace")
+    return codecs.escape_decode(raw[1:-1])[0].decode("latin-1")  # as pickle itself does
 
 
 def _old_int(raw: bytes) -> int | bool:
@@ -317,14 +296,19 @@ def _pairs(values: list[Any]) -> dict[Any, Any]:
     return {_key(values[i]): values[i + 1] for i in range(0, len(values), 2)}
 
 
-def _newobj(m: Machine) -> None:
+def _reduce(m: Machine) -> None:
     args, func = m.pop(), m.pop()
     m.call(func, args)
 
 
+def _newobj(m: Machine) -> None:
+    args, func = m.pop(), m.pop()
+    m.call(func, args, new=True)
+
+
 def _newobj_ex(m: Machine) -> None:
     kwargs, args, func = m.pop(), m.pop(), m.pop()
-    m.call(func, (args, kwargs))
+    m.call(func, (args, kwargs) if kwargs else args, new=True)
 
 
 def _setitem(m: Machine) -> None:
@@ -376,7 +360,7 @@ _OPS: dict[int, Callable[[Machine], Any]] = {
     ord("N"): _push(lambda: None),
     ord("P"): lambda m: m.reference(_text(m.line())),
     ord("Q"): lambda m: m.reference(m.pop()),
-    ord("R"): lambda m: _newobj(m),
+    ord("R"): _reduce,
     ord("S"): lambda m: m.stack.append(_old_string(m.line())),
     ord("T"): lambda m: m.stack.append(m.take(m.number("<i")).decode("latin-1")),
     ord("U"): lambda m: m.stack.append(m.take(m.number("B")).decode("latin-1")),
@@ -428,6 +412,6 @@ _OPS: dict[int, Callable[[Machine], Any]] = {
     0x94: lambda m: m.memo.__setitem__(len(m.memo), m.top()),
     0x95: _frame,
     0x96: lambda m: m.stack.append(m.take(m.number("<Q"))),
-    0x97: Machine.extension,
+    0x97: Machine.buffer,
     0x98: lambda m: None,
 }

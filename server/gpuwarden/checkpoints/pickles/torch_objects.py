@@ -1,7 +1,6 @@
-"""What torch's pickles mean: tensors over storages, and names that are torch's own or are not.
+"""The meaning of torch's pickles: tensors over storages, and what their names and calls come to.
 
-The list of names is an allow-list: what torch's safe loader accepts, and numpy's plain arrays, which random number
-states are made of. Everything else is reported. The list of code runners only decides how loudly.
+`pickle_names` lists what is harmless, `pickle_runners` what is known to run code; all else is a doubt.
 """
 
 from __future__ import annotations
@@ -19,56 +18,16 @@ from gpuwarden.checkpoints.file_model import (
     short,
     some,
 )
-from gpuwarden.checkpoints.pickles.symbolic import Call, Global, Persistent, Tree
-
-_STORAGES = {
-    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
-    "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
-    "BoolStorage": "BOOL", "ComplexFloatStorage": "C64", "ComplexDoubleStorage": "C128",
-    "UntypedStorage": "U8", "QInt8Storage": "I8", "QUInt8Storage": "U8", "QInt32Storage": "I32",
-}  # fmt: skip
-_DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
-    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
-}  # fmt: skip
-_REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7}
-_WRAP = {"_rebuild_parameter", "_rebuild_parameter_with_state"}
-_OTHER = {
-    "_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
-    "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor", "_rebuild_wrapper_subclass",
-}  # fmt: skip
-_SAFE = {
-    "collections": {"OrderedDict", "Counter", "defaultdict"},
-    "builtins": {"set", "frozenset", "complex", "bytearray", "slice", "range", "dict", "list", "int", "float", "str"},
-    "__builtin__": {"set", "complex", "bytearray", "dict", "list", "int", "float", "long"},
-    "_codecs": {"encode"},
-    "torch": {*_STORAGES, *_DTYPES, "Size", "device", "Tensor", "per_tensor_affine", "per_channel_affine", "strided"},
-    "torch.storage": {"TypedStorage", "UntypedStorage", "_TypedStorage", "_UntypedStorage"},
-    "torch.nn.parameter": {"Parameter", "Buffer"},
-    "torch.serialization": {"_get_layout"},
-    "torch._tensor": {"_rebuild_from_type_v2"},
-    "torch._utils": {*_REBUILD, *_WRAP, *_OTHER},
-}
-_NUMPY = {"dtype", "ndarray", "_reconstruct", "scalar", "_frombuffer"}
-_NOTORIOUS = """
-IPython _codecs _ctypes _io _operator _pickle _thread __builtin__ antigravity ast asyncio atexit bdb builtins bz2
-cPickle cProfile cffi cloudpickle code codecs codeop commands compileall contextlib copy_reg copyreg ctypes dill
-dis distutils doctest ensurepip fileinput ftplib functools gc genericpath getpass glob gzip http idlelib imp
-importlib inspect io itertools jax.experimental joblib lib2to3 linecache logging lzma marshal multiprocessing
-nt ntpath nturl2path numpy.f2py numpy.testing operator os pathlib pdb pickle pip pkgutil platform popen2 posix
-posixpath profile pty py_compile readline requests rlcompleter runpy setuptools shutil signal site smtplib socket
-socketserver sqlite3 ssl subprocess sys tarfile telnetlib tempfile threading timeit tkinter torch._dynamo
-torch._inductor torch.hub torch.jit torch.load torch.serialization torch.utils trace turtle types unittest urllib
-urllib2 uuid venv weakref webbrowser xmlrpc zipfile zipimport
-"""
-_RUNNERS = frozenset(_NOTORIOUS.split())
-# Files that hold a library's objects by design; they are read, but nothing here would ever unpickle them.
-_INERT = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
-# Classes of plain fields whose names begin in lower case.
-_RECORDS = {("deepspeed.utils.tensor_fragment", "fragment_address")}
-_LIBRARIES = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "deepspeed", "__main__"})
+from gpuwarden.checkpoints.pickles import allow_list
+from gpuwarden.checkpoints.pickles.allow_list import (
+    REBUILD,
+    STORAGES,
+    TORCH_DTYPES,
+    WRAP,
+    Names,
+)
+from gpuwarden.checkpoints.pickles.code_runners import runs_code
+from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
 
 _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
 _DEPTH = 100
@@ -88,22 +47,6 @@ class Ref:
     numel: int
 
 
-def known(name: Global) -> bool:
-    """Whether torch's safe loader, or our own reading, understands this name without any code of the file's."""
-    if name.module.partition(".")[0] == "numpy":
-        plain = name.module.replace("numpy._core", "numpy.core")
-        return (plain in ("numpy", "numpy.core.multiarray", "numpy.core.numeric") and name.name in _NUMPY) or (
-            plain == "numpy.dtypes" and name.name.endswith("DType")
-        )
-    return name.name in _SAFE.get(name.module, ())
-
-
-def runs_code(name: Global) -> bool:
-    """Whether a name is notorious: modules and builtins through which pickles run code."""
-    parts = name.module.split(".")
-    return any(".".join(parts[: i + 1]) in _RUNNERS for i in range(len(parts))) and not known(name)
-
-
 def fill(
     found: Anatomy,
     tree: Tree,
@@ -111,19 +54,10 @@ def fill(
     name: str,
 ) -> None:
     """Add to `found` the tensors of `tree`, whose storages lie at `stored`: key -> (offset, bytes)."""
-    strangers = [n for n in {**tree.named, **tree.called} if not known(n)]
-    evil = [n for n in strangers if runs_code(n)]
-    if evil:
-        found.problems.append(f"would run code when unpickled: it names {some(evil)}")
-    inert = name.endswith(_INERT) and not evil and bool(strangers) and all(_plain_class(n) for n in strangers)
-    if inert:
-        found.meta["inert"] = True
-        found.unproved.append(
-            f"that it unpickles: it holds objects of {some(sorted({n.module for n in strangers}))}; not run"
-        )
-    elif strangers and not evil:
-        found.doubts.append(f"needs code to be unpickled, so it was not: it names {some(strangers)}")
-    found.doubts += [f"its pickle {o}" for o in tree.odd if not inert]
+    judge(found, tree, allow_list.of_file(name))
+    if tree.opcodes:
+        codes = some(f"0x{op:02x}" for op in tree.opcodes)
+        found.doubts.append(f"its pickle uses opcodes that torch does not write: {codes}")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
     storages = _storages(tree, stored)
     found.tensors = _tensors(tree, stored)
@@ -134,12 +68,25 @@ def fill(
         found.doubts.append(f"holds storages that no tensor uses: {some(unused)}")
 
 
-def _plain_class(name: Global) -> bool:
-    """A class of the training libraries or of the script itself, as training arguments hold them."""
-    root = name.module.partition(".")[0]
-    if root == "torch":
-        return name in (Global("torch.distributed", "ProcessGroup"), Global("torch._C", "device"))
-    return (root in _LIBRARIES and name.name[:1].isupper()) or (name.module, name.name) in _RECORDS
+def judge(found: Anatomy, tree: Tree, names: Names) -> None:
+    """Add to `found` what the pickle's names and calls come to.
+
+    Refuted is only a name that is known to run code; a name, a call or a change that is on no list is a doubt.
+    """
+    strangers = [n for n in tree.named if not names.allows(n)]
+    evil = [n for n in strangers if runs_code(n)]
+    if evil:
+        found.problems.append(f"would run code when unpickled: it names {some(evil)}")
+    if len(strangers) > len(evil):
+        others = [n for n in strangers if n not in evil]
+        found.doubts.append(f"needs code to be unpickled, so it was not: it names {some(others)}")
+    found.doubts += [f"its pickle {o}" for o in tree.odd]
+    extra = [n for n in tree.named if names.beyond_torch(n)]
+    if extra:
+        found.meta["inert"] = True
+        found.unproved.append(
+            f"that it unpickles: it holds objects of {some(sorted({n.module for n in extra}))}; not run"
+        )
 
 
 def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
@@ -163,8 +110,10 @@ def storage(p: Persistent) -> tuple[str, str, int]:
     pid = p.pid
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], Global):
         raise Broken("its pickle refers to something that is no storage")
-    dtype = _STORAGES.get(pid[1].name)
-    if dtype is None or not isinstance(pid[2], str) or type(pid[4]) is not int or pid[4] < 0:
+    dtype = STORAGES.get(pid[1].name)
+    # torch asks the location for its beginning, which must be text for it to answer
+    texts = all(type(part) is str for part in pid[2:4])
+    if dtype is None or not texts or type(pid[4]) is not int or pid[4] < 0:
         raise Broken(f"its pickle refers to a storage of the unknown kind {pid[1]}")
     return pid[2], dtype, pid[4]
 
@@ -206,16 +155,16 @@ def tensor(value: Any) -> Ref | None:
     if value.func.module != "torch._utils":
         return None
     name, args = value.func.name, value.args
-    if name in _WRAP:
+    if name in WRAP:
         return tensor(args[0]) if isinstance(args, tuple) and args else None
-    if name not in _REBUILD:
+    if name not in REBUILD:
         return None
-    if not isinstance(args, tuple) or len(args) < _REBUILD[name] or not isinstance(args[0], Persistent):
+    if not isinstance(args, tuple) or len(args) < REBUILD[name] or not isinstance(args[0], Persistent):
         raise Broken(f"its pickle calls {name} with arguments that make no tensor")
     key, dtype, numel = storage(args[0])
     if name == "_rebuild_tensor_v3":
         stated = args[6]
-        found = _DTYPES.get(stated.name) if isinstance(stated, Global) and stated.module == "torch" else None
+        found = TORCH_DTYPES.get(stated.name) if isinstance(stated, Global) and stated.module == "torch" else None
         if found is None:
             raise Doubtful(f"has a tensor of the unknown dtype {short(stated, 40)}")
         dtype = found

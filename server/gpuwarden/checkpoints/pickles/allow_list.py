@@ -1,0 +1,372 @@
+"""The names that a pickle may use without a doubt: values, calls with arguments of a known kind, plain objects.
+
+Everything else is a stranger. The lists are closed: names are compared whole, and a name with a dot, which
+protocol 4 follows through attributes, is on none of them. A function that calls or imports what it is given is allowed
+only with arguments that it can't use so.
+"""
+
+from __future__ import annotations
+
+import _compat_pickle
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Callable, Dict, FrozenSet, Tuple  # noqa: UP035  (aliases are evaluated, on Python 3.8 too)
+
+from gpuwarden.checkpoints.pickles.nodes import Call, Global
+
+Key = Tuple[str, str]  # noqa: UP006
+Check = Callable[[Tuple[Any, ...]], bool]  # noqa: UP006
+_Names = Dict[str, FrozenSet[str]]  # noqa: UP006
+
+STORAGES = {
+    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
+    "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
+    "BoolStorage": "BOOL", "ComplexFloatStorage": "C64", "ComplexDoubleStorage": "C128",
+    "UntypedStorage": "U8", "QInt8Storage": "I8", "QUInt8Storage": "U8", "QInt32Storage": "I32",
+}  # fmt: skip
+TORCH_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
+    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
+}  # fmt: skip
+REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7}
+WRAP = frozenset({"_rebuild_parameter", "_rebuild_parameter_with_state"})
+_OTHER = (
+    "_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_meta_tensor_no_storage", "_rebuild_nested_tensor",
+    "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor", "_rebuild_wrapper_subclass",
+)  # fmt: skip
+_REBUILT = frozenset({*REBUILD, *WRAP, *_OTHER})
+_TENSORS = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")})
+
+# Named, and never called: types and constants that the calls below take as arguments.
+_VALUES: _Names = {
+    "torch": frozenset({*STORAGES, *TORCH_DTYPES, "Tensor", "per_tensor_affine", "per_channel_affine", "strided"}),
+    "torch.storage": frozenset({"TypedStorage", "UntypedStorage", "_TypedStorage", "_UntypedStorage"}),
+    "torch.nn.parameter": frozenset({"Parameter", "Buffer"}),
+    "numpy": frozenset({"ndarray"}),
+    "builtins": frozenset({"object"}),
+}
+
+
+@lru_cache(maxsize=4096)
+def canonical(name: Global) -> Key:
+    """The module and name that today's Python imports: protocol 2 writes those of Python 2, and numpy has moved."""
+    key = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
+    module, own = key or (_compat_pickle.IMPORT_MAPPING.get(name.module, name.module), name.name)
+    return re.sub(r"^numpy\._core\b", "numpy.core", re.sub(r"^pathlib\._local$", "pathlib", module)), own
+
+
+# ------------------------------------------------------------------------------------------------------- arguments
+
+
+def _scalar(value: Any) -> bool:
+    """Plain text, bytes or a number; protocol 2 writes bytes as encoded text."""
+    if isinstance(value, Call) and isinstance(value.func, Global):
+        return canonical(value.func) in {("_codecs", "encode"), ("builtins", "bytes")}
+    return isinstance(value, (str, bytes, int, float, bool, type(None)))
+
+
+def _scalars(args: tuple[Any, ...]) -> bool:
+    return all(map(_scalar, args))
+
+
+def _numbers(args: tuple[Any, ...]) -> bool:
+    return all(isinstance(a, (int, float, type(None))) for a in args)
+
+
+def _texts(args: tuple[Any, ...]) -> bool:
+    return all(type(a) is str for a in args)
+
+
+def _nothing(args: tuple[Any, ...]) -> bool:
+    return not args
+
+
+def _bytes(args: tuple[Any, ...]) -> bool:
+    """Contents, not a length, which could be enormous."""
+    return _scalars(args) and not any(isinstance(a, (int, float)) for a in args)
+
+
+def _literal(args: tuple[Any, ...]) -> bool:
+    """One list, tuple or dict of the file's own: nothing whose attributes would be asked for, or that runs on."""
+    return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
+
+
+def _queue(args: tuple[Any, ...]) -> bool:
+    return len(args) <= 2 and _literal(args[:1]) and _numbers(args[1:])
+
+
+def _factory(args: tuple[Any, ...]) -> bool:
+    """A container type: nothing else may be called for a missing key."""
+    simple = {("builtins", n) for n in ("list", "dict", "set", "int", "float", "str")} | {
+        ("collections", "OrderedDict")
+    }
+    return not args or (
+        len(args) == 1 and (args[0] is None or (isinstance(args[0], Global) and canonical(args[0]) in simple))
+    )
+
+
+def _encoded(args: tuple[Any, ...]) -> bool:
+    """Latin-1 only: other encodings are looked up, which imports a module."""
+    return len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1")
+
+
+def _moment(args: tuple[Any, ...]) -> bool:
+    """Numbers or encoded bytes, and a time zone."""
+    return all(_scalar(a) or (isinstance(a, Call) and _is(a.func, "datetime")) for a in args)
+
+
+def _is(func: Any, module: str) -> bool:
+    return isinstance(func, Global) and func.module == module
+
+
+def _rebuilt(args: tuple[Any, ...]) -> bool:
+    """Storages, numbers, tensors; a class among them is one of torch's tensors or a dtype."""
+    return all(not isinstance(a, Global) or allows(a) for a in args)
+
+
+def _with_state(args: tuple[Any, ...]) -> bool:
+    return _rebuilt(args) and (len(args) < 4 or attributes(args[3]))
+
+
+def _from_type(args: tuple[Any, ...]) -> bool:
+    """The function that it calls is one that rebuilds a tensor, and allowed with these arguments."""
+    if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
+        return False
+    func, kind, inner = canonical(args[0]), canonical(args[1]), args[2]
+    fits = func[0] == "torch._utils" and func[1] in _REBUILT and kind in _TENSORS and isinstance(inner, tuple)
+    return fits and CALLS[func](inner) and attributes(args[3])
+
+
+def _array(args: tuple[Any, ...]) -> bool:
+    """Of numpy's own plain array, which is what `_reconstruct` makes."""
+    return len(args) == 3 and isinstance(args[0], Global) and canonical(args[0]) == ("numpy", "ndarray")
+
+
+def _numpy_values(args: tuple[Any, ...]) -> bool:
+    """A dtype, bytes, shape and order."""
+    return all(_scalar(a) or type(a) is tuple or (isinstance(a, Call) and is_dtype(a)) for a in args)
+
+
+def is_dtype(value: Call) -> bool:
+    """Whether a call makes a numpy dtype."""
+    if not isinstance(value.func, Global):
+        return False
+    module, name = canonical(value.func)
+    return (module, name) == ("numpy", "dtype") or (module == "numpy.dtypes" and name in _NUMPY_DTYPES)
+
+
+def attributes(state: Any) -> bool:
+    """Whether a state is a dict of plain attributes. A special one would be called by the next opcode."""
+    if isinstance(state, tuple) and len(state) == 2 and state[1] is None:
+        state = state[0]
+    return state is None or (isinstance(state, dict) and all(type(k) is str and not k.startswith("__") for k in state))
+
+
+# ----------------------------------------------------------------------------------------------------------- calls
+
+_NUMPY_DTYPES = frozenset(
+    f"{n}DType"
+    for n in ("Bool", "Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64", "UInt64", "Long", "ULong",
+              "LongLong", "ULongLong", "Float16", "Float32", "Float64", "LongDouble", "Complex64", "Complex128",
+              "CLongDouble", "Bytes", "Str", "Void", "DateTime64", "TimeDelta64", "Object")
+)  # fmt: skip
+# What torch's safe loader takes without being asked, and what random number states are made of.
+_TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
+    ("collections", "OrderedDict"): _literal,
+    ("collections", "Counter"): _literal,
+    ("collections", "defaultdict"): _factory,
+    ("builtins", "set"): _literal,
+    ("builtins", "complex"): _numbers,
+    ("builtins", "bytearray"): _bytes,
+    ("_codecs", "encode"): _encoded,
+    ("torch", "Size"): _literal,
+    ("torch", "device"): _scalars,
+    ("torch.serialization", "_get_layout"): _texts,
+    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+    **{("torch._utils", n): _rebuilt for n in _REBUILT},
+    ("torch._utils", "_rebuild_parameter_with_state"): _with_state,
+    ("numpy", "dtype"): _scalars,
+    ("numpy.core.multiarray", "_reconstruct"): _array,
+    ("numpy.core.multiarray", "scalar"): _numpy_values,
+    ("numpy.core.numeric", "_frombuffer"): _numpy_values,
+    **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
+}
+# Values of the standard library that torch's safe loader does not take.
+_PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
+    **{("builtins", n): _literal for n in ("dict", "list", "tuple", "frozenset")},
+    **{("builtins", n): _numbers for n in ("slice", "range")},
+    **{("builtins", n): _scalars for n in ("int", "float", "str", "bool")},
+    ("builtins", "bytes"): _bytes,
+    ("collections", "deque"): _queue,
+    **{("pathlib", n): _texts for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
+    **{("datetime", n): _moment for n in ("datetime", "date", "time", "timedelta", "timezone")},
+    ("decimal", "Decimal"): _texts,
+    ("fractions", "Fraction"): _texts,
+    ("types", "SimpleNamespace"): _nothing,
+    ("uuid", "SafeUUID"): _scalars,
+}
+CALLS: Dict[Key, Check] = {**_TORCH_CALLS, **_PYTHON_CALLS}  # noqa: UP006
+_GETATTR = ("builtins", "getattr")
+_TABLES = frozenset({("collections", n) for n in ("OrderedDict", "Counter", "defaultdict")} | {("builtins", "dict")})
+_SEQUENCES = frozenset({("builtins", "list"), ("builtins", "set"), ("collections", "deque")})
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names that one kind of file may use. `records` are classes that are made by `__new__` without arguments and
+    then given attributes; `enums` are called with one plain value; `tuples` take a tuple as their state.
+    """
+
+    records: re.Pattern[str]
+    enums: frozenset[Key] = frozenset()
+    tuples: frozenset[Key] = frozenset()
+    values: frozenset[Key] = frozenset()
+
+    def allows(self, name: Global) -> bool:
+        """Whether a name is on one of the lists."""
+        return allows(name) or self.beyond_torch(name) or (bool(self.enums) and canonical(name) == _GETATTR)
+
+    def beyond_torch(self, name: Global) -> bool:
+        """Whether a name is on the lists, but not on those of torch's safe loader."""
+        key = canonical(name)
+        return key in _PYTHON_CALLS or key in self.enums or key in self.values or self.record(name)
+
+    def record(self, name: Global) -> bool:
+        """Whether a class is made without running its code, and then given attributes."""
+        return "." not in name.name and self.records.fullmatch(":".join(canonical(name))) is not None
+
+    def call(self, made: Call) -> str:
+        """Why a call is not one that is known to be harmless; "" where it is, or where its name is reported anyway."""
+        func, args = made.func, made.args
+        if not isinstance(func, Global):
+            return "calls something that is not a plain name"
+        if not self.allows(func):
+            return ""
+        key = canonical(func)
+        if isinstance(args, tuple) and self._fits(key, func, args, made.new):
+            return ""
+        return f"calls {func} in a way that is not known to be harmless"
+
+    def _fits(self, key: Key, func: Global, args: tuple[Any, ...], new: bool) -> bool:
+        if key in CALLS:
+            function = key[0] == "_codecs" or key[0].startswith(("torch", "numpy"))
+            return not (new and function) and CALLS[key](args)
+        if self.record(func):
+            return new and not args
+        if key == ("copyreg", "_reconstructor"):
+            return _plain_object(args) and self.record(args[0])
+        if key == _GETATTR:  # how Python 3.11.0 writes a member of an enum
+            is_enum = len(args) == 2 and isinstance(args[0], Global) and canonical(args[0]) in self.enums
+            return is_enum and _member(args[1])
+        return key in self.enums and len(args) == 1 and _scalar(args[0])
+
+    def state(self, target: Any, state: Any) -> str:
+        """Why setting a state is not known to be harmless; "" where it is, or where the class is reported anyway."""
+        func = target.func if isinstance(target, Call) else None
+        if isinstance(target, dict):
+            return "" if attributes(state) else "sets special attributes of a dict"
+        if not isinstance(func, Global) or not self.allows(func):
+            return ""
+        key = canonical(func)
+        if key in self.tuples or key == ("numpy.core.multiarray", "_reconstruct") or is_dtype(target):
+            fits = isinstance(state, tuple)
+        else:
+            settable = self.record(func) or key in {("types", "SimpleNamespace"), ("copyreg", "_reconstructor")}
+            fits = settable and attributes(state)
+        return "" if fits else f"changes a {func} in a way that is not known to be harmless"
+
+    def filled(self, target: Call, *, sequence: bool) -> str:
+        """Why adding elements is not known to be harmless: a class may have its own way to take them."""
+        func = target.func
+        if not isinstance(func, Global) or not self.allows(func):
+            return ""
+        fits = canonical(func) in (_SEQUENCES if sequence else _TABLES)
+        return "" if fits else f"adds elements to a {func}"
+
+
+def _member(name: Any) -> bool:
+    return type(name) is str and re.fullmatch("[A-Z][A-Z0-9_]*", name) is not None
+
+
+def _plain_object(args: tuple[Any, ...]) -> bool:
+    """The arguments with which protocols 0 and 1 make an object without running its `__init__`."""
+    if len(args) != 3 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
+        return False
+    return canonical(args[1]) == ("builtins", "object") and args[2] is None
+
+
+def known(name: Global) -> bool:
+    """Whether torch's safe loader takes this name."""
+    return canonical(name) in _TORCH_CALLS or name.name in _VALUES.get(canonical(name)[0], ())
+
+
+@lru_cache(maxsize=4096)
+def allows(name: Global) -> bool:
+    """Whether a name is on the lists of every kind of file."""
+    return known(name) or canonical(name) in _PYTHON_CALLS or canonical(name) == ("copyreg", "_reconstructor")
+
+
+# ----------------------------------------------------------------------------------------------- what files may hold
+
+_SIMPLE = (
+    r"argparse:Namespace",
+    r"uuid:UUID",
+    r"torch\.utils\.data\.dataset:TensorDataset",
+)
+_TRAINER = (
+    r"transformers\.training_args:TrainingArguments",
+    r"transformers\.training_args_seq2seq:Seq2SeqTrainingArguments",
+    r"transformers\.trainer_pt_utils:AcceleratorConfig",
+    r"transformers\.utils\.quantization_config:[A-Z][A-Za-z0-9]{0,30}Config",
+    r"trl\.(trainer|experimental\.[a-z0-9_]+)\.[a-z0-9_]+_config:[A-Z][A-Za-z0-9]{0,60}Config",
+    r"accelerate\.state:(PartialState|AcceleratorState|GradientState)",
+    r"accelerate\.utils\.dataclasses:[A-Z][A-Za-z0-9]{0,60}(Plugin|Kwargs|Config)",
+    r"accelerate\.parallelism_config:ParallelismConfig",
+    r"deepspeed\.runtime\.fp16\.loss_scaler:(LossScaler|DynamicLossScaler)",
+    r"deepspeed\.utils\.tensor_fragment:fragment_address",
+)
+_ENUMS = {
+    "accelerate.utils.dataclasses": "DistributedType DynamoBackend RNGType SageMakerDistributedType LoggerType",
+    "transformers.trainer_utils": (
+        "HubStrategy IntervalStrategy SaveStrategy SchedulerType EvaluationStrategy FSDPOption"
+    ),
+    "transformers.training_args": "OptimizerNames ParallelMode",
+    "transformers.debug_utils": "DebugOption",
+    "transformers.utils.quantization_config": "QuantizationMethod AWQLinearVersion AwqFormat AwqBackend",
+    "deepspeed.runtime.zero.config": "ZeroStageEnum",
+    "deepspeed.runtime.zero.offload_config": "OffloadDeviceEnum",
+    "torch.distributed.fsdp.api": "BackwardPrefetch ShardingStrategy StateDictType",
+}
+_METADATA = "torch.distributed.checkpoint.metadata"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
+_ROSTER = (
+    re.escape(_METADATA) + r":(Tensor|Bytes|Chunk)StorageMetadata",
+    re.escape(_METADATA) + r":(Metadata|MetadataIndex|StorageMeta|TensorProperties)",
+    re.escape(_SHARDED) + r":TensorProperties",
+    r"torch\.distributed\.checkpoint\.filesystem:(_StorageInfo|_StoragePrefix)",
+)
+_LAYOUTS = frozenset({(_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMAT_ENCODING")})
+_PROPERTIES = frozenset({(_METADATA, "TensorProperties"), (_SHARDED, "TensorProperties")})
+
+PLAIN = Names(re.compile("|".join(_SIMPLE)))
+"""Any file."""
+
+TRAINING = Names(
+    re.compile("|".join((*_SIMPLE, *_TRAINER))),
+    frozenset((module, name) for module, names in _ENUMS.items() for name in names.split()),
+    values=frozenset({("torch.distributed", "ProcessGroup"), ("torch._C", "device")}),
+)
+"""Files that hold a training library's own settings by design."""
+
+ROSTER = Names(re.compile("|".join((*_SIMPLE, *_ROSTER))), _LAYOUTS, _PROPERTIES)
+"""The `.metadata` of torch.distributed.checkpoint."""
+
+_HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
+
+
+def of_file(name: str) -> Names:
+    """The names that a file may use, by its name."""
+    return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

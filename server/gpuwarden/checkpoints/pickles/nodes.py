@@ -1,0 +1,57 @@
+"""The nodes of a symbolically read pickle. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuwarden.checkpoints.file_model import short
+
+
+@dataclass(frozen=True)
+class Global:
+    """A name that the file wants imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return short(f"{self.module}.{self.name}", 100)
+
+
+@dataclass(eq=False)
+class Call:
+    """The result that the file would get by calling `func` with `args`; `state` is what it would set on the result.
+
+    `new` is true where the opcode makes an instance by `__new__` alone and leaves out `__init__`.
+    """
+
+    func: Any
+    args: Any
+    state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
+    parts: list[Any] = field(default_factory=list)
+    new: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Persistent:
+    """A reference to something outside the pickle: torch's storages."""
+
+    pid: Any
+
+
+@dataclass
+class Tree:
+    """The outcome of reading a pickle.
+
+    `named` are the globals that it imports. `odd` says which of its calls and changes are not on the list of harmless
+    ones. `opcodes` are those that torch does not write.
+    """
+
+    root: Any = None
+    named: dict[Global, None] = field(default_factory=dict)
+    persistent: list[Persistent] = field(default_factory=list)
+    odd: dict[str, None] = field(default_factory=dict)
+    opcodes: dict[int, None] = field(default_factory=dict)
+    end: int = 0
