@@ -51,6 +51,8 @@ class Context:
     """What a job's inputs are named below; None for the process's own working directory."""
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    unseen: dict[str, str] = field(default_factory=dict)
+    """By lease: why this process's last look at its instance told nothing."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
     """By job: what its backend said at this process's last look, or why it said nothing."""

@@ -44,19 +44,8 @@ PATIENT_S: Final = 15.0
 AGENT: Final = f"gpuwarden/{__version__}"
 """A request without a User-Agent may be stopped by an intermediary."""
 NAMES: Final = frozenset(
-    [
-        "id",
-        "ids",
-        "uuid",
-        "newcontract",
-        "contractid",
-        "instanceid",
-        "instanceids",
-        "instanceuuid",
-        "podid",
-        "machineid",
-    ]
-)
+    ("id", "ids", "uuid", "newcontract", "contractid", "instanceid", "instanceids", "instanceuuid", "podid")
+)  # fmt: skip
 """Fields that name an instance in the reply to a create, without their underscores and capitals."""
 _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
