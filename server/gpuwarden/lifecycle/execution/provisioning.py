@@ -103,9 +103,12 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     if isinstance(answer, Unknown):
         ctx.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
         return False
-    _rented(ctx, lease, "lease.created", answer.value)
+    with ctx.ledger.transaction():
+        _rented(ctx, lease, "lease.created", answer.value)
+        if answer.value.state is InstanceState.FAILED:
+            _intend_to_abandon(ctx, lease, answer.value.why)
     if answer.value.state is InstanceState.FAILED:
-        return await _abandon(ctx, job, read_lease(ctx.ledger, lease.id), answer.value.why)
+        return await _abandon(ctx, job, lease, answer.value.why)
     return True
 
 
@@ -293,13 +296,18 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
-    intent = ctx.ledger.last(lease.subject, "abandon.intent")
-    if intent is None:
-        intent = ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
-    why = intent.body["why"]
+    why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
     return move(ctx, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {usd(paid)}")
+
+
+def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
+    """Record once that an instance is given back; the reason that was recorded."""
+    intent = ctx.ledger.last(lease.subject, "abandon.intent")
+    if intent is None:
+        intent = ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
+    return str(intent.body["why"])
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:

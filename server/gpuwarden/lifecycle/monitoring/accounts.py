@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Account, Answer, Instance, Known, Unknown
+from gpuwarden.core.models import Account, Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
@@ -79,7 +79,11 @@ class Bound:
 
     async def get(self, ident: str) -> Answer[Instance | None]:
         """Look at the instance."""
-        return await self._look(lambda: self.provider.get(ident), lambda seen: seen is not None and seen.id == ident)
+
+        def shows(seen: Instance | None) -> bool:
+            return seen is not None and seen.id == ident and seen.state is not InstanceState.GONE
+
+        return await self._look(lambda: self.provider.get(ident), shows)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Look for every instance that carries a token."""
