@@ -137,6 +137,8 @@ class CloudContract(ProviderContract):
         await rig.provider.check()
         if self.asks_balance:
             known(await rig.provider.balance())
+        if self.names_account:
+            known(await rig.provider.account_id())
         if verbs.stop:
             known(await rig.provider.stop(instance.id))
             await rig.settle()
