@@ -15,16 +15,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clouds.base import KEY, PUBLIC_KEY, Emulator, Fault, Kind, Web
+from clouds.base import KEY, KEY_2, PUBLIC_KEY, Emulator, Fault, Kind, Refuse, Web
 from clouds.specs import Spec
 from contract_provider import ProviderContract, Rig, known
+from gpuwarden import __version__
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotSupported, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.providers._rented import Rented
 from gpuwarden.providers.base import account_keys
+from gpuwarden.rehearsal.model import Faults
 from rehearsal_kit import HandClock
 
+REFUSAL = json.dumps(
+    {"detail": "no", "message": "no", "msg": "no", "title": "no", "error": {"code": "no", "message": "no"}}
+).encode()
 SPECS = os.environ.get("GPUWARDEN_SPECS")
 GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_request", "lost_reply")
 
@@ -39,11 +44,40 @@ def web() -> Iterator[Web]:
 
 @dataclass
 class CloudRig(Rig):
-    """A provider, the account that it talks to, and the clock of both."""
+    """A provider, the account that it talks to, and which requests create, list and look up."""
 
     cloud: Emulator
-    clock: HandClock
     env: dict[str, str]
+    key_variable: str
+    creates: str
+    lists: str
+    gets: str
+
+    def use_account(self, which: int) -> None:
+        self.env[self.key_variable] = (KEY, KEY_2)[which]
+
+    def replace_key(self) -> None:
+        self.cloud.key = self.env[self.key_variable] = f"{KEY}-new"
+
+    def stray_404(self, ident: str) -> None:
+        with pytest.raises(Refuse) as refused:
+            self.cloud.need("no-such-instance")
+        told = refused.value.told
+        self.cloud.faults = [Fault("other", self.gets, count=10**6, status=told.status, body=told.raw())]
+
+    def refuse(self, *, makes: bool, names: bool = False) -> None:
+        body = b"" if names else REFUSAL
+        self.cloud.faults = [Fault("refused" if makes else "other", self.creates, status=400, body=body)]
+
+    def blind(self, *, now: bool) -> None:
+        self.cloud.faults = [f for f in self.cloud.faults if f.match != self.lists]
+        self.cloud.faults += [Fault("html", self.lists, count=10**6)] if now else []
+
+    def lists_at_once(self) -> None:
+        self.cloud.cloud.configure(faults=Faults())
+
+    def rented(self) -> list[str]:
+        return [ident for ident in self.cloud.own if self.cloud.cloud.truth(ident).state is not InstanceState.GONE]
 
 
 class CloudContract(ProviderContract):
@@ -85,7 +119,13 @@ class CloudContract(ProviderContract):
         async def settle() -> None:
             await clock.sleep(60)
 
-        return CloudRig(provider, settle, cloud, clock, env)
+        other = self.emulator(folder / "other", clock)
+        other.key, other.user = KEY_2, 8
+        cloud.others.append(other)
+        return CloudRig(
+            provider, settle, clock, folder, cloud.profile.id, cloud, env, api.key_variable,
+            self.creates, self.lists, self.gets,
+        )  # fmt: skip
 
     async def test_the_emulator_answers_as_published(self, rig: CloudRig) -> None:
         """The story of one instance, and some refusals; then every reply is held against the description."""
@@ -97,6 +137,8 @@ class CloudContract(ProviderContract):
         await rig.provider.check()
         if self.asks_balance:
             known(await rig.provider.balance())
+        if self.names_account:
+            known(await rig.provider.account_id())
         if verbs.stop:
             known(await rig.provider.stop(instance.id))
             await rig.settle()
@@ -314,6 +356,57 @@ class CloudContract(ProviderContract):
         assert rig.cloud.own == {}
 
     # --------------------------------------------------------------------------------------------------- rate limits
+
+    # ----------------------------------------------------------------------------------------------- intermediaries
+
+    @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 409, 422])
+    async def test_the_page_of_an_intermediary_is_no_word_of_the_platform(self, rig: CloudRig, status: int) -> None:
+        instance = await self.rent(rig)
+        pages = (
+            b"<html><title>Access denied | Error 1010</title></html>",
+            b'{"title": "Error 1010", "status": %d, "detail": "no", "message": "no", "code": "NOT_FOUND",'
+            b' "error": "not_found", "error_code": 1010, "cloudflare_error": true}' % status,
+        )
+        for page in pages:
+            rig.cloud.faults = [Fault("other", ".", count=99, status=status, body=page)]
+            for answer in (
+                await rig.provider.list(),
+                await rig.provider.get(instance.id),
+                await rig.provider.terminate(instance.id),
+            ):
+                assert isinstance(answer, Unknown) and "intermediary" in answer.why
+            findings = await rig.provider.check()
+            assert [f.severity for f in findings] == [Severity.UNKNOWN]
+            rig.cloud.faults = [Fault("other", self.creates, status=status, body=page)]
+            assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+
+    async def test_a_request_says_who_we_are(self, rig: CloudRig) -> None:
+        await rig.provider.list()
+        assert rig.cloud.asked[-1].headers["user-agent"] == f"gpuwarden/{__version__}"
+
+    @pytest.mark.parametrize("status", [400, 402, 409, 410, 422, 500, 503])
+    async def test_a_refusal_that_names_an_instance_is_no_refusal(self, rig: CloudRig, status: int) -> None:
+        rig.cloud.faults = [Fault("refused", self.creates, status=status)]
+        answer = await rig.provider.create(self.resources, "token-1")
+        assert isinstance(answer, Known) or "instance" in answer.why
+        assert len(rig.cloud.own) == 1
+
+    async def test_whose_key_it_is_is_asked_once(self, rig: CloudRig) -> None:
+        if not self.names_account:
+            return
+        first = known(await rig.provider.account_id())
+        asked = len(rig.cloud.asked)
+        assert known(await rig.provider.account_id()) == first and len(rig.cloud.asked) == asked
+        rig.env[self.provider.api.key_variable] = KEY_2
+        assert known(await rig.provider.account_id()) != first
+
+    @pytest.mark.parametrize("kind", GARBAGE)
+    async def test_an_account_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+        if not self.names_account:
+            return
+        rig.cloud.faults = [Fault(kind, ".")]
+        assert isinstance(await rig.provider.account_id(), Unknown)
+        assert isinstance(await rig.provider.account_id(), Known), "a failure is not remembered"
 
     async def test_a_short_limit_of_a_read_is_waited_out(self, rig: CloudRig) -> None:
         await self.rent(rig)

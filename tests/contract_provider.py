@@ -1,20 +1,30 @@
 """What every provider must do, inherited by each provider's test.
 
-The test supplies a fixture `rig`: a `Rig` with the provider and a way to let its world settle, on a passed-in clock or
-against a fake service. It may override `resources`.
+The test supplies a fixture `rig`: a `Rig` with the provider, a way to let its world settle, a second account and some
+lies. It may override `resources`. What a lease may believe of a provider is tried through the use cases (`Desk`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from gpuwarden.core.errors import Conflict, NotFound, NotSupported
-from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Resources
+from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease
+from gpuwarden.lifecycle.ending.termination import request_end
+from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
+from gpuwarden.lifecycle.monitoring.accounts import Bound
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.meter import look
+from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 from gpuwarden.providers.base import Provider
+from lifecycle_kit import open_house
+from rehearsal_kit import HandClock
 
 T = TypeVar("T")
 UP = {InstanceState.BOOTING, InstanceState.RUNNING}
@@ -26,6 +36,73 @@ class Rig:
 
     provider: Provider
     settle: Callable[[], Awaitable[None]]
+    clock: HandClock
+    folder: Path
+    platform: str
+
+    def use_account(self, which: int) -> None:
+        """Put the key of the first (0) or of another account (1) into use."""
+        raise NotImplementedError
+
+    def replace_key(self) -> None:
+        """Replace the first account's key by a new one of the same account."""
+        raise NotImplementedError
+
+    def stray_404(self, ident: str) -> None:
+        """Let the look-up of one instance say that it does not exist; the list shows it."""
+        raise NotImplementedError
+
+    def refuse(self, *, makes: bool, names: bool = False) -> None:
+        """Refuse the next create. With `makes` it is carried out, with `names` the refusal names the instance."""
+        raise NotImplementedError
+
+    def blind(self, *, now: bool) -> None:
+        """Let the list be unreadable, or readable again."""
+        raise NotImplementedError
+
+    def lists_at_once(self) -> None:
+        """Let lists show at once what was made, where they lag behind."""
+
+    def rented(self) -> list[str]:
+        """The instances of the first account that bill, as its world knows them."""
+        raise NotImplementedError
+
+
+class Desk:
+    """A ledger with one accepted job over a rig's provider."""
+
+    lease_id = "j1-i1"
+
+    def __init__(self, rig: Rig, gpu: str | None, **more: object) -> None:
+        self.rig = rig
+        self.ctx = open_house(rig.folder / "desk", rig.clock)
+        self.ctx._providers[rig.platform] = rig.provider
+        wanted = {"name": "train", "platform": rig.platform, "command": ("true",), "gpu": gpu, "timeout_s": 600}
+        spec = JobSpec.model_validate({**wanted, "outputs": ("out",), **more})
+        body = {"spec": spec.model_dump(mode="json"), "worst_cost": None, "price": None}
+        self.ctx.ledger.add("job/j1", "job.accepted", body, state=Job.ACCEPTED)
+
+    async def rent(self) -> LeaseRecord:
+        """Rent, and let the machine come up."""
+        await accepted(self.ctx, read_job(self.ctx.ledger, "j1"))
+        await self.rig.settle()
+        return self.lease
+
+    async def looks(self) -> list[Answer[Instance | None]]:
+        """Look three times, far enough apart to believe what agrees."""
+        answers = []
+        for _ in range(3):
+            answers.append(await look(self.ctx, self.lease_id))
+            await self.rig.clock.sleep(self.rig.provider.settle_s + 1)
+        return answers
+
+    @property
+    def lease(self) -> LeaseRecord:
+        return read_lease(self.ctx.ledger, self.lease_id)
+
+    @property
+    def job(self) -> Job:
+        return read_job(self.ctx.ledger, "j1").state
 
 
 def known(answer: Answer[T]) -> T:
@@ -38,6 +115,8 @@ class ProviderContract:
 
     pytestmark = pytest.mark.anyio
     resources = Resources(gpu="H100")
+    names_account = True
+    """Whether the platform's interface says whose key is in use."""
 
     async def rent(self, rig: Rig, token: str = "token-1") -> Instance:
         made = known(await rig.provider.create(self.resources, token))
@@ -58,6 +137,18 @@ class ProviderContract:
         assert known(await rig.provider.find("token-1")) == ()
         assert known(await rig.provider.get("no-such-instance")) is None
         assert await rig.provider.check() == []
+
+    async def test_two_keys_are_of_two_accounts(self, rig: Rig) -> None:
+        digests, names = set(), set()
+        for which in (0, 1, 0):
+            rig.use_account(which)
+            digests.add(rig.provider.key_digest("salt"))
+            if self.names_account:
+                names.add(known(await rig.provider.account_id()))
+            else:
+                with pytest.raises(NotSupported):
+                    await rig.provider.account_id()
+        assert len(digests) == 2 and len(names) == (2 if self.names_account else 0)
 
     async def test_a_quote_names_its_source(self, rig: Rig) -> None:
         quote = known(await rig.provider.quote(self.resources))
@@ -134,3 +225,147 @@ class ProviderContract:
             await rig.provider.terminate(instance.id)
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state == InstanceState.RUNNING
+
+    # ------------------------------------------------------------------------------------------ what a lease believes
+
+    @pytest.fixture
+    def desk(self, rig: Rig) -> Iterator[Desk]:
+        desk = Desk(rig, self.resources.gpu)
+        yield desk
+        desk.ctx.ledger.close()
+
+    async def test_under_another_accounts_key_nothing_is_concluded_and_nothing_is_sent(self, desk: Desk) -> None:
+        lease, rig = await desk.rent(), desk.rig
+        assert lease.state is Lease.METERING and lease.instance_id
+        rig.use_account(1)
+        assert known(await rig.provider.list()) == (), "to that account there is nothing"
+        for answer in await desk.looks():
+            assert isinstance(answer, Unknown) and "account" in answer.why
+        bound = Bound(desk.ctx, lease)
+        acts = (bound.start, bound.stop, bound.terminate)
+        for unknown in [await act(lease.instance_id) for act in acts] + [await bound.find(lease.id)]:
+            assert isinstance(unknown, Unknown) and "account" in unknown.why
+        await request_end(desk.ctx, lease.id, "terminate")
+        assert desk.lease.state is Lease.UNVERIFIED and len(rig.rented()) == 1
+        (row,) = [r for r in (await list_instances(desk.ctx)).rows if r.ours]
+        assert row.billing is None and "account" in row.note
+        rig.use_account(0)
+        seen = known((await desk.looks())[-1])
+        assert seen is not None and desk.lease.state is Lease.METERING
+        assert lease.id not in desk.ctx.unseen
+
+    async def test_a_request_whose_answer_was_lost_is_not_given_up_under_another_account(self, desk: Desk) -> None:
+        rig = desk.rig
+        rig.refuse(makes=True)
+        rig.blind(now=True)
+        assert (await desk.rent()).state is Lease.UNVERIFIED
+        rig.blind(now=False)
+        rig.use_account(1)
+        for _ in range(3):
+            await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
+            await rig.clock.sleep(rig.provider.settle_s + 1)
+        assert desk.lease.state is Lease.UNVERIFIED and "account" in desk.ctx.unseen[desk.lease_id]
+        rig.use_account(0)
+        await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
+        assert desk.lease.instance_id and len(rig.rented()) == 1
+
+    async def test_a_lease_of_an_old_ledger_is_bound_by_a_sighting_only(self, desk: Desk) -> None:
+        rig = desk.rig
+        made = await self.rent(rig, desk.lease_id)
+        subject, intent = f"lease/{desk.lease_id}", {"job": "j1", "platform": rig.platform, "generation": 1}
+        desk.ctx.ledger.add(subject, "create.intent", intent, state=Lease.UNVERIFIED)
+        body = {"instance": made.model_dump(mode="json")}
+        desk.ctx.ledger.add(subject, "lease.created", body, state=Lease.METERING)
+        rig.use_account(1)
+        assert all(isinstance(answer, Unknown) for answer in await desk.looks())
+        assert desk.lease.account is None and desk.lease.state is Lease.UNVERIFIED
+        rig.use_account(0)
+        assert known(await look(desk.ctx, desk.lease_id)) is not None
+        assert desk.lease.account is not None and desk.lease.state is Lease.METERING
+        rig.use_account(1)
+        assert all(isinstance(answer, Unknown) for answer in await desk.looks())
+
+    async def test_a_replaced_key_of_the_same_account_still_sees_the_instance(self, desk: Desk) -> None:
+        await desk.rent()
+        desk.rig.replace_key()
+        assert all(known(answer) is not None for answer in await desk.looks())
+        assert desk.lease.state is Lease.METERING
+
+    async def test_after_the_end_a_replaced_key_tells_something_where_the_platform_names_accounts(
+        self, desk: Desk
+    ) -> None:
+        lease = await desk.rent()
+        assert lease.instance_id
+        await self.down(desk.rig, lease.instance_id)
+        desk.rig.replace_key()
+        answers = await desk.looks()
+        if self.names_account:
+            assert known(answers[-1]) is None and desk.lease.state is Lease.STOPPED
+        elif desk.lease.account == lease.account:  # no bill of it was shown
+            assert all(isinstance(answer, Unknown) for answer in answers) and desk.lease.state is Lease.UNVERIFIED
+
+    async def test_the_ledger_does_not_keep_the_key(self, desk: Desk) -> None:
+        lease = await desk.rent()
+        assert lease.account is not None and len(lease.account.key) == 32
+        again = desk.rig.provider.key_digest("another-salt")
+        assert lease.account.key == desk.rig.provider.key_digest(lease.account.salt) != again
+
+    async def test_a_stray_404_ends_nothing_while_the_list_shows_the_instance(self, desk: Desk) -> None:
+        lease, rig = await desk.rent(), desk.rig
+        assert lease.instance_id
+        rig.stray_404(lease.instance_id)
+        for answer in await desk.looks():
+            assert known(answer) is not None
+        assert desk.lease.state is Lease.METERING
+
+    async def test_gone_is_believed_when_look_up_and_list_agree_twice(self, desk: Desk) -> None:
+        lease, rig = await desk.rent(), desk.rig
+        assert lease.instance_id
+        await self.down(rig, lease.instance_id)
+        rig.blind(now=True)
+        assert all(isinstance(answer, Unknown) for answer in await desk.looks())
+        assert desk.lease.state is Lease.UNVERIFIED
+        rig.blind(now=False)
+        assert known(await look(desk.ctx, lease.id)) is None
+        assert known(await look(desk.ctx, lease.id)) is None
+        assert desk.lease.state in LIVE_LEASES, "two looks at one moment are one look"
+        await rig.clock.sleep(rig.provider.settle_s + 1)
+        assert known(await look(desk.ctx, lease.id)) is None
+        assert desk.lease.state is Lease.STOPPED
+
+    @pytest.mark.parametrize("names", [False, True])
+    async def test_what_a_refused_create_made_is_found(self, desk: Desk, names: bool) -> None:
+        desk.rig.lists_at_once()
+        desk.rig.refuse(makes=True, names=names)
+        await desk.rent()
+        for _ in range(2):  # a reply that can't be read is followed up by the next call
+            if desk.lease.instance_id is None:
+                await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
+        assert desk.lease.state is Lease.METERING and desk.job is not Job.FAILED
+        assert len(desk.rig.rented()) == 1 and desk.lease.instance_id
+
+    async def test_what_a_refused_create_made_and_lists_show_late_comes_into_sight(self, desk: Desk) -> None:
+        desk.rig.refuse(makes=True)
+        await desk.rent()
+        assert len(desk.rig.rented()) == 1
+        (row,) = (await list_instances(desk.ctx)).rows
+        assert row.ours and desk.lease.instance_id and desk.lease.state is not Lease.NONE
+
+    async def test_a_refused_create_that_made_nothing_ends_the_job(self, desk: Desk) -> None:
+        desk.rig.refuse(makes=False)
+        assert (await desk.rent()).state is Lease.NONE
+        assert desk.job is Job.FAILED and desk.rig.rented() == []
+
+    async def test_a_refused_create_stays_open_until_the_list_can_be_read(self, desk: Desk) -> None:
+        rig = desk.rig
+        rig.refuse(makes=False)
+        rig.blind(now=True)
+        assert (await desk.rent()).state is Lease.UNVERIFIED
+        assert desk.job is Job.PROVISIONING
+        rig.blind(now=False)
+        for _ in range(4):
+            if desk.job is Job.PROVISIONING:
+                await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
+            await rig.clock.sleep(rig.provider.settle_s + 1)
+        assert desk.lease.state is Lease.NONE and desk.job is Job.FAILED
+        assert "refused" in read_job(desk.ctx.ledger, "j1").why

@@ -87,7 +87,7 @@ class Mortal:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        if not callable(found) or name == "read":
+        if not callable(found) or name in {"read", "key_digest"}:
             return found
 
         async def call(*args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ class TestAutoDL(CloudContract):
     emulator = AutoDLAccount
     provider = AutoDL
     resources = Resources(gpu="H800")
+    names_account = False
     creates = r"^POST .*/pro/create$"
     lists = r"^POST .*/pro/list$"
     gets = r"^GET .*/pro/status$"

@@ -24,7 +24,8 @@ class TestPaperspace(CloudContract):
     gets = r"^GET /machines/"
     ends = r"^DELETE /machines/"
     spec = ("paperspace-machines.openapi.yaml", "")
-    gaps = ("state: 'off' is not one of", "status 401", "status 404")  # YAML made false of off; no error is described
+    gaps = ("state: 'off' is not one of", "status 401", "status 404", "GET /auth/session: no such route")
+    # YAML made false of off; no error is described; the session is published on a page of its own
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
         body = json.loads(raw) if raw else None

@@ -9,8 +9,12 @@ import pytest
 from clouds.base import PUBLIC_KEY, Asked, Fault
 from clouds.vastai import VastCloud
 from clouds_kit import CloudContract, CloudRig, known, web  # noqa: F401
+from contract_provider import Desk
 from gpuwarden.core.errors import AuthFailed, NoCapacity, RateLimited
 from gpuwarden.core.models import InstanceState, Resources, Unknown
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.records import read_job
 from gpuwarden.providers.vastai import Vast
 
 BID = Resources(gpu="H100", interruptible=True)
@@ -71,6 +75,32 @@ class TestVast(CloudContract):
         assert order["price"] == pytest.approx(1.101)
         with pytest.raises(NoCapacity):
             await rig.provider.create(BID.model_copy(update={"max_price_usd_per_hour": 1.1}), "j2-i1")
+
+    async def test_a_bid_that_is_refused_and_makes_a_contract_is_given_back(self, rig: CloudRig) -> None:
+        """The contract is stopped, its disk bills, and the platform answers with an error and status 400."""
+        self.cloud(rig).makes_underbid = True
+        desk = Desk(rig, "H100", interruptible=True)
+        await desk.rent()
+        (refused,) = [told for _, told in rig.cloud.told if told.status == 400]
+        assert refused.body["success"] is False and refused.body["new_contract"] == 4200001
+        assert desk.lease.instance_id == "4200001" and desk.job is Job.FAILED
+        assert "made the contract" in read_job(desk.ctx.ledger, "j1").why
+        await rig.settle()
+        await desk.looks()
+        assert rig.rented() == [] and desk.lease.state is Lease.STOPPED
+        desk.ctx.ledger.close()
+
+    async def test_an_end_of_a_refused_contract_is_asked_for_until_it_is_gone(self, rig: CloudRig) -> None:
+        """A stopped contract is not the end of it: its disk bills."""
+        self.cloud(rig).makes_underbid = True
+        self.cloud(rig).deaf_ends = 2
+        desk = Desk(rig, "H100", interruptible=True)
+        await desk.rent()
+        for _ in range(8):
+            await tend(desk.ctx, desk.lease_id)
+            await rig.settle()
+        assert rig.rented() == [] and desk.lease.state is Lease.STOPPED
+        desk.ctx.ledger.close()
 
     async def test_a_volume_is_made_on_the_machine_at_the_profiles_path(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,47 @@ import pytest
 from contract_provider import ProviderContract, Rig, known
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import NoCapacity
-from gpuwarden.core.models import Resources
+from gpuwarden.core.models import InstanceState, Known, Resources, Unknown
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.base import Provider, load_provider
-from gpuwarden.rehearsal.cloud import SOURCE
+from gpuwarden.providers.rehearsal import RehearsalProvider
+from gpuwarden.rehearsal.cloud import SOURCE, Cloud
+from gpuwarden.rehearsal.model import Fault, Faults
 from rehearsal_kit import RENTED, HandClock
+
+
+@dataclass
+class PretendRig(Rig):
+    """A pretend cloud, and a second one for the other account."""
+
+    cloud: Cloud
+
+    def use_account(self, which: int) -> None:
+        assert isinstance(self.provider, RehearsalProvider)
+        other = Cloud(self.folder / "other", self.cloud.profile, self.clock, supervise=False)
+        self.provider.cloud = (self.cloud, other)[which]
+
+    def replace_key(self) -> None:
+        state = self.cloud.store.state()  # its mark stands for the key
+        state.nonce = "another"
+        self.cloud.store.save(state)
+
+    def stray_404(self, ident: str) -> None:
+        self.cloud.get = lambda id: Known(None)  # type: ignore[method-assign]
+
+    def refuse(self, *, makes: bool, names: bool = False) -> None:
+        kind = "false_refusal" if makes else "no_capacity"
+        self.cloud.configure(faults=Faults(faults=(Fault(kind=kind, call="create"),)))  # type: ignore[arg-type]
+
+    def blind(self, *, now: bool) -> None:
+        for name in ("list", "find"):
+            if now:
+                setattr(self.cloud, name, lambda *_: Unknown("no list"))
+            else:
+                vars(self.cloud).pop(name, None)
+
+    def rented(self) -> list[str]:
+        return [i for i, truth in self.cloud.truths().items() if truth.state is not InstanceState.GONE]
 
 
 @pytest.fixture(params=RENTED)
@@ -24,10 +61,14 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
     async def settle() -> None:
         await clock.sleep(60)
 
-    return Rig(load_provider("rehearsal", load_profile(request.param), tmp_path, clock), settle)
+    provider = load_provider("rehearsal", load_profile(request.param), tmp_path, clock)
+    assert isinstance(provider, RehearsalProvider)
+    return PretendRig(provider, settle, clock, tmp_path, f"rehearsal/{request.param}", provider.cloud)
 
 
 class TestRehearsal(ProviderContract):
+    names_account = False
+
     async def test_the_price_is_labelled_as_pretend(self, rig: Rig) -> None:
         quote = known(await rig.provider.quote(Resources(gpu="h100", gpu_count=2)))
         assert quote.source == SOURCE and "pretend" in SOURCE

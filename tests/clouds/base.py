@@ -34,7 +34,8 @@ KEY = "key-of-this-account-0123456789abcdef"
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIN0000000000000000000000000000000000000000TEST"
 USD = {"NVIDIA H100 80GB HBM3": 2.99, "NVIDIA GeForce RTX 4090": 0.69, "NVIDIA L40S": 0.86, "NVIDIA L4": 0.43}
 SETTINGS = Settings(boot_s=10, stop_s=5, resume_s=20, default_usd_per_hour=2.99, capacity=64)
-Kind = Literal["lost_request", "lost_reply", "truncated", "html", "error_500", "limited", "empty", "other"]
+Kind = Literal["lost_request", "lost_reply", "truncated", "html", "error_500", "limited", "empty", "other", "refused"]
+KEY_2 = "key-of-other-account-9876543210fedcba"
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Fault:
 
     `lost_request` is not carried out and `lost_reply` is; both end without a whole reply. `truncated`, `html`,
     `error_500` and `empty` are carried out and answered so. `limited` is refused with 429, and `other` answers `body`;
-    neither is carried out.
+    neither is carried out. `refused` is carried out and answered with `status` and `body`, or with the true body.
     """
 
     kind: Kind
@@ -141,7 +142,9 @@ class Emulator:
         self.prices = dict(self.gpus)
         self.own: dict[str, dict[str, Any]] = {}
         self.recent: list[float] = []
-        self.key = KEY
+        self.key, self.user = KEY, 7
+        self.others: list[Emulator] = []
+        """Other accounts at the same address, each with a key and a user of its own."""
         self.money = 1000.0
         """What the account has left, in dollars; rents are not taken off it."""
         self.faults: list[Fault] = []
@@ -201,6 +204,10 @@ class Emulator:
     def authorized(self, asked: Asked) -> bool:
         return asked.headers.get("authorization") == f"Bearer {self.key}"
 
+    def need(self, ident: str) -> Instance:
+        """An instance that is there. Raises Refuse in the platform's words."""
+        raise NotImplementedError
+
     def unauthorized(self) -> Told:
         raise NotImplementedError
 
@@ -241,6 +248,9 @@ class Emulator:
         return self.unknown_route(asked)
 
     async def serve(self, asked: Asked, send: Send) -> None:
+        for other in self.others:
+            if other.key in asked.headers.get("authorization", ""):
+                return await other.serve(asked, send)
         fault = next((f for f in self.faults if f.takes(asked.line)), None)
         kind = fault.kind if fault else None
         if kind == "lost_request":
@@ -256,6 +266,9 @@ class Emulator:
         told = self.handle(asked)
         if kind == "lost_reply":
             return await _cut(send)
+        if kind == "refused":
+            assert fault is not None
+            return await _reply(send, fault.status, fault.body or told.raw(), told.type, fault.headers)
         if kind == "truncated":
             return await _reply(send, told.status, told.raw()[: len(told.raw()) // 2], told.type, told.headers)
         if kind == "html":

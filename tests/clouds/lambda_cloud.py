@@ -121,6 +121,23 @@ class LambdaAccount(Emulator):
     def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.ssh_keys})
 
+    @route("GET", "/api/v1/audit-events")
+    def audit_events(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        made = {
+            "service_name": "cloud",
+            "resource_name": "api_key",
+            "action": "created",
+            "catalog_version": "2025-09-06",
+            "event_id": "0123456789abcdef0123456789abcdef",
+            "event_time": "2025-09-15T10:30:45.123456Z",
+            "actor_lrn": None,
+            "resource_lrns": ["lrn:cloud:api_key:ffee"],
+            "resource_owner_lrn": f"lrn:cloud:account:{self.user:032x}",
+            "request_api_key_lrn": None,
+            "additional_details": {},
+        }
+        return Told(200, {"data": [made], "page_token": None})
+
     @route("GET", "/api/v1/file-systems")
     def file_systems(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.filesystems})

@@ -78,6 +78,10 @@ class PaperspaceTeam(Emulator):
     def get_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, self.machine(self.need(at["id"])))
 
+    @route("GET", "/auth/session")
+    def session(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"user": {"id": "u1"}, "team": {"id": f"team{self.user}", "isPrivate": True}})
+
     @route("DELETE", "/machines/{id}")
     def delete_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
         i = self.need(at["id"])

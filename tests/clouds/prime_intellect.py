@@ -161,6 +161,10 @@ class PrimeAccount(Emulator):
         told = {"wallet_id": "w1", "balance_usd": self.money, "currency": "USD", "total_billings": 0}
         return Told(200, {**told, "recent_billings": [], "team_id": None})
 
+    @route("GET", "/user/whoami")
+    def whoami(self, asked: Asked, at: Mapping[str, str]) -> Told:
+        return Told(200, {"data": {"id": f"user{self.user}", "email": "me@example.com", "name": "Me"}})
+
     @route("GET", "/ssh_keys")
     def ssh_keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.keys, "total_count": len(self.keys), "offset": 0, "limit": 100})

@@ -42,6 +42,8 @@ class VastCloud(Emulator):
         """So many destroy requests are answered with success and not carried out."""
         self.bad_key_is_404 = False
         self.tells_credit = True
+        self.makes_underbid = False
+        """A bid that is too low is refused, and its contract made: the instance is stopped and its disk bills."""
         self.end_date: float | None = None
         """When the contracts end, in seconds since the epoch; None: thirty days after each began."""
         self.account_keys = [{"id": 1, "user_id": 7, "key": "ssh-ed25519 AAAA someone"}]
@@ -187,8 +189,8 @@ class VastCloud(Emulator):
             msg = f"error 410/3907: no_such_ask Instance type {number} is no longer available."
             return Told(410, {"success": False, "error": "no_such_ask", "msg": msg, "ask_id": number})
         bid = body.get("price")
-        if bid is not None and bid < self.offer(gpu, number % 100)["min_bid"]:
-            return Told(400, {"success": False, "error": "invalid_price", "msg": "bid too low", "ask_id": number})
+        if bid is not None and (self.makes_underbid or bid < self.offer(gpu, number % 100)["min_bid"]):
+            return self.underbid(asked, number, gpu)
         resources = Resources(
             gpu=gpu, gpu_count=number % 100, interruptible=bid is not None, durable_storage="volume_info" in body
         )
@@ -198,10 +200,26 @@ class VastCloud(Emulator):
             return Told(404, {"success": False, "error": "invalid_args", "msg": "error 404/3603: no_such_ask"})
         return Told(200, {"success": True, "new_contract": self.number(made.id)})
 
+    def underbid(self, asked: Asked, number: int, gpu: str) -> Told:
+        told = {"success": False, "error": "invalid_price", "msg": "bid too low", "ask_id": number}
+        if not self.makes_underbid:
+            return Told(400, told)
+        wanted = Resources(gpu=gpu, interruptible=True)
+        made = self.rent(asked.body["label"], wanted, order=asked.body, gpu=gpu, count=1)
+        self.cloud.stop(made.id)
+        return Told(400, {**told, "new_contract": self.number(made.id)})
+
     @route("GET", "/api/v0/users/current")
     def user(self, asked: Asked, at: Mapping[str, str]) -> Told:
         """The description knows only `balance`. The service tells `credit` too, and the key itself."""
-        shown = {"id": 7, "key_id": 3, "email": "me@example.com", "ssh_key": "", "sid": "s1", "api_key": self.key}
+        shown = {
+            "id": self.user,
+            "key_id": 3,
+            "email": "me@example.com",
+            "ssh_key": "",
+            "sid": "s1",
+            "api_key": self.key,
+        }
         if self.tells_credit:
             return Told(200, {**shown, "balance": -3.5, "credit": self.money})
         return Told(200, {**shown, "balance": self.money})

@@ -250,6 +250,17 @@ class Instance(Frozen):
     why: str = ""
 
 
+class Account(Frozen):
+    """The account that rented an instance, as salted digests: of its key, and of its id where the platform names it.
+
+    Nothing in it can be turned back into the key. A replaced key of the same account is recognized by `id` only.
+    """
+
+    salt: str
+    key: str
+    id: str | None = None
+
+
 class Resources(Frozen):
     """What is asked of a provider.
 

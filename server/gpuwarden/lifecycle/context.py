@@ -53,6 +53,8 @@ class Context:
     """What there is to say about the policy: ignored variables, another file or ledger than the recorded one."""
     seen: dict[str, Instance] = field(default_factory=dict)
     """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    unseen: dict[str, str] = field(default_factory=dict)
+    """By lease: why this process's last look at its instance told nothing."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
     """By job: what its backend said at this process's last look, or why it said nothing."""

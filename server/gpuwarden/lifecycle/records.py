@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import NotFound
-from gpuwarden.core.models import Handle, InputFile, Instance, JobSpec, Place, Verb
+from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.store import Event, Ledger, damaged
 
@@ -43,7 +43,10 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """One instance's meter as far as we know it. `instance` is the provider's last understood answer."""
+    """One instance's meter as far as we know it. `instance` is the provider's last understood answer.
+
+    `account` is the one that rented it; None in a ledger of before that was recorded.
+    """
 
     id: str
     job_id: str
@@ -55,6 +58,7 @@ class LeaseRecord:
     instance: Instance | None
     fingerprint: str | None = None
     """Of the host key that the machine showed at first contact."""
+    account: Account | None = None
 
     @property
     def subject(self) -> str:
@@ -169,6 +173,7 @@ def _lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
         raise NotFound(f"there is no lease {lease_id!r} in this ledger")
     seen = [e for e in events if "instance" in e.body]
     instance = Instance.model_validate(seen[-1].body["instance"]) if seen else None
+    bound = [e.body["account"] for e in events if "account" in e.body]
     return LeaseRecord(
         id=lease_id,
         job_id=str(moves[0].body["job"]),
@@ -179,6 +184,7 @@ def _lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
         instance_id=instance.id if instance else None,
         instance=instance,
         fingerprint=next((e.body["fingerprint"] for e in events if e.kind == "host.trusted"), None),
+        account=Account.model_validate(bound[-1]) if bound else None,
     )
 
 

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import os
 import re
@@ -87,6 +89,11 @@ def text_of_key_file(name: str) -> str:
         return ""
     finally:
         os.close(end)
+
+
+def salted(salt: str, *words: str) -> str:
+    """Digest of words that only somebody who knows them and the salt can compute."""
+    return hmac.new(salt.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:

@@ -4,7 +4,8 @@
 - a definite refusal raises: nothing was done
 - everything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have been done.
 
-*Not found* is believed only in the platform's own words; a 404 page of some proxy is `Unknown`.
+*Not found* and refusals are believed only in the platform's own JSON; the page of a proxy is `Unknown`.
+A reply that refuses a create and names an instance is not a refusal.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from urllib.parse import urlsplit
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from gpuwarden import __version__
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Known, Unknown
 from gpuwarden.core.sanitize import line, redact
-from gpuwarden.providers._account import base_url, is_loopback, read_key
+from gpuwarden.providers._account import base_url, is_loopback, read_key, salted
 
 if TYPE_CHECKING:
     import ssl
@@ -39,6 +41,12 @@ MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
 """A read waits out a rate limit that asks for no more than this; the caller hears of a longer one."""
+AGENT: Final = f"gpuwarden/{__version__}"
+"""A request without a User-Agent may be stopped by an intermediary."""
+NAMES: Final = frozenset(
+    ("id", "ids", "uuid", "newcontract", "contractid", "instanceid", "instanceids", "instanceuuid", "podid")
+)  # fmt: skip
+"""Fields that name an instance in the reply to a create, without their underscores and capitals."""
 _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 """An instance's id in a reply. One that could not be asked about again makes the whole reply unreadable."""
@@ -137,10 +145,12 @@ class ApiClient:
         body: object = None,
         safe: bool | None = None,
         empty: bool = False,
+        creates: bool = False,
     ) -> Answer[T]:
         """One request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
 
-        A `safe` request may be sent again: reads are.
+        A `safe` request may be sent again: reads are. One that `creates` is not refused by a reply that names an
+        instance, whatever its status: that is Known where it has the shape of a success, else Unknown.
 
         Raises AuthFailed, RateLimited, BadRequest, Conflict, NotFound or NoCapacity for a definite refusal.
         """
@@ -150,18 +160,25 @@ class ApiClient:
             assert isinstance(reply, ApiResponse)
             await self.clock.sleep(reply.after_s if reply.after_s is not None else 2.0 * tries)
             reply, tries = await self._send(method, path, params, body), tries + 1
-        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty)
+        return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty, creates)
 
-    def _read(self, reply: ApiResponse, shape: type[T] | None, what: str, empty: bool) -> Answer[T]:
+    def _read(self, reply: ApiResponse, shape: type[T] | None, what: str, empty: bool, creates: bool) -> Answer[T]:
         said = line(redact(reply.text(*self.api.says), self._secrets()), 300)
+        unclear = Unknown(f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}")
+        if _is_of_an_intermediary(reply):
+            return Unknown(f"{unclear.why}; that is an intermediary's reply, not the platform's")
         refusal = self.api.refusal(reply, said)
+        failed = refusal is not None or not 200 <= reply.status < 300
+        if failed and creates and shape is not None and names_instance(reply.json):
+            made = self.parse(reply.raw, shape, what)
+            return made if isinstance(made, Known) else Unknown(f"{unclear.why}, and named an instance all the same")
         if refusal is not None:
             raise refusal
-        if not 200 <= reply.status < 300:
+        if failed:
+            if 400 <= reply.status < 500 and reply.status != 429 and not self._is_the_platforms(reply):
+                return Unknown(f"{unclear.why}, without the platform's own JSON: an intermediary's page")
             self._refuse(reply, said)
-            return Unknown(
-                f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}"
-            )
+            return unclear
         if (shape is None or empty) and reply.status == 204:
             return Known(None)  # type: ignore[arg-type]
         if shape is None:
@@ -178,6 +195,16 @@ class ApiClient:
             return Unknown(
                 f"{self.api.platform} answered {what} in an unexpected shape: {where or 'body'}: {first['type']}"
             )
+
+    def _is_the_platforms(self, reply: ApiResponse) -> bool:
+        """Whether an error body has a field that the platform's own errors have."""
+        body = reply.json
+        return isinstance(body, dict) and any(name.partition(".")[0] in body for name in self.api.says)
+
+    def digest(self, salt: str) -> str:
+        """Salted digest of the account's key at this address. Raises AuthFailed where there is no key."""
+        key = read_key(self.api.key_variable, self.api.platform, self.env)
+        return salted(salt, self.api.platform, self.url, key)
 
     def _refuse(self, reply: ApiResponse, said: str) -> None:
         platform, status = self.api.platform, reply.status
@@ -220,7 +247,11 @@ class ApiClient:
                         self.url + path,
                         params=dict(params or {}),
                         json=body,
-                        headers={"Authorization": self.api.scheme + key, "Accept": "application/json"},
+                        headers={
+                            "Authorization": self.api.scheme + key,
+                            "Accept": "application/json",
+                            "User-Agent": AGENT,
+                        },
                     )
                     return await _whole(
                         await client.send(request, stream=True), f"{self.api.platform}, {method} {path}"
@@ -273,6 +304,26 @@ def _tls() -> ssl.SSLContext:
 @cache
 def _adapter(shape: Any) -> TypeAdapter[Any]:
     return TypeAdapter(shape)
+
+
+def names_instance(body: Any, depth: int = 4) -> bool:
+    """Whether a reply to a create names an instance anywhere: it was made, whatever else the reply says."""
+    if isinstance(body, list):
+        return depth > 0 and any(names_instance(item, depth - 1) for item in body)
+    if not isinstance(body, dict):
+        return False
+    if isinstance(body.get("data"), str) and is_safe_id(body["data"]):
+        return True
+    named = (value for name, value in body.items() if name.replace("_", "").casefold() in NAMES)
+    if any(value for value in named if isinstance(value, str | int | list) and value is not True):
+        return True
+    return depth > 0 and any(names_instance(value, depth - 1) for value in body.values())
+
+
+def _is_of_an_intermediary(reply: ApiResponse) -> bool:
+    """Whether Cloudflare answered in JSON of its own, which looks like that of a platform."""
+    body = reply.json
+    return isinstance(body, dict) and not 200 <= reply.status < 300 and bool(body.get("cloudflare_error"))
 
 
 def is_safe_id(ident: str) -> bool:

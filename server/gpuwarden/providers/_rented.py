@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import ClassVar, TypeAlias, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotFound, NotSupported, WardenError
-from gpuwarden.core.models import Answer, Balance, Instance, Known, Place, Resources, Unknown
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Resources, Unknown
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.providers._account import public_key
-from gpuwarden.providers._http import Api, ApiClient
+from gpuwarden.providers._http import Api, ApiClient, is_safe_id
 
 T = TypeVar("T")
 Findings: TypeAlias = list[Finding]  # inside a provider, `list` is one of its methods
@@ -25,7 +25,10 @@ MAX_PAGES = 400
 
 
 class Rented:
-    """Base of the providers over HTTP. A subclass says `api`, `name` and how long a name may be."""
+    """Base of the providers over HTTP. A subclass says `api`, `name` and how long a name may be.
+
+    It asks for one instance in `look_up`, for the bill of a gone one in `bill`, and for the account in `ask_account`.
+    """
 
     name: ClassVar[str]
     api: ClassVar[Api]
@@ -37,6 +40,63 @@ class Rented:
         self.clock = clock
         self.env = os.environ if env is None else env
         self.door = ApiClient(self.api, clock, self.env)
+        self._accounts: dict[str, str] = {}
+        """The account's id by a digest of its key: a key belongs to one account for as long as it exists."""
+
+    # ------------------------------------------------------------------------------------------------- the account
+
+    def key_digest(self, salt: str) -> str:
+        """Salted digest of the key in use, at the address in use."""
+        return self.door.digest(salt)
+
+    async def account_id(self) -> Answer[str]:
+        """Name the account that the key in use belongs to; asked once for each key."""
+        key = self.key_digest(self.name)
+        if key not in self._accounts:
+            answer = await self.ask_account()
+            if isinstance(answer, Unknown):
+                return answer
+            self._accounts[key] = answer.value
+        return Known(self._accounts[key])
+
+    async def ask_account(self) -> Answer[str]:
+        """Ask the platform whose key is in use."""
+        raise NotSupported(f"{self.api.platform} names no account through its interface")
+
+    # ------------------------------------------------------------------------------------------------ one instance
+
+    def is_id(self, ident: str) -> bool:
+        """Whether an instance of this platform could have that id."""
+        return is_safe_id(ident)
+
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """Ask for one instance. None or NotFound: the platform says that it does not exist."""
+        raise NotImplementedError
+
+    async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
+        """Return a gone instance with its final cost, or None where the platform does not have that."""
+        return None
+
+    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance. A gone one is None, or the instance with its bill; the list has to agree that it is gone."""
+        if not self.is_id(id):
+            return Known(None)
+        said = ""
+        try:
+            answer = await self.look_up(id)
+        except NotFound as refusal:
+            answer, said = Known(None), refusal.message
+        if isinstance(answer, Unknown):
+            return answer
+        seen = answer.value
+        if seen is not None and seen.id != id:
+            return Unknown(f"{self.api.platform} was asked for {id} and answered with another")
+        if seen is not None and seen.state is not InstanceState.GONE:
+            return answer
+        there = await agreed_gone(id, self.list, said or f"{self.api.platform} says that {id} is gone")
+        if isinstance(there, Unknown) or there.value is not None:
+            return there
+        return Known(await self.bill(id, seen.token if seen else "") or seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance of the account, all pages."""
@@ -52,19 +112,6 @@ class Rented:
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(i for i in answer.value if token and i.token == token))
-
-    async def surely_gone(self, id: str, refusal: NotFound) -> Answer[Instance | None]:  # noqa: A002
-        """What a 404 for one instance comes to: None only when the list can be read and does not have it.
-
-        An address that was retired answers 404 for every instance there is.
-        """
-        try:
-            answer = await self.list()
-        except NotFound:
-            return Unknown(f"it answers as if nothing were there, not even the list: {refusal.message}")
-        if isinstance(answer, Unknown):
-            return Unknown(f"{refusal.message}, but the list could not be read: {answer.why}")
-        return Known(next((i for i in answer.value if i.id == id), None))
 
     async def check(self) -> Findings:
         """Whether the key is there and works, and what else stands in the way of renting."""
@@ -131,6 +178,25 @@ class Rented:
             port=port,
             user=user or self.profile.user,
         )
+
+
+async def agreed_gone(
+    id: str,  # noqa: A002
+    listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
+    said: str,
+) -> Answer[Instance | None]:
+    """Return None when the list can be read and does not have an instance either; else the instance as listed.
+
+    `said` is what was answered about the instance alone. A 404 for one instance may be a stray one, and an address
+    that was retired answers 404 for every instance there is.
+    """
+    try:
+        answer = await listing()
+    except NotFound:
+        return Unknown(f"it answers as if nothing were there, not even the list: {said}")
+    if isinstance(answer, Unknown):
+        return Unknown(f"{said}, but the list could not be read: {answer.why}")
+    return Known(next((i for i in answer.value if i.id == id and i.state is not InstanceState.GONE), None))
 
 
 def no_such(platform: str, ident: str) -> NotFound:

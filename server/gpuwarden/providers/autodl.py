@@ -6,6 +6,8 @@
 | `AUTODL_IMAGE` | uuid of the image of new instances |
 | `AUTODL_CNY_PER_USD` | what a dollar costs in yuan; without it prices are unknown, for AutoDL tells yuan |
 
+The interface names no account: a replaced token reads as another account's until it is seen to reach the instance.
+
 Prices are told of instances only, after they were rented, so no price cap can be held. The GPU is one of `SPECS`
 or AutoDL's own id of a kind. An instance has to be stopped before it can be released.
 """
@@ -193,7 +195,7 @@ class AutoDL(Rented):
         }
         if key := self.ssh_key():
             order["start_command"] = let_in(key)
-        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[Ident], body=order)
+        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[Ident], body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         self._tokens[answer.value.data] = token
@@ -201,23 +203,17 @@ class AutoDL(Rented):
             Instance(id=answer.value.data, token=token, state=_S.BOOTING, created_at=self.clock.now(), why="rented")
         )
 
-    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """One instance: its status, and its address and price while it runs."""
-        if not is_safe_id(id):
-            return Known(None)
-        try:
-            answer = await self._ask_about(id, "status", _Told[str])
-            if isinstance(answer, Unknown):
-                return answer
-            if answer.value.data not in STATES:
-                return Unknown(f"AutoDL gives {id} a status that is not known here")
-            state, meter = STATES[answer.value.data]
-            seen = Instance(
-                id=id, token=self._tokens.get(id, ""), state=state, meter=meter, why=f"status {answer.value.data}"
-            )
-            return await self._placed(seen) if state is _S.RUNNING else Known(seen)
-        except NotFound:
-            return Known(None)
+        answer = await self._ask_about(id, "status", _Told[str])
+        if isinstance(answer, Unknown):
+            return answer
+        if answer.value.data not in STATES:
+            return Unknown(f"AutoDL gives {id} a status that is not known here")
+        state, meter = STATES[answer.value.data]
+        why = f"status {answer.value.data}"
+        seen = Instance(id=id, token=self._tokens.get(id, ""), state=state, meter=meter, why=why)
+        return await self._placed(seen) if state is _S.RUNNING else Known(seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every Pro instance, page by page; fewer than the total that is told with them is Unknown."""

@@ -32,6 +32,14 @@ class Provider(Protocol):
     settle_s: float
     """Seconds after which a second look that agrees with the first is believed."""
 
+    def key_digest(self, salt: str) -> str:
+        """Salted digest of the account's key in use. Raises AuthFailed where there is none."""
+        ...
+
+    async def account_id(self) -> Answer[str]:
+        """Name the account of the key in use. Raises NotSupported where the platform's interface names none."""
+        ...
+
     async def check(self) -> list[Finding]:
         """Say what is wrong with the account or the key."""
         ...
@@ -49,7 +57,7 @@ class Provider(Protocol):
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance; None when the provider says that it does not exist. Believed after a second look."""
+        """One instance; None when look-up and list agree that it does not exist. Believed after a second look."""
         ...
 
     async def list(self) -> Answer[tuple[Instance, ...]]:

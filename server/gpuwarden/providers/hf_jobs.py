@@ -19,6 +19,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.providers._account import salted
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
@@ -43,6 +44,16 @@ class HfJobsProvider:
 
     def _hub(self) -> HubClient:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
+
+    def key_digest(self, salt: str) -> str:
+        """Salted digest of the Hub's token in use."""
+        config = self._config or HubConfig.from_env()
+        return salted(salt, self.name, config.endpoint, config.token or "")
+
+    async def account_id(self) -> Answer[str]:
+        """The owner of the token."""
+        async with self._hub() as hub:
+            return Known(await jobs.namespace(hub))
 
     async def check(self) -> list[Finding]:
         """Whether the Hub knows the token."""

@@ -7,11 +7,12 @@
 | `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
 
 There is no stop, no price cap, no bill and no balance to ask for; a cap is held against the price of the instance type
-before.
+before. The account is the one that the audit log names as the owner.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final, Literal
 
@@ -109,6 +110,14 @@ class _Keys(ResponseModel):
     data: tuple[_Key, ...]
 
 
+class _Audited(ResponseModel):
+    resource_owner_lrn: str | None
+
+
+class _Audit(ResponseModel):
+    data: tuple[_Audited, ...]
+
+
 class _Filesystem(ResponseModel):
     name: str
     mount_point: str
@@ -153,6 +162,17 @@ class LambdaCloud(Rented):
             return [self.finding(Severity.ERROR, refusal.message, refusal.hint)]
         return []
 
+    async def ask_account(self) -> Answer[str]:
+        """The one owner that the first page of the audit log names."""
+        answer = await self.door.ask("GET", f"{_V1}/audit-events", _Audit)
+        if isinstance(answer, Unknown):
+            return answer
+        owners = {e.resource_owner_lrn or "" for e in answer.value.data}
+        accounts = [lrn for lrn in owners if re.fullmatch(r"lrn:cloud:account:\w+", lrn)]
+        if len(accounts) != 1:
+            return Unknown(f"Lambda's audit log names {len(accounts)} accounts")
+        return Known(accounts[0])
+
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """The price of the cheapest type that can be launched now."""
         answer = await self._offer(resources)
@@ -187,7 +207,7 @@ class LambdaCloud(Rented):
         }
         if resources.durable_storage:
             order["file_system_names"] = [self._filesystem_name()]
-        answer = await self.door.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order)
+        answer = await self.door.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         ids = answer.value.data.instance_ids
@@ -204,19 +224,10 @@ class LambdaCloud(Rented):
             )
         )
 
-    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """One instance."""
-        if not is_safe_id(id):
-            return Known(None)
-        try:
-            answer = await self.door.ask("GET", f"{_V1}/instances/{id}", _One)
-        except NotFound:
-            return Known(None)
-        if isinstance(answer, Unknown):
-            return answer
-        if answer.value.data.id != id:
-            return Unknown(f"Lambda was asked for instance {id} and answered with another")
-        return Known(self._view(answer.value.data))
+        answer = await self.door.ask("GET", f"{_V1}/instances/{id}", _One)
+        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value.data))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance that is not gone. Lambda answers in one page."""

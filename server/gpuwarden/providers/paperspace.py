@@ -72,6 +72,14 @@ _Changed: TypeAlias = _Wrapped | _Machine
 """The description shows a machine; the service has been seen to wrap it with the event that changes it."""
 
 
+class _Team(ResponseModel):
+    id: Ident
+
+
+class _Session(ResponseModel):
+    team: _Team
+
+
 class _Deleted(ResponseModel):
     """Whatever object comes with a deletion, unless it is an error."""
 
@@ -110,6 +118,11 @@ class Paperspace(Rented):
             self.finding(Severity.ERROR, f"{name} is not set, and a machine needs it", "Set it.") for name in missing
         ]
 
+    async def ask_account(self) -> Answer[str]:
+        """The team of the key."""
+        answer = await self.door.ask("GET", "/auth/session", _Session)
+        return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
+
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """The price is unknown: the interface tells none."""
         kind = self._machine_type(resources)
@@ -122,7 +135,8 @@ class Paperspace(Rented):
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Rent one machine; it starts by itself."""
         order = self._order(self.label(token), resources)
-        answer: Answer[_Changed] = await self.door.ask("POST", "/machines", _Changed, body=order)  # type: ignore[arg-type]
+        shape: Any = _Changed
+        answer: Answer[_Changed] = await self.door.ask("POST", "/machines", shape, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         made = _machine(answer.value)
@@ -131,19 +145,10 @@ class Paperspace(Rented):
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
         return Known(seen)
 
-    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One machine. A 404 counts only when the list agrees: a retired address answers so for every machine."""
-        if not is_safe_id(id):
-            return Known(None)
-        try:
-            answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
-        except NotFound as refusal:
-            return await self.surely_gone(id, refusal)
-        if isinstance(answer, Unknown):
-            return answer
-        if answer.value.id != id:
-            return Unknown(f"Paperspace was asked for machine {id} and answered with another")
-        return Known(self._view(answer.value))
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One machine."""
+        answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
+        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every machine of the team, page by page."""

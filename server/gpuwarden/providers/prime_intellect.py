@@ -108,6 +108,14 @@ class _Wallet(ResponseModel):
     balance_usd: float
 
 
+class _Owner(ResponseModel):
+    id: Ident
+
+
+class _Whose(ResponseModel):
+    data: _Owner
+
+
 class _Key(ResponseModel):
     id: str
     publicKey: str | None = None  # noqa: N815
@@ -158,6 +166,11 @@ class PrimeIntellect(Rented):
             return [self.finding(Severity.ERROR, refusal.message, refusal.hint)]
         return []
 
+    async def ask_account(self) -> Answer[str]:
+        """The id of the key's user."""
+        answer = await self.door.ask("GET", "/user/whoami", _Whose)
+        return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
+
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """The cheapest offer that fits."""
         answer = await self._offer(resources)
@@ -184,30 +197,17 @@ class PrimeIntellect(Rented):
         if isinstance(key, Unknown):
             return key
         order = self._order(label, resources, offer.value, key.value)
-        answer = await self.door.ask("POST", "/pods/", _Pod, body=order)
+        answer = await self.door.ask("POST", "/pods/", _Pod, body=order, creates=True)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
-    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One Pod; a gone one with what it was billed, where the history has it."""
-        if not is_safe_id(id):
-            return Known(None)
-        try:
-            answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
-        except NotFound as refusal:
-            there = await self.surely_gone(id, refusal)
-            if isinstance(there, Unknown) or there.value is not None:
-                return there
-            return Known(await self._last(id))
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One Pod."""
+        answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(answer, Unknown):
             return answer
-        pod = answer.value
-        if pod.id != id:
-            return Unknown(f"Prime Intellect was asked for Pod {id} and answered with another")
-        if pod.status == "UNKNOWN":
+        if answer.value.status == "UNKNOWN" and answer.value.id == id:
             return Unknown(f"Prime Intellect itself does not know the status of Pod {id}")
-        if pod.status == "TERMINATED":
-            return Known(await self._last(id, self.token_in(pod.name)) or self._view(pod))
-        return Known(self._view(pod))
+        return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every Pod that is not gone, page by page; fewer than the total that is told with them is Unknown."""
@@ -352,7 +352,7 @@ class PrimeIntellect(Rented):
             return None
         return self.place(pod.id, match[2], int(match[3]) if match[3] else None, match[1])
 
-    async def _last(self, id: str, token: str = "") -> Instance | None:  # noqa: A002
+    async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """A gone Pod with its bill, or None where the history does not have it yet."""
         try:
             for page in range(HISTORY_PAGES):

@@ -9,9 +9,11 @@ from anyio import to_thread
 
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import NotSupported
-from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
+from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
+from gpuwarden.providers._account import salted
+from gpuwarden.providers._rented import agreed_gone
 from gpuwarden.rehearsal.cloud import Cloud
 
 ACCOUNT_KEYS: Final = ()  # pretend money needs none
@@ -26,6 +28,14 @@ class RehearsalProvider:
         self.cloud = cloud
         self.profile = cloud.profile
         self.settle_s = cloud.settings.settle_s
+
+    def key_digest(self, salt: str) -> str:
+        """Digest of the cloud's own mark: another folder is another account."""
+        return salted(salt, self.name, self.profile.id, self.cloud.nonce)
+
+    async def account_id(self) -> Answer[str]:
+        """There is none besides the mark."""
+        raise NotSupported("a pretend cloud names no account")
 
     async def check(self) -> list[Finding]:
         """There is no account that could be wrong."""
@@ -45,7 +55,11 @@ class RehearsalProvider:
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """One instance; a gone one with its final bill, None for one that vanished."""
-        return await to_thread.run_sync(self.cloud.get, id)
+        answer = await to_thread.run_sync(self.cloud.get, id)
+        if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
+            return answer
+        there = await agreed_gone(id, self.list, "the pretend cloud does not have it")
+        return there if isinstance(there, Unknown) or there.value else answer
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance that is not gone."""

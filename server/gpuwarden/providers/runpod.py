@@ -6,8 +6,8 @@
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
 
-The balance is asked of the older GraphQL interface, which the key needs a scope of its own for. A reply of it does not
-say whether the account is invoiced instead.
+The balance and the account's id are asked of the older GraphQL interface, which the key needs a scope of its own for.
+A reply of it does not say whether the account is invoiced instead.
 
 The interface has no price cap, no interruptible Pods and no end date; a cap is held against the list price before.
 """
@@ -47,6 +47,7 @@ DEFAULT_IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 CONTAINER_DISK_GB: Final = 50
 VOLUME_DISK_GB: Final = 50
 BALANCE: Final = "query { myself { clientBalance currentSpendPerHr } }"
+WHOSE: Final = "query { myself { id } }"
 STATES: Final = {
     "PROVISIONING": _S.BOOTING,
     "STARTING": _S.BOOTING,
@@ -155,6 +156,19 @@ class _Graph(ResponseModel):
     errors: None = None
 
 
+class _Owner(ResponseModel):
+    id: Ident
+
+
+class _Owned(ResponseModel):
+    myself: _Owner
+
+
+class _Whose(ResponseModel):
+    data: _Owned
+    errors: None = None
+
+
 class _Keys(ResponseModel):
     keys: tuple[str, ...]
 
@@ -203,6 +217,11 @@ class RunPod(Rented):
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
+    async def ask_account(self) -> Answer[str]:
+        """The id of the key's user."""
+        answer = await self.graph.ask("POST", "/graphql", _Whose, body={"query": WHOSE}, safe=True)
+        return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
+
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """The list price of the cheapest kind in stock, Secure Cloud."""
         answer = await self._offer(resources)
@@ -229,9 +248,8 @@ class RunPod(Rented):
         if isinstance(volume, Unknown):
             return volume
         try:
-            answer = await self.door.ask(
-                "POST", "/pods", _Pod, body=self._order(label, resources, offer.value, volume.value)
-            )
+            order = self._order(label, resources, offer.value, volume.value)
+            answer = await self.door.ask("POST", "/pods", _Pod, body=order, creates=True)
         except BadRequest as refusal:
             if any(word in refusal.message.casefold() for word in _CAPACITY):
                 raise NoCapacity(refusal.message, "Try another GPU, or later.") from None
@@ -243,24 +261,10 @@ class RunPod(Rented):
             made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {usd_per_hour(cap)}"})
         return Known(made)
 
-    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One Pod; a gone one with its bill, where RunPod still has it."""
-        if not is_safe_id(id):
-            return Known(None)
-        try:
-            answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
-        except NotFound as refusal:
-            there = await self.surely_gone(id, refusal)
-            if isinstance(there, Unknown) or there.value is not None:
-                return there
-            return Known(await self._last(id))
-        if isinstance(answer, Unknown):
-            return answer
-        if answer.value.id != id:
-            return Unknown(f"RunPod was asked for Pod {id} and answered with another")
-        if answer.value.status == "TERMINATED":
-            return Known(await self._last(id, self.token_in(answer.value.name)) or self._view(answer.value))
-        return Known(self._view(answer.value))
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One Pod."""
+        answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every Pod that is not gone, those of clusters too. RunPod answers in one page."""
@@ -410,7 +414,7 @@ class RunPod(Rented):
         self._left.pop(pod.id, None)
         return False
 
-    async def _last(self, id: str, token: str = "") -> Instance | None:  # noqa: A002
+    async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """A gone Pod with its bill, or None where RunPod has no bill of it."""
         try:
             answer = await self.door.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})

@@ -97,7 +97,9 @@ class _Offers(ResponseModel):
 
 
 class _Made(ResponseModel):
-    success: Literal[True]
+    """A contract that was made, by a request that may have been refused all the same."""
+
+    success: bool
     new_contract: Contract
 
 
@@ -114,6 +116,10 @@ class _User(ResponseModel):
 
     balance: float
     credit: float | None = None
+
+
+class _Owner(ResponseModel):
+    id: int
 
 
 class _Charge(ResponseModel):
@@ -169,6 +175,11 @@ class Vast(Rented):
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
+    async def ask_account(self) -> Answer[str]:
+        """The number of the key's user."""
+        answer = await self.door.ask("GET", "/api/v0/users/current/", _Owner)
+        return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
+
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """The cheapest offer that fits, its disk included."""
         answer = await self._offers(resources)
@@ -199,22 +210,17 @@ class Vast(Rented):
                 continue
         return await self._rent(offers.value[:TRIES][-1], resources, label, token)
 
-    async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. `{"instances": null}` is how Vast.ai says that it is gone; its charges may still be told."""
-        if not _is_id(id):
-            return Known(None)
-        try:
-            answer = await self.door.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
-        except NotFound:
-            return Known(await self._last(id))
+    def is_id(self, ident: str) -> bool:
+        """Vast.ai counts its instances."""
+        return _is_id(ident)
+
+    async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
+        """One instance. `{"instances": null}` is how Vast.ai says that it is gone."""
+        answer = await self.door.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
         if isinstance(answer, Unknown):
             return answer
         found = answer.value.instances
-        if found is None:
-            return Known(await self._last(id))
-        if str(found.id) != id:
-            return Unknown(f"Vast.ai was asked for instance {id} and answered with another")
-        return Known(self._view(found))
+        return Known(None if found is None else self._view(found))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Every instance, page by page; fewer than the total that is told with them is Unknown."""
@@ -326,17 +332,18 @@ class Vast(Rented):
         if resources.durable_storage and tier is not None:
             volume = {"create_new": True, "volume_id": offer.avail_vol_ask_id, "size": disk, "mount_path": tier.path}
             order["volume_info"] = volume
-        answer = await self.door.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order)
+        answer = await self.door.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
+        taken = answer.value.success
         return Known(
             Instance(
                 id=str(answer.value.new_contract),
                 token=token,
-                state=_S.BOOTING,
+                state=_S.BOOTING if taken else _S.FAILED,
                 price_usd_per_hour=price,
                 created_at=self.clock.now(),
-                why="rented",
+                why="rented" if taken else "Vast.ai refused the offer or bid and made the contract, whose disk bills",
             )
         )
 
@@ -367,7 +374,7 @@ class Vast(Rented):
             return self.place(str(i.id), i.ssh_host, i.ssh_port)
         return None
 
-    async def _last(self, id: str) -> Instance | None:  # noqa: A002
+    async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """A gone instance with its charges, or None where they can't be had."""
         now = int(self.clock.now())
         days = {"day": {"gte": now - BILL_DAYS * 86400, "lte": now + 86400}, "type": {"in": ["instance"]}}
@@ -387,7 +394,8 @@ class Vast(Rented):
             return None
         if not found:
             return None
-        return Instance(id=id, state=_S.GONE, meter=False, cost_usd=total, why="Vast.ai has only its charges")
+        why = "Vast.ai has only its charges"
+        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=total, why=why)
 
 
 def _is_id(ident: str) -> bool:

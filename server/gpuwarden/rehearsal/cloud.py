@@ -82,10 +82,15 @@ class Cloud:
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
             if new != self.store.config():
                 self.store.save(new)
-            if faults is not None:
+            if faults is not None or not self.store.begun:  # its mark stays what it is from now on
                 state = self.store.state()
                 state.calls = {}
                 self.store.save(state)
+
+    @property
+    def nonce(self) -> str:
+        """The mark that tells this cloud from every other."""
+        return self.store.state().nonce
 
     @property
     def settings(self) -> Settings:
@@ -271,6 +276,8 @@ class Cloud:
             return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
         if "bad_reply" in kinds:
             return Unknown(f"rehearsal: the reply to {verb} had an unexpected shape")
+        if "false_refusal" in kinds:
+            raise BadRequest(f"{self._platform} refused {verb}")
         return Known(value)
 
     @contextmanager

@@ -42,11 +42,11 @@ class Settings(Frozen):
 
 
 Call = Literal["quote", "create", "find", "get", "list", "start", "stop", "terminate", "submit"]
-CallFault = Literal["lost_request", "lost_reply", "bad_reply", "stale", "no_capacity"]
+CallFault = Literal["lost_request", "lost_reply", "bad_reply", "stale", "no_capacity", "false_refusal"]
 InstanceFault = Literal[
     "slow_boot", "failed_boot", "preempt", "vanish", "full_disk", "bills_when_stopped", "comes_back"
 ]
-CALL_FAULTS = frozenset({"lost_request", "lost_reply", "bad_reply", "stale", "no_capacity"})
+CALL_FAULTS = frozenset({"lost_request", "lost_reply", "bad_reply", "stale", "no_capacity", "false_refusal"})
 
 
 class Fault(Frozen):
@@ -58,6 +58,7 @@ class Fault(Frozen):
 
     - `lost_request`: nothing happens, the caller hears nothing. `lost_reply`: it happens, the caller hears nothing.
       `bad_reply`: it happens, the answer has an unexpected shape. `no_capacity`: a definite refusal.
+      `false_refusal`: it happens, the answer is a refusal.
     - `stale`: for `seconds` a new instance is not seen yet, and a gone one is still seen as terminating.
     - `slow_boot`: `seconds` more. `failed_boot`: it never runs, and bills until it is terminated.
     - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.

@@ -62,6 +62,11 @@ class Store:
         """The state; a fresh one, with a nonce that makes its ids unique on this machine, when the cloud is new."""
         return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
 
+    @property
+    def begun(self) -> bool:
+        """Whether the state was ever saved."""
+        return (self.root / "state.json").exists()
+
     def save(self, model: Config | State) -> None:
         """Replace a file as a whole."""
         path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")

@@ -75,11 +75,11 @@ def _words(view: TeardownView) -> tuple[str, str]:
         return f"The {name} waits for a person; nothing was touched.", ask
     if record.state is Teardown.VERIFIED_STOPPED:
         return f"The {name} is done: the meter was seen to have stopped.", ""
+    unseen = f" It can't be seen now: {line(view.unseen, 300)}." if view.unseen else ""
     if record.state is Teardown.NEEDS_HUMAN:
-        return (
-            f"The {name} was asked for, but the meter is not seen to have stopped.",
-            "Look at the platform's console.",
-        )
+        message = f"The {name} was asked for, but the meter is not seen to have stopped."
+        return message + unseen, "Look at the platform's console."
     if record.state is Teardown.EXECUTING:
-        return f"The {name} is under way; the meter counts as running until it is seen gone.", "Call this again."
+        message = f"The {name} is under way; the meter counts as running until it is seen gone."
+        return message + unseen, "Call this again."
     return f"The {name} is {record.state}.", "Call this again."

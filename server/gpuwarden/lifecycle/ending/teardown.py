@@ -53,6 +53,8 @@ class TeardownView:
     dying: tuple[OutputFile, ...] = ()
     kept: tuple[OutputFile, ...] = ()
     copy_at: str | None = None
+    unseen: str = ""
+    """Why the last look at the instance told nothing."""
 
     @property
     def complete(self) -> bool:
@@ -220,7 +222,8 @@ def _view(
     if findings is None:
         findings = tuple(Finding.model_validate(f) for f in record.findings)
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
-    return TeardownView(record, job, lease, findings, dying, kept, pulled.dest if pulled else None)
+    copy_at = pulled.dest if pulled else None
+    return TeardownView(record, job, lease, findings, dying, kept, copy_at, ctx.unseen.get(record.lease, ""))
 
 
 async def approve(
@@ -342,7 +345,9 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
         body = {"cost_usd": lease_now(ctx, record.lease).cost, "why": "the meter was seen to have stopped"}
         ctx.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
     elif record.state is Teardown.EXECUTING and ctx.clock.now() - record.since > PATIENCE_S:
+        unseen = ctx.unseen.get(record.lease, "")
         why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
+        why += f": {unseen}" if unseen else ""
         ctx.ledger.add(record.subject, "teardown.needs_human", {"why": why}, state=Teardown.NEEDS_HUMAN)
 
 

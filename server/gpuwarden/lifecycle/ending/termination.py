@@ -9,6 +9,7 @@ from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import LeaseRecord
 
@@ -56,7 +57,7 @@ def _not_before(ctx: Context, lease: LeaseRecord, verb: Verb) -> float:
 
 
 async def _send(ctx: Context, lease: LeaseRecord, instance: Instance, verb: Verb) -> None:
-    provider = ctx.provider(lease.platform)
+    provider = Bound(ctx, lease)
     body: dict[str, Any] = {"verb": verb, "answer": "taken"}
     try:
         answer = await (provider.stop if verb == "stop" else provider.terminate)(instance.id)

@@ -9,7 +9,7 @@ from typing import Final
 
 import anyio
 
-from gpuwarden.core.errors import RateLimited, Refused, WardenError
+from gpuwarden.core.errors import AuthFailed, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
@@ -18,9 +18,9 @@ from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
 from gpuwarden.lifecycle.execution.price_change import price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
-from gpuwarden.lifecycle.monitoring.meter import believed, look, spent
+from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
+from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
-from gpuwarden.lifecycle.timeouts import in_time
 
 MAX_GENERATIONS: Final = 5
 FETCH_S: Final = 3600
@@ -44,11 +44,16 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _rent(ctx: Context, job: JobRecord) -> bool:
-    """Write that an instance will be rented, then rent it."""
+    """Write that an instance will be rented, and under which account, then rent it."""
+    try:
+        account = await account_in_use(ctx, job.spec.platform)
+    except AuthFailed as missing:
+        return _refused(ctx, job, missing.message, missing.code)
     generation = job.generation + 1
     lease = f"{job.id}-i{generation}"
     with ctx.ledger.transaction():
         intent = {"job": job.id, "platform": job.spec.platform, "generation": generation}
+        intent["account"] = account.model_dump(mode="json")
         ctx.ledger.add(f"lease/{lease}", "create.intent", intent, state=Lease.UNVERIFIED, token=lease)
         state = None if job.state is Job.PROVISIONING else Job.PROVISIONING
         ctx.ledger.add(job.subject, "job.provisioning", {"lease": lease, "generation": generation}, state=state)
@@ -88,14 +93,9 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
-    except RateLimited as busy:
-        ctx.ledger.add(lease.subject, "create.refused", {"why": busy.message}, state=Lease.NONE)
-        return False
     except WardenError as refusal:
-        ctx.ledger.add(lease.subject, "create.refused", {"why": refusal.message}, state=Lease.NONE)
-        return move(
-            ctx, job, Job.FAILED, f"the platform refused to rent a machine: {refusal.message}", code=refusal.code
-        )
+        ctx.ledger.add(lease.subject, "create.doubted", {"why": refusal.message, "code": refusal.code})
+        return await _doubted(ctx, job, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
@@ -103,8 +103,38 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     if isinstance(answer, Unknown):
         ctx.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
         return False
-    _rented(ctx, lease, "lease.created", answer.value)
+    with ctx.ledger.transaction():
+        _rented(ctx, lease, "lease.created", answer.value)
+        if answer.value.state is InstanceState.FAILED:
+            _intend_to_abandon(ctx, lease, answer.value.why)
+    if answer.value.state is InstanceState.FAILED:
+        return await _abandon(ctx, job, lease, answer.value.why)
     return True
+
+
+async def _doubted(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
+    """Close the lease of a refused request when no instance carries its token: a refusal may have made one."""
+    found = await _carrying(ctx, lease)
+    if isinstance(found, Unknown):
+        return False
+    if found.value:
+        return _take_on(ctx, lease, found.value)
+    doubted = ctx.ledger.last(lease.subject, "create.doubted")
+    assert doubted is not None
+    ctx.ledger.add(lease.subject, "create.refused", {"why": doubted.body["why"]}, state=Lease.NONE)
+    return _refused_for_good(ctx, job, lease)
+
+
+def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
+    """Fail a job whose request was refused; one that was refused for its hurry, or got lost, is asked again."""
+    doubted = ctx.ledger.last(lease.subject, "create.doubted")
+    if doubted is None or doubted.body["code"] == RateLimited.code:
+        return False
+    return _refused(ctx, job, doubted.body["why"], doubted.body["code"])
+
+
+def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
+    return move(ctx, job, Job.FAILED, f"the platform refused to rent a machine: {why}", code=code)
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
@@ -129,11 +159,15 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, Job.CANCELED, f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch")
     lease = read_lease(ctx.ledger, job.lease)
     if lease.state is Lease.NONE:
+        if _refused_for_good(ctx, job, lease):
+            return True
         if job.generation >= MAX_GENERATIONS:
             return move(ctx, job, Job.FAILED, f"no machine was rented in {job.generation} tries")
         return await _rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
+    if given_back(ctx, lease):
+        return await _abandon(ctx, job, lease, "")
     return await _booting(ctx, job, lease, await look(ctx, lease.id))
 
 
@@ -149,30 +183,44 @@ async def tend(ctx: Context, lease_id: str) -> None:
 
 async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     """Look for an instance that carries our token, after a crash or a lost reply."""
-    provider = ctx.provider(lease.platform)
-    try:
-        found = await in_time(lease.platform, provider.find(lease.id))
-    except WardenError as error:
-        found = Unknown(error.message)
+    found = await _carrying(ctx, lease)
     if isinstance(found, Unknown):
         return False
-    ours = [i for i in found.value if i.token == lease.id]
-    if any(_holder(ctx, lease, i) for i in ours):
-        return False  # whatever that answer means, it is neither our machine nor the lack of one
-    if ours:
-        first, *others = sorted(ours, key=lambda i: (i.created_at or 0, i.id))
-        with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
-            _rented(ctx, lease, "lease.adopted", first)
-            for extra in others:
-                record_extra(ctx, lease, extra)
-        return True
+    if found.value:
+        return _take_on(ctx, lease, found.value)
     looked = ctx.ledger.last(lease.subject, "create.absent")
     if looked is None:
         ctx.ledger.add(lease.subject, "create.absent", {"why": "no instance carries the token; one look"})
         return False
-    if ctx.clock.now() - looked.at < provider.settle_s:
+    if ctx.clock.now() - looked.at < ctx.provider(lease.platform).settle_s:
         return False
     ctx.ledger.add(lease.subject, "lease.none", {"why": "no instance carries the token; two looks"}, state=Lease.NONE)
+    return True
+
+
+async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, ...]]:
+    """Look once for the instances that carry a lease's token, oldest first."""
+    try:
+        found = await Bound(ctx, lease).find(lease.id)
+    except WardenError as error:
+        found = Unknown(error.message)
+    if isinstance(found, Known):
+        ours = sorted((i for i in found.value if i.token == lease.id), key=lambda i: (i.created_at or 0, i.id))
+        held = any(_holder(ctx, lease, i) for i in ours)  # then it is neither our machine nor the lack of one
+        found = Unknown("another lease stands for the machine that carries the token") if held else Known(tuple(ours))
+    if isinstance(found, Unknown):
+        ctx.unseen[lease.id] = found.why
+    else:
+        ctx.unseen.pop(lease.id, None)
+    return found
+
+
+def _take_on(ctx: Context, lease: LeaseRecord, found: tuple[Instance, ...]) -> bool:
+    """Adopt the first of the instances that carry a lease's token, and keep the others in sight."""
+    with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
+        _rented(ctx, lease, "lease.adopted", found[0])
+        for extra in found[1:]:
+            record_extra(ctx, lease, extra)
     return True
 
 
@@ -182,7 +230,10 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
     subject = f"lease/{lease.id}-extra{n}"
-    body = {"job": lease.job_id, "platform": lease.platform, "why": "a second instance carries this token"}
+    body: dict[str, object] = {"job": lease.job_id, "platform": lease.platform}
+    body["why"] = "a second instance carries this token"
+    if lease.account is not None:
+        body["account"] = lease.account.model_dump(mode="json")
     with ctx.ledger.transaction():
         ctx.ledger.add(subject, "lease.extra", body, state=Lease.UNVERIFIED)
         ctx.ledger.add(subject, "lease.adopted", {"instance": extra.model_dump(mode="json")}, state=Lease.METERING)
@@ -205,6 +256,9 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance.state is InstanceState.RUNNING:
         return await _meet(ctx, job, lease, instance)
     limit = ctx.profile(lease.platform).limits.boot_timeout_s
+    refused = ctx.ledger.last(lease.subject, "create.doubted")
+    if instance.state is InstanceState.STOPPED and refused is not None:
+        return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.body['why']})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
     if instance.state is InstanceState.BOOTING and ctx.clock.now() - lease.opened_at > limit:
@@ -242,11 +296,18 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
-    if ctx.ledger.last(lease.subject, "abandon.intent") is None:
-        ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
+    why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
     return move(ctx, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {usd(paid)}")
+
+
+def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
+    """Record once that an instance is given back; the reason that was recorded."""
+    intent = ctx.ledger.last(lease.subject, "abandon.intent")
+    if intent is None:
+        intent = ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
+    return str(intent.body["why"])
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
@@ -261,6 +322,6 @@ async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
     if ctx.profile(lease.platform).spot.auto_resume is True:
         return
     try:
-        await ctx.provider(lease.platform).start(instance.id)
+        await Bound(ctx, lease).start(instance.id)
     except WardenError as error:
         ctx.ledger.add(lease.subject, "start.refused", {"why": error.message})

@@ -135,9 +135,12 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
         text = f"{job.id} {job.state.told} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
         yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
-    if lease.state is Lease.UNVERIFIED:
-        text = f"{machine} can't be seen; it counts as billing. Look at the platform's console."
-        yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=lease.since)
+    unseen = ctx.unseen.get(lease.id, "")
+    if lease.state is Lease.UNVERIFIED or unseen:
+        why = f" ({line(unseen, 200)})" if unseen else ""
+        text = f"{machine} can't be seen{why}; it counts as billing. Look at the platform's console."
+        since = lease.since if lease.state is Lease.UNVERIFIED else None
+        yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
         text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "

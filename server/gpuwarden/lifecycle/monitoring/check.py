@@ -50,6 +50,8 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         note = f"{waiting.message} {waiting.hint}".strip()
     job = read_job(ctx.ledger, job_id)
     lease = lease_now(ctx, job.lease) if job.lease else None
+    if lease is not None and lease.state in LIVE_LEASES and (unseen := ctx.unseen.get(lease.id)):
+        note = note or f"The machine can't be seen, and counts as billing: {unseen}."
     observation, log = None, None
     # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
     kept = ctx.profile(job.spec.platform).kind == "serverless"

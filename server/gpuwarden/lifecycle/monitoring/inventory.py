@@ -224,10 +224,11 @@ def _ours(ctx: Context, lease: LeaseRecord) -> Row:
     job = read_job(ctx.ledger, lease.job_id)
     lease = lease_now(ctx, lease.id)
     seen = lease.instance
-    doubt = lease.state is Lease.UNVERIFIED or seen is None
+    unseen = ctx.unseen.get(lease.id, "")
+    doubt = lease.state is Lease.UNVERIFIED or seen is None or bool(unseen)
     notes = []
     if doubt:
-        notes.append("unverified: counts as billing")
+        notes.append("unverified: counts as billing" + (f" ({unseen})" if unseen else ""))
     if job.state in TERMINAL_JOBS:
         notes.append(f"the job {job.state.told}")
     if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:

@@ -2,7 +2,7 @@
 
 An answer that isn't understood moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
 believed on a second look that agrees with the first, at least the provider's settle time later; for "stopped" the
-bill must not have grown in between.
+bill must not have grown in between. An answer under another account's key is none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknow
 from gpuwarden.core.states import LIVE_LEASES, Lease
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.records import LeaseRecord, read_lease
-from gpuwarden.lifecycle.timeouts import in_time
 
 ENDED = frozenset({InstanceState.GONE})
 
@@ -27,19 +27,20 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     if lease.instance_id is None:
         return Unknown("the provider has not told the instance's id yet")
     try:
-        answer = await in_time(lease.platform, ctx.provider(lease.platform).get(lease.instance_id))
+        answer = await Bound(ctx, lease).get(lease.instance_id)
     except WardenError as error:
         answer = Unknown(error.message)
     if isinstance(answer, Unknown):
         _doubt(ctx, lease, answer.why)
         return answer
+    ctx.unseen.pop(lease_id, None)
     instance = answer.value
     if instance is not None:
         ctx.seen[lease_id] = instance
     if instance is None or instance.state in ENDED:
         _confirm(ctx, lease, "gone", instance)
         return Known(None)
-    if instance.state is InstanceState.STOPPED and instance.meter is False:
+    if instance.state is InstanceState.STOPPED and instance.meter is False and not given_back(ctx, lease):
         _confirm(ctx, lease, "stopped", instance)
     else:
         _alive(ctx, lease, instance)
@@ -95,7 +96,13 @@ def believed(ctx: Context, lease_id: str) -> str | None:
     return str(last.body["saw"]) if last and ctx.ledger.state(subject) == Lease.STOPPED else None
 
 
+def given_back(ctx: Context, lease: LeaseRecord) -> bool:
+    """Whether an instance is given back that never ran anything: only its end ends what it costs, disk included."""
+    return ctx.ledger.last(lease.subject, "abandon.intent") is not None
+
+
 def _doubt(ctx: Context, lease: LeaseRecord, why: str) -> None:
+    ctx.unseen[lease.id] = why
     if lease.state is Lease.METERING:
         ctx.ledger.add(lease.subject, "lease.unverified", {"why": why}, state=Lease.UNVERIFIED)
 

@@ -1,0 +1,128 @@
+"""Bind each lease to the account that rented it, so that another account's key can't make an instance read as gone.
+
+The ledger keeps salted digests (`Account`), never the key. The same key is the same account, and nothing is asked. For
+another key the platform is asked whose it is. Where that can't be told, as after a key was replaced on a platform that
+names no accounts, or for a lease of an older ledger, only an answer that shows the instance binds the lease to the key.
+"""
+
+from __future__ import annotations
+
+import secrets as random
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Account, Answer, Instance, InstanceState, Known, Unknown
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.records import LeaseRecord
+from gpuwarden.lifecycle.timeouts import in_time
+from gpuwarden.providers._account import salted
+from gpuwarden.providers.base import Provider
+
+T = TypeVar("T")
+
+
+class Match(StrEnum):
+    """Whether the key in use belongs to the account that rented an instance."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNPROVEN = "unproven"
+
+
+WHY: Final = {
+    Match.OTHER: "the key of {platform} in use belongs to another account than the one that rented it; use that one's",
+    Match.UNPROVEN: "the key of {platform} in use is not known to be of the account that rented it, nor shows it",
+}
+
+
+async def account_in_use(ctx: Context, platform: str) -> Account:
+    """Return the account of the key in use. Raises AuthFailed where there is no key."""
+    provider, salt = ctx.provider(platform), random.token_hex(8)
+    key, name = provider.key_digest(salt), await _name(provider, platform)
+    return Account(salt=salt, key=key, id=_id_digest(salt, platform, name) if name else None)
+
+
+async def match(ctx: Context, lease: LeaseRecord) -> Match:
+    """Compare the key in use with the account of a lease. Raises AuthFailed where there is no key."""
+    provider, account = ctx.provider(lease.platform), lease.account
+    if account is None:
+        return Match.UNPROVEN
+    if provider.key_digest(account.salt) == account.key:
+        return Match.SAME
+    name = await _name(provider, lease.platform) if account.id else None
+    if name is None:
+        return Match.UNPROVEN
+    return Match.SAME if _id_digest(account.salt, lease.platform, name) == account.id else Match.OTHER
+
+
+async def _name(provider: Provider, platform: str) -> str | None:
+    """Return the account's id; None where the platform names none, or did not answer."""
+    try:
+        answer = await in_time(platform, provider.account_id())
+    except WardenError:
+        return None
+    return answer.value if isinstance(answer, Known) else None
+
+
+def _id_digest(salt: str, platform: str, name: str) -> str:
+    return salted(salt, "account", platform, name)
+
+
+class Bound:
+    """A provider as one lease may use it: under another account every answer is Unknown, and nothing is sent."""
+
+    def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
+        self.ctx, self.lease = ctx, lease
+        self.provider = ctx.provider(lease.platform)
+
+    async def get(self, ident: str) -> Answer[Instance | None]:
+        """Look at the instance."""
+
+        def shows(seen: Instance | None) -> bool:
+            return seen is not None and seen.id == ident and seen.state is not InstanceState.GONE
+
+        return await self._look(lambda: self.provider.get(ident), shows)
+
+    async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
+        """Look for every instance that carries a token."""
+        return await self._look(lambda: self.provider.find(token), bool)
+
+    async def start(self, ident: str) -> Answer[None]:
+        """Start the instance again."""
+        return await self._act(self.provider.start, ident)
+
+    async def stop(self, ident: str) -> Answer[None]:
+        """Ask for a stop."""
+        return await self._act(self.provider.stop, ident)
+
+    async def terminate(self, ident: str) -> Answer[None]:
+        """Ask for the end."""
+        return await self._act(self.provider.terminate, ident)
+
+    async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:
+        """Ask, and believe an answer of an unproven key only when it shows the instance."""
+        found = await match(self.ctx, self.lease)
+        if found is Match.OTHER:
+            return self._unknown(found)
+        answer = await in_time(self.lease.platform, ask())
+        if found is Match.SAME or isinstance(answer, Unknown):
+            return answer
+        if not shows(answer.value):
+            return self._unknown(found)
+        account = await account_in_use(self.ctx, self.lease.platform)
+        self.ctx.ledger.add(self.lease.subject, "lease.account", {"account": account.model_dump(mode="json")})
+        return answer
+
+    async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:
+        """Send a verb, once the key in use is known to be of the lease's account or was seen to reach the instance."""
+        found = await match(self.ctx, self.lease)
+        if found is Match.UNPROVEN:
+            seen = await self.get(ident)
+            if isinstance(seen, Unknown):
+                return seen
+        return self._unknown(found) if found is Match.OTHER else await verb(ident)
+
+    def _unknown(self, found: Match) -> Unknown:
+        return Unknown(WHY[found].format(platform=self.lease.platform))

@@ -1,0 +1,123 @@
+"""The key of another account: what the check, the list, the gate and the watch say, and what they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.interfaces.results import torn_down
+from gpuwarden.lifecycle.artifacts.pull import pull
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
+from gpuwarden.lifecycle.monitoring.check import check
+from gpuwarden.lifecycle.monitoring.inventory import list_instances
+from gpuwarden.lifecycle.monitoring.meter import believed, look
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import read_lease
+from gpuwarden.providers.rehearsal import RehearsalProvider
+from gpuwarden.rehearsal.cloud import Cloud
+from lifecycle_kit import FAST, PLATFORM, JumpingClock, launch, open_house, prove, records, rent_cloud, training
+
+pytestmark = pytest.mark.anyio
+
+
+class House:
+    """A warden with two pretend accounts, the first of which is in use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock = folder, JumpingClock()
+        self.ctx: Context = open_house(folder / "home", self.clock)
+        self.first = rent_cloud(self.ctx)
+        profile = self.ctx.profile(PLATFORM)
+        self.other = Cloud(folder / "other", profile, self.clock, settings=FAST, supervise=False)
+
+    def use(self, cloud: Cloud) -> None:
+        self.ctx._providers[PLATFORM] = RehearsalProvider(cloud)
+
+    async def finished(self) -> str:
+        job = await launch(self.ctx, training(self.folder / "said"))
+        with anyio.fail_after(60):
+            while (await check(self.ctx, job)).job.state is not Job.SUCCEEDED:
+                self.clock.ahead += 1
+                await anyio.sleep(0.02)
+        return job
+
+    def lives(self) -> bool:
+        (record,) = records(self.first)
+        return self.first.truth(record.id).meter
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.ctx.ledger.close()
+
+
+async def test_every_place_says_it_in_one_line(house: House) -> None:
+    job = await house.finished()
+    house.use(house.other)
+    seen = await check(house.ctx, job)
+    assert "not known to be of the account that rented it" in seen.note and "counts as billing" in seen.note
+    assert "\n" not in seen.note
+    (row,) = (await list_instances(house.ctx)).rows
+    assert row.billing is None and "account that rented it" in row.note
+    view = await request(house.ctx, job, "terminate")
+    assert view.record.state is Teardown.BLOCKED
+    assert any(f.rule == "TD-SEE-001" and "account that rented it" in f.message for f in view.findings)
+    watcher = Watcher(house.ctx)
+    await watcher.round()
+    house.clock.ahead += house.ctx.policy.watch.unknown_minutes * 60 + 60
+    news = (await watcher.round()).news
+    assert any(a.kind == "unknown" and "account that rented it" in a.text for a in news)
+    assert house.lives() and read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.UNVERIFIED
+
+
+async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(house: House) -> None:
+    job = await house.finished()
+    await pull(house.ctx, job)
+    await prove(house.ctx, job)
+    view = await request(house.ctx, job, "terminate")
+    house.first.stop = house.first.terminate = lambda id: Unknown("no reply")  # type: ignore[method-assign]
+    view = await approve(house.ctx, view.record.id, str(view.record.digest), channel="terminal", by="test")
+    assert view.record.state is Teardown.EXECUTING
+    house.use(house.other)
+    for _ in range(4):
+        house.clock.ahead += 60
+        view = await proceed(house.ctx, view.record.id)
+    assert view.record.state is Teardown.EXECUTING and believed(house.ctx, view.record.lease) is None
+    assert "account that rented it" in torn_down(view).message and house.lives()
+    house.clock.ahead += 600
+    view = await proceed(house.ctx, view.record.id)
+    assert view.record.state is Teardown.NEEDS_HUMAN
+    del house.first.stop, house.first.terminate
+    house.use(house.first)
+    for _ in range(4):
+        house.clock.ahead += 60
+        view = await proceed(house.ctx, view.record.id)
+    assert view.record.state is Teardown.VERIFIED_STOPPED and not house.lives()
+
+
+async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> None:
+    """A lease of an older ledger stays unknown when only a bill could tell whose it was."""
+    job = await house.finished()
+    lease = read_lease(house.ctx.ledger, f"{job}-i1")
+    assert lease.instance_id
+    fresh = open_house(house.folder / "old", house.clock)
+    fresh._providers[PLATFORM] = RehearsalProvider(house.first)
+    intent = {"job": job, "platform": PLATFORM, "generation": 1}
+    fresh.ledger.add(lease.subject, "create.intent", intent, state=Lease.UNVERIFIED)
+    body = {"instance": lease.instance.model_dump(mode="json")} if lease.instance else {}
+    fresh.ledger.add(lease.subject, "lease.created", body, state=Lease.METERING)
+    house.first.terminate(lease.instance_id)
+    house.clock.ahead += 60
+    for _ in range(3):
+        assert isinstance(await look(fresh, lease.id), Unknown)
+        house.clock.ahead += 60
+    assert read_lease(fresh.ledger, lease.id).state is Lease.UNVERIFIED
+    fresh.ledger.close()
