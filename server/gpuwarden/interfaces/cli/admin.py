@@ -52,7 +52,11 @@ def mcp() -> NoReturn:
 
 
 @cli.command()
-@click.option("--yes", is_flag=True, help="Answer the demo's one question with yes; recorded as such.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Answer the demo's one question with yes; recorded as such. Without a terminal it is implied.",
+)
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
 )
