@@ -25,7 +25,7 @@ def usd_per_hour(price: float | None) -> str:
 
 
 def at_most(worst: float | None) -> str:
-    """A job's worst cost with what it covers: the timeout bounds the job, and nothing but its end bounds the machine."""
+    """Write a job's worst cost with what it covers: a timeout bounds the job, only its end bounds the machine."""
     return f"at most {usd(worst)} for the job; the machine bills until you approve its end"
 
 

@@ -329,7 +329,7 @@ async def _gone(ctx: Context, stage: Stage, ticket: str) -> TeardownView:
 def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> None:
     stage.act("The bill and the ledger")
     stage.say(
-        f"cost {usd(view.lease.cost)} of pretend money, the machine from its start to its end; {ctx.ledger.count()} events"
+        f"cost {usd(view.lease.cost)} of pretend money, for the machine from start to end; {ctx.ledger.count()} events"
     )
     if stage.quiet:
         return
