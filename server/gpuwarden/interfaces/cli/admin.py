@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -41,14 +40,19 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
-def mcp() -> NoReturn:
+@click.option("--write-answers", is_flag=True, hidden=True, help="Write the snapshot of the first answers again.")
+def mcp(write_answers: bool) -> int:
     """Serve the tools to an MCP client, over stdio."""
+    from gpuwarden.interfaces.mcp.stdio_start import start
+
+    if not write_answers:
+        return start(lambda: open_context("mcp"))
     import anyio
 
-    from gpuwarden.interfaces.mcp.server import run_stdio
+    from gpuwarden.interfaces.mcp import stdio
 
-    anyio.run(run_stdio, open_context("mcp"))
-    raise SystemExit(0)
+    anyio.run(stdio.write_answers, open_context("mcp"))
+    return 0
 
 
 @cli.command()
