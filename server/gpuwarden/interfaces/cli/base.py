@@ -64,7 +64,7 @@ def emit(body: dict[str, Any]) -> None:
 
 def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
     """Print an error and return its exit code."""
-    from gpuwarden.interfaces.results import error_reply
+    from gpuwarden.interfaces.results.base import error_reply
 
     shown = answer(error_reply(error), as_json, "failed")
     return shown if code is None else code

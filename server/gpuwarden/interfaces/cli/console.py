@@ -18,22 +18,7 @@ from rich.table import Table
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain
-from gpuwarden.interfaces.results import (
-    AccountReply,
-    CheckReply,
-    DiagnosisReply,
-    ErrorReply,
-    FindingReply,
-    InstanceReply,
-    InstancesReply,
-    MeterReply,
-    PullReply,
-    RefusalReply,
-    Result,
-    SubmitReply,
-    TeardownReply,
-    WatchReply,
-)
+from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +30,21 @@ if TYPE_CHECKING:
     )
     from gpuwarden.interfaces.cli.notes_service import NotesReply
     from gpuwarden.interfaces.hooks.install import HooksReply
+    from gpuwarden.interfaces.results import (
+        AccountReply,
+        CheckReply,
+        DiagnosisReply,
+        ErrorReply,
+        FindingReply,
+        InstanceReply,
+        InstancesReply,
+        MeterReply,
+        PullReply,
+        Result,
+        SubmitReply,
+        TeardownReply,
+        WatchReply,
+    )
     from gpuwarden.interfaces.results.references import EntryReply, SearchReply
     from gpuwarden.remote.transfer.receive import Progress
 
