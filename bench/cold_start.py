@@ -4,8 +4,8 @@
 
 Prints ratios to a server with ten trivial tools that does nothing but `MCPServer(...).run()`: from the start of the
 process to the answer to tools/list (aim 1.2 at most), in both protocol eras, and with a ledger that has grown; and to
-the answer to a first call, which only the whole server can give and for which there is no aim. Each ratio is of the fastest runs and
-of the medians; every round runs all of them, one after the other.
+the answer to a first call, which only the whole server can give and for which there is no aim. Each ratio is of the
+fastest runs and of the medians; every round runs all of them, one after the other.
 """
 
 from __future__ import annotations

@@ -519,7 +519,7 @@ def test_the_server_leaves_when_its_client_does(tmp_path: Path) -> None:
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-m", "gpuwarden", "mcp"], input=b"", capture_output=True, timeout=30,
+        [sys.executable, "-m", "gpuwarden", "mcp"], input=b"", capture_output=True, timeout=120,
         env=environment(tmp_path / "home"), check=False,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == b"", done.stderr.decode()

@@ -281,14 +281,26 @@ def test_answers_of_another_sdk_are_not_used(tmp_path: Path) -> None:
     assert FirstAnswers({})(json.dumps(handshake()).encode()) == (None, json.dumps(handshake()).encode())
 
 
-info = st.fixed_dictionaries(
+info = st.sampled_from([CLIENT, "x", None, [], [1], {"name": 5, "version": "1"}]) | st.fixed_dictionaries(
     {"name": st.text(max_size=3), "version": st.text(max_size=3)},
     optional={"title": st.text(max_size=3) | st.none(), "websiteUrl": st.text(max_size=3), "icons": st.just([])},
 )
-leaf = st.sampled_from(
-    [{}, True, None, 1, "x", [], {"listChanged": True}, {"form": {}}, {"form": {"a": 1}}, {"url": {}}]
+leaf = st.sampled_from([
+    {}, True, None, 1, "x", [], {"listChanged": True}, {"form": {}}, {"form": {"applyDefaults": True}}, {"url": {}},
+    {"form": {"a": 1}}, {"a/b": {"c": [1]}}, {"list": {}, "requests": {"elicitation": {"create": {}}}},
+])  # fmt: skip
+usual = st.fixed_dictionaries(
+    {},
+    optional={
+        "roots": st.sampled_from([{}, {"listChanged": True}]),
+        "sampling": st.sampled_from([{}, {"tools": {}, "context": {}}]),
+        "elicitation": st.sampled_from([{}, {"form": {}, "url": {}}, {"form": {"applyDefaults": False}}]),
+        "experimental": st.sampled_from([{}, {"a/b": {"c": [1]}}]),
+        "extensions": st.sampled_from([{}, {"a/b": {"mimeTypes": ["text/html"]}}]),
+        "tasks": st.sampled_from([{}, {"list": {}, "cancel": {}, "requests": {"sampling": {"createMessage": {}}}}]),
+    },
 )
-capabilities = st.dictionaries(
+capabilities = usual | st.dictionaries(
     st.sampled_from(["roots", "sampling", "elicitation", "experimental", "extensions", "tasks", "odd"]),
     leaf,
     max_size=3,
@@ -296,14 +308,15 @@ capabilities = st.dictionaries(
 versions = st.sampled_from(["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", MODERN, "1999-01-01", "", 5])
 meta = st.just({}) | st.fixed_dictionaries({"progressToken": st.sampled_from([1, "x", 1.5, True, None, []])})
 initializes = st.fixed_dictionaries(
-    {"protocolVersion": versions, "capabilities": capabilities, "clientInfo": info}, optional={"_meta": meta, "x": leaf}
+    {"protocolVersion": versions, "capabilities": usual | capabilities, "clientInfo": st.just(CLIENT) | info},
+    optional={"_meta": meta, "x": leaf},
 )
 envelopes = st.builds(
     lambda version, client, can, more: {
         "_meta": {**ENVELOPE["_meta"], f"{META}protocolVersion": version, f"{META}clientInfo": client, **more}
         | {f"{META}clientCapabilities": can}
     },
-    versions, info, capabilities, meta,
+    st.just(MODERN) | versions, st.just(CLIENT) | info, usual | capabilities, meta,
 )  # fmt: skip
 lists = st.sampled_from([*LISTS, "server/discover"])
 
@@ -388,3 +401,12 @@ def test_a_server_that_cant_start_leaves_a_client_that_it_never_answered(tmp_pat
         server.send(request(1, "ping"))
         assert "per_job_usd" in server.hear()["error"]["message"]
         assert server.process.wait(60) == 2
+
+
+def test_what_is_printed_beside_the_server_never_reaches_the_client() -> None:
+    code = "import os, subprocess, sys\nfrom gpuwarden.interfaces.mcp.stdio_lines import StdioLines\nlines = StdioLines()\n"
+    code += "print('noise', flush=True)\nos.write(1, b'noise')\n"
+    code += "subprocess.run([sys.executable, '-c', 'print(\"noise\")'], check=True)\n"
+    code += "assert os.read(0, 9) == b''\nlines.write(b'{}')\nassert lines.next().content == b'mine'"
+    done = subprocess.run([sys.executable, "-c", code], input=b"mine\n", capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"{}\n" and done.stderr.count(b"noise") == 3

@@ -27,11 +27,20 @@ Answers: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By protocol version: by method, the result."""
 
 Shape: TypeAlias = Mapping[str, Any]
+"""By key: a type, the types that are allowed, a shape, or MAP for objects by names that anybody may choose."""
+MAP: Final = object()
 _INFO: Shape = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str}
 _CAPABILITIES: Shape = {
     "roots": {"listChanged": bool},
     "sampling": {"tools": {}, "context": {}},
-    "elicitation": {"form": {}, "url": {}},
+    "elicitation": {"form": {"applyDefaults": bool}, "url": {}},
+    "experimental": MAP,
+    "extensions": MAP,
+    "tasks": {
+        "list": {},
+        "cancel": {},
+        "requests": {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}},
+    },
 }
 
 
@@ -143,8 +152,8 @@ def opening_version(message: dict[str, Any]) -> str:
     if message["method"] != "initialize":
         return MODERN if is_envelope(params) else ""
     shape = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _INFO}
-    whole = params.keys() == shape.keys() and {"name", "version"} <= dict(params["clientInfo"] or {}).keys()
-    return params["protocolVersion"] if whole and _is_shaped(params, shape) else ""
+    whole = _is_shaped(params, shape) and params.keys() == shape.keys()
+    return params["protocolVersion"] if whole and {"name", "version"} <= params["clientInfo"].keys() else ""
 
 
 def is_envelope(params: dict[str, Any]) -> bool:
@@ -158,13 +167,15 @@ def is_envelope(params: dict[str, Any]) -> bool:
         f"{META}clientCapabilities": _CAPABILITIES,
         "progressToken": (int, str),
     }
-    info = meta.get(f"{META}clientInfo")
-    named = isinstance(info, dict) and {"name", "version"} <= info.keys()
-    return named and f"{META}clientCapabilities" in meta and _is_shaped(meta, shape)
+    if not _is_shaped(meta, shape) or f"{META}clientCapabilities" not in meta:
+        return False
+    return bool(meta.get(f"{META}clientInfo", {}).keys() >= {"name", "version"})
 
 
 def _is_shaped(value: Any, shape: Any) -> bool:
     """Whether a value has no other keys than the shape and, below them, what the shape names."""
+    if shape is MAP:
+        return isinstance(value, dict) and all(isinstance(inner, dict) for inner in value.values())
     if not isinstance(shape, Mapping):
         return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
     return (
