@@ -324,7 +324,7 @@ sys.path.insert(0, sys.argv[1])
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import JobSpec
-from gpuwarden.lifecycle.submit import submit
+from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import open_house
 home, profiles, notes, near, config, spec = sys.argv[2:]
 w = open_house(Path(home), SystemClock())

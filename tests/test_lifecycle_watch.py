@@ -27,7 +27,7 @@ from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring import inventory
+from gpuwarden.lifecycle.execution import advance
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.notify import SECRET, sign
@@ -247,12 +247,12 @@ async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
     one, two = [
         await launch(ctx, training(tmp_path / "said", name=name, env={"CELL": name})) for name in ("one", "two")
     ]
-    advance = inventory.advance_locked
+    real = advance.advance_locked
 
     async def breaks(ctx: Context, job_id: str) -> JobRecord:
-        return await advance(ctx, job_id) if job_id == two else read_job(ctx.ledger, 0 / 0)  # type: ignore[arg-type]
+        return await real(ctx, job_id) if job_id == two else read_job(ctx.ledger, 0 / 0)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(inventory, "advance_locked", breaks)
+    monkeypatch.setattr(advance, "advance_locked", breaks)
     done = await Watcher(ctx).round()
     assert list(done.trouble) == [one] and "inside gpuwarden" in done.trouble[one]
     assert {row.job.id for row in (await list_instances(ctx)).rows if row.job} == {one, two}

@@ -90,6 +90,7 @@ class Talk:
     async def launched(self, **more: Any) -> str:
         checked = await self.call("submit_job", **{**JOB, **more})
         assert checked["code"] == "checked", checked
+        assert "for the job; the machine bills until you approve its end" in checked["message"]
         return str((await self.call("submit_job", **{**JOB, **more}, receipt=checked["receipt"]))["job_id"])
 
     async def until(self, tool: str, states: set[str], /, **arguments: Any) -> dict[str, Any]:
@@ -518,7 +519,7 @@ def test_the_server_leaves_when_its_client_does(tmp_path: Path) -> None:
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-m", "gpuwarden", "mcp"], input=b"", capture_output=True, timeout=30,
+        [sys.executable, "-m", "gpuwarden", "mcp"], input=b"", capture_output=True, timeout=120,
         env=environment(tmp_path / "home"), check=False,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == b"", done.stderr.decode()

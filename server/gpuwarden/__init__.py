@@ -1,8 +1,20 @@
 """gpuwarden: the safety layer between coding agents and metered GPUs."""
 
-from importlib.metadata import PackageNotFoundError, version
+from __future__ import annotations
 
-try:
-    __version__ = version("gpuwarden")
-except PackageNotFoundError:  # running from a checkout that was never installed
-    __version__ = "0+unknown"
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    __version__: str
+
+
+def __getattr__(name: str) -> str:
+    """Look the version up when it is asked for: reading a package's metadata costs as much as the command line."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gpuwarden")
+    except PackageNotFoundError:  # running from a checkout that was never installed
+        return "0+unknown"

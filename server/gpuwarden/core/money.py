@@ -24,6 +24,11 @@ def usd_per_hour(price: float | None) -> str:
     return "unknown" if price is None else f"{usd(price)}/h"
 
 
+def at_most(worst: float | None) -> str:
+    """Write a job's worst cost with what it covers: a timeout bounds the job, only its end bounds the machine."""
+    return f"at most {usd(worst)} for the job; the machine bills until you approve its end"
+
+
 def money(amount: float, currency: str) -> str:
     """An amount of a platform's own money: `$25.00`, `180.00 CNY`."""
     return usd(amount) if currency == "USD" else f"{amount:,.2f} {currency}"

@@ -16,6 +16,7 @@ LEAST_LINES = 3
 LEAST_WORDS = 4
 MOST = 1_500  # characters; of a longer report the beginning and the lines that failed
 BEGINNING = 700
+MOST_WHOLE = 6_000  # characters of a text that is taken as it is, half from each end
 LOOKED_AT = 300
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _COMMAND = re.compile(
@@ -46,11 +47,16 @@ def gist(text: str) -> str:
     """`text` without the lines that say nothing of the trouble; a text of few lines, or all such lines, as it is."""
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
-        return text
+        return _ends(text)
     kept = "\n".join(_telling(lines))
     if len(kept.split()) < LEAST_WORDS and len(_CJK.findall(kept)) < LEAST_WORDS:
-        return text
+        return _ends(text)
     return kept if len(kept) <= MOST else "\n".join((kept[:BEGINNING], *failing_lines(text)))[:MOST]
+
+
+def _ends(text: str) -> str:
+    """Both ends of a text that is longer than anybody writes about one failure."""
+    return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"
 
 
 def _telling(lines: list[str]) -> Iterator[str]:

@@ -24,6 +24,8 @@ from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, 
 
 MAX_QUERY = 64_000
 HEAD = 16_000
+MAX_LINES = 4_000
+"""A text of more lines than this is read from both ends, since each line costs the same whatever it holds."""
 MAX_SLOTS = 80
 K1 = 2.0
 B = 0.35
@@ -231,9 +233,10 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
 
     Entries named by their id come first, then those with a signature that the query matches, then the best by words.
     A line that follows other failures too gives way to the best by words where the words don't speak for it as well.
-    Of a text above 64,000 characters the beginning and the end are read: the title stands first and the error last.
+    Of a text above 64,000 characters or 4,000 lines the beginning and the end are read: the title stands first and the
+    error last.
     """
-    query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
+    query = _both_ends(query)
     by_id = {document.hit.id: document.hit for document in index_of(catalogue).documents}
     named = [key for key in dict.fromkeys(_ID.findall(query.upper())) if key in catalogue.gotchas]
     causes, follow_ups = _by_signature(catalogue, query, by_id, limit)
@@ -245,6 +248,15 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     for hit in (*ids, *causes, *ahead, *follow_ups, *worded):
         hits.setdefault(hit.id, hit)
     return tuple(hits.values())[:limit]
+
+
+def _both_ends(query: str) -> str:
+    """Bound a query's characters and lines."""
+    query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
+    lines = query.splitlines()
+    if len(lines) <= MAX_LINES:
+        return query
+    return "\n".join((*lines[: MAX_LINES // 2], *lines[-MAX_LINES // 2 :]))
 
 
 def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit: int) -> tuple[list[Hit], list[Hit]]:

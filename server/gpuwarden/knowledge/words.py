@@ -42,6 +42,9 @@ _CAMEL = re.compile(r"(?<=[a-z0-9]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]+")
 LEAST_JOINED = 9
 LEAST_MISSPELT = 6
+MOST_EDITS = 2
+STEMMED = 6
+"""The most characters that `stem` cuts off; no longer word can be two known ones."""
 _VOWEL = re.compile(r"[aeiouy]")
 
 
@@ -158,6 +161,7 @@ class Speller:
 
     def __init__(self, known: Iterable[str]) -> None:
         self.known = {word for word in known if word.isalpha() and word.isascii() and len(word) >= 4}
+        self._longest = max(map(len, self.known), default=0)
         self._grams: dict[str, set[str]] = defaultdict(set)
         for word in self.known:
             for gram in _trigrams(word):
@@ -165,7 +169,7 @@ class Speller:
 
     def parts(self, word: str) -> tuple[str, ...]:
         """Split a word that is unknown into two that are known, as in "googlecolab"; else return it alone."""
-        if word in self.known or not word.isalpha() or len(word) < LEAST_JOINED:
+        if word in self.known or not word.isalpha() or not LEAST_JOINED <= len(word) <= 2 * self._longest + STEMMED:
             return (word,)
         halves = ((word[:at], stem(word[at:])) for at in range(4, len(word) - 3))
         known = [pair for pair in halves if pair[0] in self.known and pair[1] in self.known]
@@ -176,13 +180,13 @@ class Speller:
 
         A short word has too many neighbours: it is only read as another one with the same letters.
         """
-        if word in self.known or not word.isalpha() or len(word) < 4:
+        if word in self.known or not word.isalpha() or not 4 <= len(word) <= self._longest + MOST_EDITS:
             return None
         shared: dict[str, int] = defaultdict(int)
         for gram in _trigrams(word):
             for other in self._grams.get(gram, ()):
                 shared[other] += 1
-        allowed = 1 if len(word) < 9 else 2
+        allowed = 1 if len(word) < 9 else MOST_EDITS
         close = [
             (edits(word, other), -shared[other], other)
             for other in sorted(shared, key=lambda o: (-shared[o], o))[:40]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -39,18 +38,27 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
-def mcp() -> NoReturn:
+@click.option("--write-answers", is_flag=True, hidden=True, help="Write the snapshot of the first answers again.")
+def mcp(write_answers: bool) -> int:
     """Serve the tools to an MCP client, over stdio."""
+    from gpuwarden.interfaces.mcp.stdio_start import start
+
+    if not write_answers:
+        return start(lambda: open_context("mcp"))
     import anyio
 
-    from gpuwarden.interfaces.mcp.server import run_stdio
+    from gpuwarden.interfaces.mcp import stdio
 
-    anyio.run(run_stdio, open_context("mcp"))
-    raise SystemExit(0)
+    anyio.run(stdio.write_answers, open_context("mcp"))
+    return 0
 
 
 @cli.command()
-@click.option("--yes", is_flag=True, help="Answer the demo's one question with yes; recorded as such.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Answer the demo's one question with yes; recorded as such. Without a terminal it is implied.",
+)
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
 )

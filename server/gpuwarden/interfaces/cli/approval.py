@@ -16,7 +16,7 @@ from typing import TextIO
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
-from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.sanitize import line, plain
@@ -72,6 +72,15 @@ def open_terminal() -> Iterator[Terminal]:
                 "Run gpuwarden approve yourself in a terminal window; no flag or variable replaces it.",
             ) from error
         yield Terminal(reader, writer)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a terminal at which a person can be asked."""
+    try:
+        with open_terminal():
+            return True
+    except Refused:
+        return False
 
 
 async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool) -> Result:
@@ -172,6 +181,8 @@ def _show_spending(issued: Event, terminal: Terminal) -> None:
     body = issued.body
     price = usd_per_hour(body["price"])
     terminal.say(f"job {body['name']} on {body['platform']}: price {price}, timeout {body['timeout_s']} s")
+    if body["worst_cost"] is not None:
+        terminal.say(f"  {at_most(body['worst_cost'])}")
     terminal.say(f"  {body['ask']}")
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from gpuwarden import __version__
-
 if TYPE_CHECKING:
     from gpuwarden.core.errors import WardenError
     from gpuwarden.interfaces.results import Result
@@ -38,8 +36,18 @@ class GroupedCommands(click.Group):
                 formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in here])
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from gpuwarden import __version__
+
+        click.echo(__version__)
+        ctx.exit()
+
+
 @click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, message="%(version)s")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
+)
 def cli() -> None:
     """The safety layer between coding agents and metered GPUs.
 
@@ -56,7 +64,7 @@ def emit(body: dict[str, Any]) -> None:
 
 def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
     """Print an error and return its exit code."""
-    from gpuwarden.interfaces.results import error_reply
+    from gpuwarden.interfaces.results.base import error_reply
 
     shown = answer(error_reply(error), as_json, "failed")
     return shown if code is None else code

@@ -15,25 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain
-from gpuwarden.interfaces.results import (
-    AccountReply,
-    CheckReply,
-    DiagnosisReply,
-    ErrorReply,
-    FindingReply,
-    InstanceReply,
-    InstancesReply,
-    MeterReply,
-    PullReply,
-    RefusalReply,
-    Result,
-    SubmitReply,
-    TeardownReply,
-    WatchReply,
-)
+from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +31,21 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.cli.notes_service import NotesReply
     from gpuwarden.interfaces.cli.policy_choice import PolicyReply
     from gpuwarden.interfaces.hooks.install import HooksReply
+    from gpuwarden.interfaces.results import (
+        AccountReply,
+        CheckReply,
+        DiagnosisReply,
+        ErrorReply,
+        FindingReply,
+        InstanceReply,
+        InstancesReply,
+        MeterReply,
+        PullReply,
+        Result,
+        SubmitReply,
+        TeardownReply,
+        WatchReply,
+    )
     from gpuwarden.interfaces.results.references import EntryReply, SearchReply
     from gpuwarden.remote.transfer.receive import Progress
 
@@ -123,7 +123,7 @@ def submitted(reply: SubmitReply) -> None:
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = escape(reply.price_source or "")
-        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), at most {usd(reply.worst_cost_usd)}")
+        out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), {at_most(reply.worst_cost_usd)}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
     message(reply)

@@ -25,11 +25,11 @@ from rich.table import Table
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import JobSpec, Level, Report
-from gpuwarden.core.money import usd, usd_per_hour
+from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.policy import Approval, Channel, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
-from gpuwarden.interfaces.cli.approval import ask, open_terminal
+from gpuwarden.interfaces.cli.approval import ask, has_terminal, open_terminal
 from gpuwarden.interfaces.cli.console import colored, when
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
@@ -172,7 +172,7 @@ async def _good_job(ctx: Context, stage: Stage) -> JobRecord:
     for f in checked.findings:
         stage.say(f"{colored(f.severity)} [bold]{f.rule}[/] {escape(f.message)}")
     price = checked.quote.price_usd_per_hour if checked.quote else None
-    stage.say(f"quote {usd_per_hour(price)}, at most {usd(checked.worst_cost_usd)}; receipt {checked.receipt}")
+    stage.say(f"quote {usd_per_hour(price)}, {at_most(checked.worst_cost_usd)}; receipt {checked.receipt}")
     launched = await submit(ctx, spec, receipt=checked.receipt)
     again = await submit(ctx, spec, receipt=checked.receipt)
     assert launched.job is not None and again.job is not None
@@ -301,14 +301,16 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
     view = await request(ctx, job.id, "terminate")
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
         raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
-    if yes:
-        stage.say("[yellow]--yes was given[/]: recorded as channel rehearsal, which no real platform takes")
-        channel: Channel = "rehearsal"
-        await approve(ctx, view.record.id, view.record.digest, channel=channel, by="the flag --yes")
-    else:
-        channel = "terminal"
+    channel: Channel = "terminal" if has_terminal() and not yes else "rehearsal"
+    if channel == "terminal":
         with open_terminal() as terminal:
             await ask(ctx, view.record.id, terminal)
+    else:
+        why = "--yes was given" if yes else "there is no terminal here, so nobody can be asked"
+        stage.say(f"[yellow]{why}[/]: the demo says yes itself")
+        stage.say("recorded as channel rehearsal, which counts for pretend machines only")
+        by = "the flag --yes" if yes else "the demo, without a terminal"
+        await approve(ctx, view.record.id, view.record.digest, channel=channel, by=by)
     return await _gone(ctx, stage, view.record.id), channel
 
 
@@ -326,7 +328,9 @@ async def _gone(ctx: Context, stage: Stage, ticket: str) -> TeardownView:
 
 def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> None:
     stage.act("The bill and the ledger")
-    stage.say(f"cost {usd(view.lease.cost)} of pretend money; {ctx.ledger.count()} events")
+    stage.say(
+        f"cost {usd(view.lease.cost)} of pretend money, for the machine from start to end; {ctx.ledger.count()} events"
+    )
     if stage.quiet:
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 3))

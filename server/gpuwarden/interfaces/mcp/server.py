@@ -24,7 +24,6 @@ from gpuwarden.core.errors import BadRequest, Refused
 from gpuwarden.core.inputs import need_whole
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import schemas
-from gpuwarden.interfaces.mcp.background_watch import tend
 from gpuwarden.interfaces.mcp.resources import documents
 from gpuwarden.interfaces.mcp.skills_extension import SHIPPED, Skills, tell_legacy_clients
 from gpuwarden.interfaces.mcp.tools import artifacts, hub, jobs, knowledge, teardown
@@ -139,11 +138,3 @@ def _tidy(server: WardenServer) -> None:
         tool.parameters = schemas.slim(schemas.inlined(model.model_json_schema(by_alias=True)))
         tool.description = " ".join(tool.description.split())
         tool.fn_metadata.output_schema = schemas.answers(tool.fn_metadata.output_schema or {})
-
-
-async def run_stdio(ctx: Context) -> None:
-    """Serve on standard input and output until the client goes away."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tend, ctx)
-        await make_server(ctx).run_stdio_async()
-        tasks.cancel_scope.cancel()

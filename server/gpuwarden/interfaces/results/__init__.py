@@ -1,44 +1,51 @@
 """What a use case answers, in the one form that tools and `--json` share.
 
 Every reply carries `ok` and `code`, because transcript formats lose error flags. Text that somebody else wrote is
-fenced and bounded here, on its way out.
+fenced and bounded here, on its way out. A reply is imported with what it needs when it is first named: a command shows
+one of them, and all of them together import every use case.
 """
 
-from gpuwarden.interfaces.results.alerts import AlertReply, WatchReply, watched
-from gpuwarden.interfaces.results.base import (
-    ErrorReply,
-    FindingReply,
-    MeterReply,
-    RefusalReply,
-    Result,
-    WarnedReply,
-    error_reply,
-    findings,
-    warned,
-)
-from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, canceled, checked
-from gpuwarden.interfaces.results.copies import (
-    FileReply,
-    PullReply,
-    VerifyReply,
-    pulled,
-    verified,
-)
-from gpuwarden.interfaces.results.hub import (
-    DatasetsReply,
-    ReposReply,
-    datasets_found,
-    repos_seen,
-)
-from gpuwarden.interfaces.results.inventory import (
-    AccountReply,
-    ClockReply,
-    InstanceReply,
-    InstancesReply,
-    listed,
-)
-from gpuwarden.interfaces.results.submission import SubmitReply, submitted
-from gpuwarden.interfaces.results.teardown import TeardownReply, torn_down
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from gpuwarden.interfaces.results.alerts import AlertReply, WatchReply, watched
+    from gpuwarden.interfaces.results.base import (
+        ErrorReply,
+        FindingReply,
+        MeterReply,
+        RefusalReply,
+        Result,
+        WarnedReply,
+        error_reply,
+        findings,
+        warned,
+    )
+    from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, canceled, checked
+    from gpuwarden.interfaces.results.copies import (
+        FileReply,
+        PullReply,
+        VerifyReply,
+        pulled,
+        verified,
+    )
+    from gpuwarden.interfaces.results.hub import (
+        DatasetsReply,
+        ReposReply,
+        datasets_found,
+        repos_seen,
+    )
+    from gpuwarden.interfaces.results.inventory import (
+        AccountReply,
+        ClockReply,
+        InstanceReply,
+        InstancesReply,
+        listed,
+    )
+    from gpuwarden.interfaces.results.submission import SubmitReply, submitted
+    from gpuwarden.interfaces.results.teardown import TeardownReply, torn_down
 
 __all__ = [
     "AccountReply",
@@ -76,3 +83,65 @@ __all__ = [
     "warned",
     "watched",
 ]
+
+_HOMES: Final = {
+    "alerts": (
+        "AlertReply",
+        "WatchReply",
+        "watched",
+    ),
+    "base": (
+        "ErrorReply",
+        "FindingReply",
+        "MeterReply",
+        "RefusalReply",
+        "Result",
+        "WarnedReply",
+        "error_reply",
+        "findings",
+        "warned",
+    ),
+    "check": (
+        "CheckReply",
+        "DiagnosisReply",
+        "canceled",
+        "checked",
+    ),
+    "copies": (
+        "FileReply",
+        "PullReply",
+        "VerifyReply",
+        "pulled",
+        "verified",
+    ),
+    "hub": (
+        "DatasetsReply",
+        "ReposReply",
+        "datasets_found",
+        "repos_seen",
+    ),
+    "inventory": (
+        "AccountReply",
+        "ClockReply",
+        "InstanceReply",
+        "InstancesReply",
+        "listed",
+    ),
+    "submission": (
+        "SubmitReply",
+        "submitted",
+    ),
+    "teardown": (
+        "TeardownReply",
+        "torn_down",
+    ),
+}
+"""The names of each module of this package."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that a reply lives in."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gpuwarden.core.errors import by_a_person
+from gpuwarden.core.money import at_most
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
@@ -22,7 +23,9 @@ class SubmitReply(WarnedReply):
     receipt_expires_at: float | None = None
     price_usd_per_hour: float | None = None
     price_source: str | None = None
-    worst_cost_usd: float | None = None
+    worst_cost_usd: float | None = Field(
+        default=None, description="The job, at most; its machine bills on until a person approves its end"
+    )
     findings: list[FindingReply] = Field(default_factory=list)
 
 
@@ -37,15 +40,16 @@ def submitted(result: Submission) -> SubmitReply:
         worst_cost_usd=result.worst_cost_usd,
         adopted=result.adopted,
     )
+    bound = f" It costs {at_most(result.worst_cost_usd)}." if result.worst_cost_usd else ""
     if result.job is not None:
         _tell_of_job(reply, result, result.job)
     elif result.ask:
         reply.code = "approval_required"
-        reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}."
+        reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}.{bound}"
         reply.hint = f"{by_a_person(result.receipt)}; then submit the same arguments again with this receipt."
     else:
         reply.code = "checked"
-        reply.message = "Checked; nothing was launched."
+        reply.message = f"Checked; nothing was launched.{bound}"
         reply.hint = "To launch, submit the same arguments again with this receipt."
     return reply
 

@@ -15,9 +15,6 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Le
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.ending.teardown import proceed
-from gpuwarden.lifecycle.execution.advance import advance_locked
-from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
 from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
@@ -71,7 +68,15 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     """
     trouble: dict[str, str] = {}
     slow: set[str] = set()
-    for job_id in unsettled(ctx):
+    open_jobs = unsettled(ctx)
+    if not open_jobs and not ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS):
+        return trouble
+    # Most looks at the inventory move nothing on; what starts, copies and proves jobs is imported when one does.
+    from gpuwarden.lifecycle.ending.teardown import proceed
+    from gpuwarden.lifecycle.execution.advance import advance_locked
+    from gpuwarden.lifecycle.execution.provisioning import tend
+
+    for job_id in open_jobs:
         platform = read_job(ctx.ledger, job_id).spec.platform
         if job_id in skip:
             continue
@@ -179,6 +184,8 @@ async def _reopen(ctx: Context, mine: list[LeaseRecord], listed: tuple[Instance,
 
 
 async def _take_back(ctx: Context, lease: LeaseRecord, listed: Instance) -> None:
+    from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
+
     body = {"instance": listed.model_dump(mode="json"), "why": "it is listed although it was believed gone"}
     if lease.instance_id == listed.id:
         if lease.state is Lease.STOPPED:

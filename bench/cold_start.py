@@ -1,0 +1,113 @@
+"""Measure the MCP server's cold start against a bare server of the SDK, on this machine, in one run.
+
+    python bench/cold_start.py [--rounds 7] [--events 0,1000,10000]
+
+Prints ratios to a server with ten trivial tools that does nothing but `MCPServer(...).run()`: from the start of the
+process to the answer to tools/list (aim 1.2 at most), in both protocol eras, and with a ledger that has grown; and to
+the answer to a first call, which only the whole server can give and for which there is no aim. Each ratio is of the
+fastest runs and of the medians; every round runs all of them, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.core.clock import SystemClock
+from gpuwarden.ledger.store import Ledger
+
+BARE = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("bare")
+for number in range(10):
+    def tool(text: str, times: int = 1) -> str:
+        "Return the text."
+        return text * times
+
+    server.add_tool(tool, name=f"tool{number}")
+server.run()
+"""
+CLIENT = {"name": "bench", "version": "1"}
+META = "io.modelcontextprotocol/"
+ENVELOPE = {
+    "_meta": {f"{META}protocolVersion": "2026-07-28", f"{META}clientInfo": CLIENT, f"{META}clientCapabilities": {}}
+}
+HANDSHAKE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
+ERAS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "2025-11-25": ("initialize", HANDSHAKE, {}),
+    "2026-07-28": ("server/discover", ENVELOPE, ENVELOPE),
+}
+
+
+def start(argv: list[str], home: Path, era: str) -> tuple[float, float]:
+    """Seconds from the start of a server to its answer to tools/list, and to a call of a tool that does not exist."""
+    opening, first, rest = ERAS[era]
+    began = time.perf_counter()
+    env = {**os.environ, "GPUWARDEN_HOME": str(home)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as p:
+        assert p.stdin is not None and p.stdout is not None
+        taken = []
+        call = ("tools/call", {**rest, "name": "nothing"})
+        for number, (method, params) in enumerate([(opening, first), ("tools/list", rest), call]):
+            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            p.stdin.write(json.dumps(request).encode() + b"\n")
+            p.stdin.flush()
+            heard = json.loads(p.stdout.readline())
+            assert heard["id"] == number and ("result" in heard or method == "tools/call"), heard
+            taken.append(time.perf_counter() - began)
+        p.stdin.close()
+    return taken[1], taken[2]
+
+
+def grown(home: Path, events: int) -> Path:
+    """A home whose ledger holds so many events."""
+    home.mkdir()
+    ledger = Ledger(home / "ledger.db", SystemClock(), "bench")
+    with ledger.transaction():
+        for _ in range(events):
+            ledger.add("approval/pin", "pin.wrong", {"by": "user bench"})
+    ledger.close()
+    return home
+
+
+def show(what: str, ours: list[float], bare: list[float], aim: str) -> None:
+    """One line: the ratio of the fastest runs and of the medians, and the fastest times."""
+    fastest, median = (pick(ours) / pick(bare) for pick in (min, statistics.median))
+    times = f"ours {min(ours) * 1000:.0f}, bare SDK {min(bare) * 1000:.0f} ms"
+    print(f"{what:<46} ratio {fastest:.2f} fastest, {median:.2f} median ({aim})   {times}", flush=True)
+
+
+def main() -> None:
+    """Run all of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--events", default="0,1000,10000", help="sizes of the ledger")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "gpuwarden", "mcp"]
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:
+        bare = Path(folder, "bare.py")
+        bare.write_text(BARE, "utf-8")
+        homes = {n: grown(Path(folder, f"home-{n}"), n) for n in map(int, options.events.split(","))}
+        for era in ERAS:
+            times: dict[str, list[tuple[float, float]]] = {}
+            for _ in range(options.rounds):
+                times.setdefault("bare", []).append(start([sys.executable, str(bare)], Path(folder), era))
+                for n, home in homes.items():
+                    times.setdefault(str(n), []).append(start(command, home, era))
+            for n in homes:
+                for at, what, aim in ((0, "tools/list", "aim 1.2"), (1, "first call", "no aim")):
+                    ours, theirs = [t[at] for t in times[str(n)]], [t[at] for t in times["bare"]]
+                    show(f"{what}, {era}, {n:,} events", ours, theirs, aim)
+
+
+if __name__ == "__main__":
+    main()

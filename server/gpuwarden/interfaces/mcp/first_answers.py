@@ -1,0 +1,185 @@
+"""Answers to a client's first requests from a stored snapshot, while the protocol's SDK still loads.
+
+`first_answers.json` holds what the server answers to `initialize`, `server/discover` and to the lists that never
+change, by protocol version. `gpuwarden mcp --write-answers` writes it, and a test compares it with the real server. It
+is used only with the very version of the SDK that it was made with, and only for a request whose shape leaves no doubt
+about the answer; every other line waits for the server. The opening request is replayed to the server under an id of
+its own, so that it takes up the same session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from gpuwarden.interfaces.mcp.malformed import is_id
+
+FILE: Final = Path(__file__).with_suffix(".json")
+REPLAYED: Final = "gpuwarden/replayed-opening"
+"""The id under which the server gets the opening request again. Its answer to that is dropped."""
+MODERN: Final = "2026-07-28"
+META: Final = "io.modelcontextprotocol/"
+LISTS: Final = ("tools/list", "prompts/list", "resources/templates/list")
+MAX_REQUEST: Final = 16_384
+Answers: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""By protocol version: by method, the result."""
+
+Shape: TypeAlias = Mapping[str, Any]
+"""By key: a type, the types that are allowed, a shape, or MAP for objects by names that anybody may choose."""
+MAP: Final = object()
+_INFO: Shape = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str}
+_CAPABILITIES: Shape = {
+    "roots": {"listChanged": bool},
+    "sampling": {"tools": {}, "context": {}},
+    "elicitation": {"form": {"applyDefaults": bool}, "url": {}},
+    "experimental": MAP,
+    "extensions": MAP,
+    "tasks": {
+        "list": {},
+        "cancel": {},
+        "requests": {"sampling": {"createMessage": {}}, "elicitation": {"create": {}}},
+    },
+}
+
+
+def load_answers(file: Path = FILE) -> Answers:
+    """Return the snapshot, or nothing where there is none for the SDK that is installed."""
+    try:
+        stored = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not _installed("mcp", stored["mcp"]):
+        return {}
+    results = stored["results"]
+    return {
+        version: {method: results[n] for method, n in methods.items()} for version, methods in stored["answers"].items()
+    }
+
+
+def dump_answers(answers: Answers, mcp_version: str) -> str:
+    """Return the file's text: every result once, since the versions share most of them."""
+    results: list[Any] = []
+    numbered: dict[str, dict[str, int]] = {}
+    for version, methods in answers.items():
+        for method, result in methods.items():
+            if result not in results:
+                results.append(result)
+            numbered.setdefault(version, {})[method] = results.index(result)
+    body = {"mcp": mcp_version, "answers": numbered, "results": results}
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def _installed(package: str, version: str) -> bool:
+    """Whether a package is installed in this version, without importing it or reading its metadata."""
+    from importlib.util import find_spec
+
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return any((Path(folder).parent / f"{package}-{version}.dist-info").is_dir() for folder in folders)
+
+
+class FirstAnswers:
+    """Answers the first requests of one connection, in the era that its opening request chose."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._version = ""
+        self._closed = not answers
+
+    def __call__(self, content: bytes) -> tuple[bytes | None, bytes | None]:
+        """Return the reply to a line that can be answered, and what the server must still read of it."""
+        message = None if self._closed else plain_request(content)
+        if message is None or "id" not in message:
+            # An opening that is not understood here chooses an era that is not known here.
+            self._closed = self._closed or (message is None and not self._version)
+            return None, content
+        if self._version:
+            return (self._reply(message), None) if self._fits(message) else (None, content)
+        self._version = opening_version(message)
+        if not self._fits(message, opening=True):
+            self._closed = True
+            return None, content
+        return self._reply(message), _line({**message, "id": REPLAYED})
+
+    def _fits(self, message: dict[str, Any], *, opening: bool = False) -> bool:
+        """Whether the snapshot holds the answer to this request."""
+        method, params = message["method"], message.get("params", {})
+        if method not in self._answers.get(self._version, {}):
+            return False
+        if method == "initialize":
+            return opening
+        if self._version == MODERN:
+            return is_envelope(params)
+        return not opening and (params == {} or _is_shaped(params, {"_meta": {"progressToken": (int, str)}}))
+
+    def _reply(self, message: dict[str, Any]) -> bytes:
+        result = self._answers[self._version][message["method"]]
+        return _line({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def plain_request(content: bytes) -> dict[str, Any] | None:
+    """Return a request or notification that every reader reads alike, or None for any other line."""
+    if len(content) > MAX_REQUEST or b"\\u" in content:
+        return None
+    try:
+        message = json.loads(content.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
+        return None
+    if not message.keys() <= {"jsonrpc", "id", "method", "params"} or not isinstance(message.get("params", {}), dict):
+        return None
+    return message if "id" not in message or _is_plain_id(message["id"]) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _is_plain_id(value: object) -> bool:
+    return is_id(value) and value != REPLAYED and (isinstance(value, str) or abs(int(str(value))) < 1 << 53)
+
+
+def opening_version(message: dict[str, Any]) -> str:
+    """Return the protocol version that an opening request asks for; empty where that is not plain."""
+    params = message.get("params", {})
+    if message["method"] != "initialize":
+        return MODERN if is_envelope(params) else ""
+    shape = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _INFO}
+    whole = _is_shaped(params, shape) and params.keys() == shape.keys()
+    return params["protocolVersion"] if whole and {"name", "version"} <= params["clientInfo"].keys() else ""
+
+
+def is_envelope(params: dict[str, Any]) -> bool:
+    """Whether these are the parameters of a 2026-07-28 request and nothing else."""
+    meta = params.get("_meta")
+    if params.keys() != {"_meta"} or not isinstance(meta, dict) or meta.get(f"{META}protocolVersion") != MODERN:
+        return False
+    shape = {
+        f"{META}protocolVersion": str,
+        f"{META}clientInfo": _INFO,
+        f"{META}clientCapabilities": _CAPABILITIES,
+        "progressToken": (int, str),
+    }
+    if not _is_shaped(meta, shape) or f"{META}clientCapabilities" not in meta:
+        return False
+    return bool(meta.get(f"{META}clientInfo", {}).keys() >= {"name", "version"})
+
+
+def _is_shaped(value: Any, shape: Any) -> bool:
+    """Whether a value has no other keys than the shape and, below them, what the shape names."""
+    if shape is MAP:
+        return isinstance(value, dict) and all(isinstance(inner, dict) for inner in value.values())
+    if not isinstance(shape, Mapping):
+        return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+    return (
+        isinstance(value, dict)
+        and value.keys() <= shape.keys()
+        and all(_is_shaped(value[key], shape[key]) for key in value)
+    )

@@ -1,0 +1,140 @@
+"""Lines over standard input and output: read in a thread from the first moment on, bounded, and written whole.
+
+Only the standard library is imported here, so that a client is heard while the protocol's SDK still loads. While the
+transport is open, descriptor 0 is the null device and descriptor 1 is standard error: what a tool or a child process
+prints never reaches the client.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Final, NamedTuple, TypeAlias
+
+MAX_LINE: Final = 16 << 20
+"""Bytes of one message. A script of the largest size that a job may have fits, with every character escaped."""
+KEPT: Final = 4_096
+"""Bytes that are kept of each end of a longer message, to find its id."""
+CHUNK: Final = 1 << 16
+
+
+class Line(NamedTuple):
+    """One line without its end. Of one that is too long, `content` is both ends and `whole` is False."""
+
+    content: bytes
+    whole: bool = True
+
+
+Early: TypeAlias = Callable[[bytes], tuple[bytes | None, bytes | None]]
+"""Returns the reply to a line that can be answered at once, and what the server must still read; None for neither."""
+
+
+class _Pending:
+    """The line that is being read; of one that gets too long, both ends."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        self._parts.append(piece)
+        if self._size > MAX_LINE:
+            kept = b"".join(self._parts)
+            self._parts = [kept[:KEPT], kept[KEPT:][-KEPT:]]
+
+    def take(self) -> Line:
+        line = Line(b"".join(self._parts), whole=self._size <= MAX_LINE)
+        self._parts, self._size = [], 0
+        return line
+
+
+def read_lines(read: Callable[[], bytes]) -> Iterator[Line]:
+    """Yield the lines that `read` returns in pieces, blank ones left out, until it returns nothing."""
+    pending = _Pending()
+    while chunk := read():
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            pending.add(piece)
+            line = pending.take()
+            if line.content.strip():
+                yield line
+        pending.add(rest)
+    line = pending.take()
+    if line.content.strip():
+        yield line
+
+
+class StdioLines:
+    """The process's standard streams as a queue of lines in and whole lines out."""
+
+    def __init__(self, early: Early | None = None) -> None:
+        self._early = early
+        self._in, self._out = _claim(0), _claim(1)
+        self._lines: SimpleQueue[Line | None] = SimpleQueue()
+        self._writing = threading.Lock()
+        self.answered = False
+        threading.Thread(target=self._read, name="stdin", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for line in read_lines(lambda: os.read(self._in, CHUNK)):
+                rest = self._answer_early(line)
+                if rest is not None:
+                    self._lines.put(rest)
+        except OSError:
+            pass  # the client is gone, which is the end of its input
+        finally:
+            self._lines.put(None)
+
+    def _answer_early(self, line: Line) -> Line | None:
+        """Answer what can be answered before the server is up, and return what it must still read."""
+        early = self._early
+        if early is None or not line.whole:
+            return line
+        reply, rest = early(line.content)
+        if reply is not None:
+            self.write(reply)
+            self.answered = True
+        return Line(rest) if rest is not None else None
+
+    def next(self) -> Line | None:
+        """Wait for the next line; None at the end of the input."""
+        return self._lines.get()
+
+    def hand_over(self) -> None:
+        """Answer nothing early any more: the server is up."""
+        self._early = None
+
+    def close(self) -> None:
+        """End the queue behind what has been read."""
+        self._lines.put(None)
+
+    def write(self, line: bytes) -> None:
+        """Write one line, whole. Raises OSError where the client is gone."""
+        rest = memoryview(line + b"\n")
+        with self._writing:
+            while rest:
+                rest = rest[os.write(self._out, rest) :]
+
+
+def _claim(number: int) -> int:
+    """Return a private descriptor of a standard stream, and turn the stream away from the client."""
+    private = _above_standard(number)
+    other = os.open(os.devnull, os.O_RDONLY) if number == 0 else os.dup(2)
+    os.dup2(other, number)
+    os.close(other)
+    return private
+
+
+def _above_standard(number: int) -> int:
+    """Duplicate a descriptor to one that no child process inherits and that is none of the standard three."""
+    if sys.platform != "win32":
+        import fcntl
+
+        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    else:
+        return os.dup(number)

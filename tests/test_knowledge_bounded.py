@@ -1,0 +1,115 @@
+"""A search costs little whatever the text is: 64,000 characters of anything are bounded work."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.knowledge import shipped, words
+from gpuwarden.knowledge.search import MAX_LINES, MAX_QUERY, search
+from gpuwarden.knowledge.words import Speller
+
+WORK = 40_000
+"""Characters that `stem` and the speller may be given in one search; a normal query needs under 2,000."""
+CPU_S = 2.0
+"""Ten times the aim, in CPU time of this thread, so that a busy machine does not matter; it was 8 to 19 s once."""
+
+FRAGMENTS = [
+    "a", "A", "aB", "AaB", "1", "_", "a_", "e", "error", "cuda", " ", "\n", "\r", "x\n", "\t", "\u663e",
+    "\u663e\u5b58\u4e0d\u8db3", "\ufdfa", "-", ".", "e\u0301", "'", "(", "deadbeef0", "OOM-001 ", "%|\u2588",
+    'File "x", line 1, in y\n', "RuntimeError: CUDA out of memory\n",
+]  # fmt: skip
+
+
+class Work:
+    """Counts what the two expensive steps of a search are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done = 0
+        stem, nearest = words.stem, Speller.nearest
+
+        def counted_stem(word: str) -> str:
+            self.done += len(word)
+            return stem(word)
+
+        def counted_nearest(speller: Speller, word: str) -> str | None:
+            self.done += len(word)
+            return nearest(speller, word)
+
+        monkeypatch.setattr(words, "stem", counted_stem)
+        monkeypatch.setattr(Speller, "nearest", counted_nearest)
+
+    def of(self, query: str) -> tuple[int, float]:
+        """Return the work and the CPU seconds of one search."""
+        self.done, start = 0, time.thread_time()
+        search(shipped(), query)
+        return self.done, time.thread_time() - start
+
+
+@pytest.fixture(scope="module")
+def work() -> Work:
+    with pytest.MonkeyPatch.context() as patch:
+        search(shipped(), "warm")
+        counted = Work(patch)
+        yield counted
+
+
+def filled(fragment: str) -> str:
+    """A query as long as is read at all, of one fragment."""
+    return (fragment * (MAX_QUERY // len(fragment) + 1))[:MAX_QUERY]
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=ascii)
+def test_64_000_characters_of_one_thing(work: Work, fragment: str) -> None:
+    done, cpu_s = work.of(filled(fragment))
+    assert done <= WORK
+    assert cpu_s < CPU_S
+
+
+mixed = st.lists(
+    st.tuples(st.sampled_from(FRAGMENTS) | st.text(max_size=30), st.integers(1, 3_000)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mixed)
+def test_64_000_characters_of_anything(work: Work, parts: list[tuple[str, int]]) -> None:
+    query = filled("".join(fragment * times for fragment, times in parts) or " ")
+    done, cpu_s = work.of(query)
+    assert done <= WORK
+    assert cpu_s < CPU_S
+
+
+def test_a_line_of_every_signature_repeated_is_bounded(work: Work) -> None:
+    signatures = sorted({s for g in shipped().gotchas.values() for s in g.signatures})
+    everything = "\n".join(f"{n} {s * 5}" for n, s in enumerate(signatures))
+    for start in range(0, len(everything), MAX_QUERY):
+        done, cpu_s = work.of(everything[start : start + MAX_QUERY])
+        assert done <= WORK
+        assert cpu_s < CPU_S
+
+
+@given(st.text(alphabet="etaoinsrdgy", min_size=9, max_size=60))
+def test_a_long_word_is_split_as_if_it_were_tried_everywhere(word: str) -> None:
+    """The bound on a word's length drops no split and no spelling that the whole search finds."""
+    speller = Speller(["training", "dataset", "rating", "string", "storage", "address", "testing"])
+    halves = ((word[:at], words.stem(word[at:])) for at in range(4, len(word) - 3))
+    known = [pair for pair in halves if pair[0] in speller.known and pair[1] in speller.known]
+    if known and word not in speller.known and speller.nearest(word) is None:
+        assert speller.parts(word) == max(known, key=lambda pair: len(pair[0]))
+
+
+@pytest.mark.parametrize("second", ["training", "storages", "trainings", "stringing", "addressed"])
+def test_two_known_words_are_split_whatever_their_endings(second: str) -> None:
+    speller = Speller(["training", "storage", "string", "address", words.stem(second)])
+    assert speller.parts(f"training{second}") == ("training", words.stem(second))
+
+
+def test_the_beginning_and_the_end_of_many_lines_are_read() -> None:
+    middle = "step\n" * (3 * MAX_LINES)
+    found = search(shipped(), f"{middle}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert found and found[0].how == "signature"
+    assert len(search._both_ends(middle).splitlines()) == MAX_LINES
