@@ -63,7 +63,7 @@ def test_a_look_at_the_machines_imports_what_it_needs(tmp_path: Path) -> None:
         "lifecycle.execution",
         "lifecycle.submission",
         "lifecycle.ending",
-        "remote.ssh",
+        "remote.ssh.session",
     }
     assert found.isdisjoint(f"gpuwarden.{package}" for package in packages)
 
