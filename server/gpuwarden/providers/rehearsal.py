@@ -12,9 +12,11 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.rehearsal.cloud import Cloud
 
 ACCOUNT_KEYS: Final = ()  # pretend money needs none
+SHELL_GUARD: Final = ShellGuard()  # its machines are processes here, and no command line ends them
 
 
 class RehearsalProvider:
