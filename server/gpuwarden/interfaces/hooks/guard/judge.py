@@ -53,6 +53,7 @@ class Judge:
     budget: Budget = field(default_factory=Budget)
     aliases: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
         """Return why a text is stopped; None lets it pass. Raises TooMuch. `far`: it runs on another machine."""
@@ -201,10 +202,17 @@ class Judge:
             runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}][:20]
             parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
         elif name in RUNNERS:
-            parts = list(candidates(args, self._worth_a_look))
+            parts = [part for part in candidates(args, self._worth_a_look) if self._unseen(part)]
         else:
             return None
         return next((w for p in parts if (w := self.command(Command(p), depth + 1, far=far))), None)
+
+    def _unseen(self, words: list[str]) -> bool:
+        """Return whether the words were not judged before: runners within runners have the same ends."""
+        key = hash(tuple(words))
+        fresh = key not in self.seen
+        self.seen.add(key)
+        return fresh
 
     def _worth_a_look(self, word: str) -> bool:
         name = name_of(word)

@@ -8,6 +8,7 @@ that needs more than `MOST_STEPS` raises `TooMuch`, for a guard that hangs is a 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,14 +18,16 @@ import tree_sitter
 import tree_sitter_bash
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from tree_sitter import Node, Tree
 
 MOST_BYTES = 131_072
 """Linux runs no shell with a longer text: it is the limit of one argument."""
-MOST_STEPS = 50_000
+MOST_STEPS = 30_000
 MOST_VALUE = 100_000
+MOST_PARSE_S = 0.06
 MOST_MARKS = 6_000
-MOST_PIPES = 1_500
+MOST_PIPES = 1_000
+MOST_HEREDOCS = 300
 """The parser's time grows with the square of marks that it can't make sense of."""
 DEEPEST = 40
 _HEREDOC = re.compile(r"<<-?[ \t]*['\"\\]?(\w+)")
@@ -103,8 +106,7 @@ class Reader:
         budget.spend(len(self.data) // 16)
         _check_marks(text)
         self.values, self.budget, self.feed = values, budget, feed or Feed()
-        parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
-        self.root = parser.parse(self.data).root_node
+        self.root = _parsed(self.data).root_node
         self.broken = self.root.has_error
         if self.root.descendant_count > MOST_STEPS:
             raise TooMuch("the command has too many parts to be read")
@@ -338,6 +340,18 @@ class Reader:
         return raw
 
 
+def _parsed(data: bytes) -> Tree:
+    """Parse a text. Raises TooMuch when the parser needs too long, counted in its own time on the processor."""
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    end = time.process_time() + MOST_PARSE_S
+    try:
+        return parser.parse(
+            lambda at, _: data[at : at + 4096], progress_callback=lambda _at, _error: time.process_time() > end
+        )
+    except ValueError as error:
+        raise TooMuch("the command is too tangled to be read") from error
+
+
 def _check_marks(text: str) -> None:
     """Raise TooMuch when a text has more marks of the shell, outside here-documents, than any command needs."""
     end, outside = "", []
@@ -349,7 +363,11 @@ def _check_marks(text: str) -> None:
         elif line.strip() == end:
             end = ""
     kept = "\n".join(outside)
-    if kept.count("|") > MOST_PIPES or sum(map(kept.count, "|&;<>(){}$`=")) > MOST_MARKS:
+    if (
+        kept.count("|") > MOST_PIPES
+        or text.count("<<") > MOST_HEREDOCS
+        or sum(map(kept.count, "|&;<>(){}$`=")) > MOST_MARKS
+    ):
         raise TooMuch("the command has too many marks of the shell to be read")
 
 
