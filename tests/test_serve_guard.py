@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeClock
@@ -25,9 +25,9 @@ from gpuwarden.core.shell_guard import ShellGuard, merged
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
 from gpuwarden.interfaces.hooks.guard.declared import table
+from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 from gpuwarden.interfaces.hooks.guard.protected import live_runs
-from gpuwarden.interfaces.hooks.guard.shell import MOST_BYTES
 from gpuwarden.providers.base import provider_names
 from guard_kit import event, patterns, rules, spellings
 from guard_kit import verdict as verdict_of_spelling
@@ -430,6 +430,9 @@ TANGLED = {
     "code": "python -c '" + "vastai " * 15_000 + "'",
     "a word": "a" * 2_000_000,
     "snowmen": "\u2603" * 43_000,
+    "targets": "cat <<E " + "".join(f">{i} " for i in range(2_900)) + "\n" + "x" * 60_000 + "\nE",
+    "one target": "cat <<E " + ">a " * 2_900 + "\n" + "x" * 60_000 + "\nE",
+    "a fed loop": "while read x; do " + "curl x; bash; " * 900 + "done <<E\n" + "vastai " * 9_000 + "\nE",
     "zeros": "\0" * 131_000,
 }
 
@@ -443,7 +446,7 @@ def cpu_s(command: str) -> float:
 @pytest.mark.parametrize("name", TANGLED)
 def test_no_text_takes_longer_than_a_fifth_of_a_second(name: str) -> None:
     verdict("true")
-    assert min(cpu_s(TANGLED[name]) for _ in range(2)) < 0.2
+    assert cpu_s(TANGLED[name]) < 0.2 or cpu_s(TANGLED[name]) < 0.2
 
 
 @pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
@@ -456,19 +459,28 @@ def test_a_long_file_written_by_a_here_document_passes() -> None:
     assert verdict(f"cat > docs/table.md <<'EOF'\n{row * 2_000}EOF\n") is None
 
 
-PIECES = [*"|&;<>(){}$`'\"\\=#!*?[]~ \n\t", "$(", "${", "<<E\n", "\nE\n", "<<<", "&&", "||", ";;", "if ", "then ", "fi",
-          "for i in ", "do ", "done", "case ", "esac", "[[ ", "]]", "((", "))", "vastai ", "destroy ", "bash -c ", "eval ",
-          "env ", "x=", "$x", "echo ", "ssh h ", "rm -rf ", "/data/gw", "python -c ", "function f ", "@", "é", "\x00"]  # fmt: skip
+PIECES = [
+    *"|&;<>(){}$`'\"\\=#!*?[]~ \n\t", "$(", "${", "<<E\n", "\nE\n", "<<<", "&&", "||", ";;", "if ", "fi", "then ",
+    "done", "for i in ", "do ", "case ", "esac", "[[ ", "]]", "((", "))", "vastai ", "destroy ", "bash -c ", "eval ",
+    "env ", "x=", "$x", "echo ", "ssh h ", "rm -rf ", "/data/gw", "python -c ", "function f ", "docker run ",
+]  # fmt: skip
+FIELDS = ["command", "file_path", "edits", "old_string", "content", "x"]
+TOOLS = ["Bash", "Edit", "Write", "apply_patch", "mcp__a__delete_pod", "mcp__x", "MCP:y", "", "Read"]
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=9)
+VALUES = st.recursive(
+    LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), v, max_size=4)
+)
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
-def test_no_pieces_of_shell_break_the_guard(text: str) -> None:
-    verdict(text)
+@settings(deadline=None)  # time is counted on the processor
+@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), st.integers(1, 4_000))
+def test_no_pieces_of_shell_break_the_guard_or_hold_it_up(text: str, times: int) -> None:
+    command = text * min(times, MOST_BYTES // max(1, 4 * len(text)))
+    assert cpu_s(command) < 0.2 or cpu_s(command) < 0.2
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), lambda v: st.lists(v, max_size=3)
-       | st.dictionaries(st.sampled_from(["command", "file_path", "edits", "old_string", "content", "x"]), v, max_size=4)),
-       st.sampled_from(["Bash", "Edit", "Write", "apply_patch", "mcp__a__delete_pod", "mcp__x", "MCP:y", "", "Read"]))  # fmt: skip
+@settings(deadline=None)
+@given(VALUES, st.sampled_from(TOOLS))
 def test_no_form_of_a_call_breaks_the_guard(given_to_tool: object, tool: str) -> None:
     judged({"tool_name": tool, "tool_input": given_to_tool, "cwd": "/"}, RULES)
 

@@ -129,3 +129,60 @@ def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pyt
     assert main.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]
+
+
+@pytest.mark.parametrize("code", [1, 3, 126, 127, 137])
+@pytest.mark.parametrize("client", ["claude", "cursor"])
+def test_a_guard_that_fails_lets_nothing_pass(tmp_path: Path, env: dict[str, str], client: str, code: int) -> None:
+    assert main.run(["hooks", "install", "--client", client, "--json"]) == 0
+    file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
+    entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\nexit {code}\n")
+    broken.chmod(0o755)
+    command = (entry.get("command") or entry["hooks"][0]["command"]).replace(sys.executable, str(broken))
+    done = subprocess.run(["sh", "-c", command], input="{}", capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "gpuwarden hooks install" in done.stderr
+
+
+def test_a_guard_that_cannot_start_is_not_installed(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(BadRequest, match="no such module"):
+        hooks("install", ("claude",), load_config(env), env)
+    assert not (tmp_path / ".claude" / "settings.json").exists()
+
+
+def test_an_installation_of_the_copied_guard_is_replaced(tmp_path: Path, env: dict[str, str]) -> None:
+    config = load_config(env)
+    folder = config.home / "hooks"
+    folder.mkdir(parents=True)
+    (folder / "guard.py").touch()
+    old = {"type": "command", "command": f"python -I {folder}/guard.py claude {folder}/guard.json", "timeout": 10}
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"hooks": {"PreToolUse": [{"matcher": "Bash", "hooks": [old]}]}}))
+    assert hooks("status", (), config, env).clients["claude"] == "stale"
+    assert hooks("install", (), config, env).clients["claude"] == "installed"
+    assert len(json.loads(file.read_text())["hooks"]["PreToolUse"]) == 1 and not (folder / "guard.py").exists()
+    assert folder.stat().st_mode & 0o077 == 0 and (folder / "guard.json").stat().st_mode & 0o077 == 0
+
+
+def test_patterns_that_changed_since_the_install_are_stale(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(env)
+    assert hooks("install", ("claude",), config, env).clients["claude"] == "installed"
+    monkeypatch.setattr("gpuwarden.interfaces.hooks.guard.declared.table", dict)
+    assert hooks("status", ("claude",), config, env).clients["claude"] == "stale"
+
+
+def test_cursor_asks_about_every_way_and_fails_closed(tmp_path: Path, env: dict[str, str]) -> None:
+    hooks("install", ("cursor",), load_config(env), env)
+    events = json.loads((tmp_path / ".cursor" / "hooks.json").read_text())["hooks"]
+    assert events.keys() == {"beforeShellExecution", "beforeMCPExecution", "preToolUse"}
+    assert all(entry["failClosed"] is True for entries in events.values() for entry in entries)

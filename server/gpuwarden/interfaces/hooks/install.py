@@ -126,8 +126,10 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     folder = _folder(config)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.mkdir(exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
     (folder / OLD_MARK).unlink(missing_ok=True)
     _write(folder / "guard.json", _told(config, settings))
+    (folder / "guard.json").chmod(0o600)
     argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
     call = json.dumps({"tool_name": "Bash", "tool_input": {"command": "true"}, "cwd": str(folder)})
     tried = subprocess.run(argv, input=call, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -170,11 +172,11 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise BadRequest(f"{file} is no JSON, so nothing was changed", "Mend it, then call again.") from error
+        raise BadRequest(f"{file} is not JSON, so nothing was changed", "Fix it, then call again.") from error
     hooks_table = table.get("hooks", {}) if isinstance(table, dict) else None
     known = isinstance(hooks_table, dict) and all(isinstance(hooks_table.get(e, []), list) for e, _ in client.events)
     if not known:
-        raise BadRequest(f"{file} has hooks of an unknown form, so nothing was changed", "Mend it, then call again.")
+        raise BadRequest(f"{file} has hooks of an unknown form, so nothing was changed", "Fix it, then call again.")
     return dict(table)
 
 

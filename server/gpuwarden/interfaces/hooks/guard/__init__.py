@@ -4,7 +4,9 @@ A client runs `python -m gpuwarden.interfaces.hooks.guard CLIENT CONFIG` before 
 CLIENT is claude, codex or cursor. CONFIG is a JSON file that `gpuwarden hooks install` writes: what is protected, and
 the patterns that providers declare. So a call imports no provider, and needs 0.1 s.
 
-    shell       text -> simple commands (tree-sitter-bash), quotes and variables resolved
+    limits      how much is read, and the parser (tree-sitter-bash)
+    words       what one word says: quotes, variables, plain substitutions
+    shell       text -> simple commands
     judge       what a command runs: wrappers, shells, SSH, other languages; each is unfolded and judged again
     programs    does it end a machine, delete what is kept, or ask a platform's interface to
     files       does it remove or change what gpuwarden decides by

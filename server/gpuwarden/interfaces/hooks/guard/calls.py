@@ -12,8 +12,8 @@ from typing import Any, Final
 from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.judge import Judge
+from gpuwarden.interfaces.hooks.guard.limits import TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
-from gpuwarden.interfaces.hooks.guard.shell import TooMuch
 
 OWN: Final = "gpuwarden"
 VERBS: Final = frozenset({"delete", "destroy", "terminate", "stop", "remove", "kill", "shutdown", "down", "release",

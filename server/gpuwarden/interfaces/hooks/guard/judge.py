@@ -9,16 +9,10 @@ from itertools import pairwise
 
 from gpuwarden.interfaces.hooks.guard import settings
 from gpuwarden.interfaces.hooks.guard.files import Files
+from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, spoken
-from gpuwarden.interfaces.hooks.guard.shell import (
-    Budget,
-    Command,
-    Feed,
-    Reader,
-    TooMuch,
-    name_of,
-)
+from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader, name_of
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
     CODE,
@@ -67,7 +61,7 @@ class Judge:
 
     def command(self, command: Command, depth: int, *, far: bool) -> str | None:
         """Return why a simple command is stopped."""
-        self.budget.spend(1 + len(command.words))
+        self.budget.spend(1 + len(command.words) + sum(map(len, command.stdin)) // 64)
         if why := self._outputs(command, far):
             return why
         if why := settings.decided(command.name, command.words[1:], command.assigned):
@@ -80,6 +74,8 @@ class Judge:
             name = name_of(words[0])
             if words is not command.words and (why := settings.decided(name, words[1:], ())):
                 return why
+            if words is not command.words and " " in words[0].strip():  # `watch 'a command'`
+                return self.shell(" ".join(words), depth + 1, far=far)
             unfolded = self._unwrapped(name, words, assigned)
             if unfolded is None:
                 return self._program(name, words[1:], command, assigned, depth, far)
@@ -228,7 +224,8 @@ class Judge:
         if far:
             return None
         text = "\n".join([command.printed(), *command.stdin, *command.words])
-        for target in command.targets:
+        for target in dict.fromkeys(command.targets):
+            self.budget.spend(len(text) // 64)
             path = self.files.path(target)
             if why := self.files.change(target) or settings.shell_written(path, text):
                 return why

@@ -33,9 +33,9 @@ def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
 def _method(name: str, args: Sequence[str]) -> str:
     """Return the method of a request, as the program would choose it."""
     for i, word in enumerate(args):
-        if word in {"-X", "--request", "--method"} and i + 1 < len(args):
+        if re.fullmatch(r"-[a-zA-Z]*X|--request|--method", word) and i + 1 < len(args):
             return args[i + 1].upper()
-        if found := re.fullmatch(r"(?:-X|--request=|--method=)(\w+)", word):
+        if found := re.fullmatch(r"(?:-[a-z]*X|--request=|--method=)(\w+)", word):
             return found[1].upper()
     if name not in {"curl", "wget"}:
         words = [a for a in args if not a.startswith("-")]
