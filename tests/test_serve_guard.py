@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -437,16 +438,22 @@ TANGLED = {
 }
 
 
-def cpu_s(command: str) -> float:
-    start = time.process_time()
-    verdict(command)
-    return time.process_time() - start
+MOST_CPU_S = 0.2
+
+
+def is_quick(command: str) -> bool:
+    """Whether a verdict takes little of the processor's time, at best of five: other work beside it costs some."""
+    for _ in range(5):
+        start = time.process_time()
+        verdict(command)
+        if time.process_time() - start < MOST_CPU_S:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("name", TANGLED)
 def test_no_text_takes_longer_than_a_fifth_of_a_second(name: str) -> None:
-    verdict("true")
-    assert cpu_s(TANGLED[name]) < 0.2 or cpu_s(TANGLED[name]) < 0.2
+    assert is_quick(TANGLED[name])
 
 
 @pytest.mark.parametrize("name", ["env", "sudo", "substitutions", "pipes", "words", "doubled", "a word"])
@@ -472,11 +479,19 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)  # time is counted on the processor
-@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), st.integers(1, 4_000))
-def test_no_pieces_of_shell_break_the_guard_or_hold_it_up(text: str, times: int) -> None:
-    command = text * min(times, MOST_BYTES // max(1, 4 * len(text)))
-    assert cpu_s(command) < 0.2 or cpu_s(command) < 0.2
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), st.integers(1, 40))
+def test_no_pieces_of_shell_break_the_guard(text: str, times: int) -> None:
+    verdict(text * times)
+
+
+@pytest.mark.prove
+def test_no_pieces_of_shell_hold_the_guard_up() -> None:
+    chance = random.Random(12)
+    for _ in range(1_000):
+        before, unit, after = ("".join(chance.choices(PIECES, k=chance.randint(1, 6))) for _ in range(3))
+        text = (before + unit * chance.choice([3, 30, 500, 3_000, 20_000]) + after)[:MOST_BYTES]
+        assert is_quick(text), (before, unit, after, len(text))
 
 
 @settings(deadline=None)
