@@ -180,10 +180,13 @@ def test_the_guard_stops_claude_and_says_why(tmp_path: Path) -> None:
         assert guarded(home, work, env, "claude") == "installed"
         ask_claude(env, work, "--allowedTools", "Bash,Write")
     stopped, _, edit, out = server.results
-    assert "`vastai destroy` ends or hides what gpuwarden guards" in stopped and "teardown_request" in stopped
+    assert "`vastai destroy` ends or deletes what gpuwarden guards" in stopped and "teardown_request" in stopped
     assert not (work / "ended.txt").exists() and (work / "passed.txt").read_text() == "harmless\n"
     assert "a person changes it" in edit and not (home / "profiles").exists()
-    assert "names this guard" in out and "guard.py" in (home / ".claude" / "settings.json").read_text()
+    assert (
+        "names this guard" in out
+        and "gpuwarden.interfaces.hooks.guard" in (home / ".claude" / "settings.json").read_text()
+    )
     assert server.faults == []
 
 
@@ -200,7 +203,7 @@ def test_the_guard_stops_codex_once_a_person_trusts_it(of: str, tmp_path: Path) 
         assert state(env, "codex") == "installed", "what Codex says of the hook is what we say"
         ask_codex(env, work, of)
     stopped, _, typing = server.results
-    assert "`vastai destroy` ends or hides what gpuwarden guards" in stopped and "teardown_request" in stopped
+    assert "`vastai destroy` ends or deletes what gpuwarden guards" in stopped and "teardown_request" in stopped
     assert not (work / "ended.txt").exists() and (work / "passed.txt").read_text() == "harmless\n"
     assert "nobody reads what is typed" in typing
     assert server.faults == []

@@ -1,372 +1,20 @@
-"""The guard stops the usual ways around gpuwarden and lets everything else pass; installing it harms no other hook."""
+"""Installing the guard harms no other hook, and the installed hook answers in each client's form."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from doors import environment
-from fakes import FakeClock
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.models import Handle, Place
-from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
-from gpuwarden.interfaces.hooks.guard import Guard, Rules, judge, live_runs
 from gpuwarden.interfaces.hooks.install import hooks
-from lifecycle_kit import open_house, training
-
-RULES = Rules(
-    home="/data/gw",
-    files=("/data/gw/ledger.db", "/etc/gw/policy.toml", "/etc/gw/profiles", "/data/gw/hooks"),
-    runs=("/runs/live-1",),
-)
-
-STOPPED = r"""
-$(which vastai) destroy instance 1
-`command -v vastai` destroy instance 1
-vastai $(echo destroy) instance 1
-${CLI:-vastai} destroy instance 1
-alias v='vastai destroy'; v instance 1
-awk 'BEGIN { system("vastai destroy instance 1") }'
-echo "vastai destroy instance 1" | at now
-crontab - <<< "0 * * * * vastai destroy instance 1"
-bash <(echo "vastai destroy instance 1")
-source <(printf "vastai destroy instance 1")
-script -q /dev/null gpuwarden approve t0123456789
-expect -c 'spawn gpuwarden approve t0123456789; send yes'
-docker run --rm tools vastai destroy instance 1
-pspace machine delete m1
-gradient machines stop m1
-pkill -f 'gpuwarden mcp'
-runpodctl remove pod abc
-runpodctl pod delete abc
-runpodctl stop pod abc
-/usr/local/bin/runpodctl pods terminate abc
-vastai destroy instance 42
-vastai --api-key K destroy instance 42
-vastai stop instance 42
-./vast.py destroy instance 42
-sky down -y train
-sky stop train
-sky jobs cancel 3
-scancel 123
-scancel -u me
-kubectl delete pod train
-kubectl -n ml delete job/train
-kubectl scale deploy/train --replicas=0
-lambda terminate 12ab
-prime pods terminate x
-hf jobs cancel 64f
-huggingface-cli jobs cancel 64f
-ray down cluster.yaml
-gpuwarden approve t123
-uv run gpuwarden approve t123
-gpuwarden hooks uninstall
-sudo -u root vastai destroy instance 1
-env -u HOME A=1 vastai destroy instance 1
-A=1 B='x y' vastai destroy instance 1
-timeout -k 5 30s sky down x
-nohup nice -n 5 scancel 1 &
-sudo --user root vastai destroy instance 1
-uvx --from vastai vastai destroy instance 1
-function f { sky down x; }; f
-coproc sky down x
-pushd /runs; rm -rf live-1
-tmux new-session -d 'sky down x'
-bash -c 'vastai "$@"' _ destroy instance 1
-kubectl --context c delete pod x
-diff <(sky down x) y
-bash -c "vastai destroy instance 1"
-bash -lc 'cd /tmp && sky down x'
-sh -c 'bash -c "runpodctl remove pod x"'
-eval "vastai destroy instance 1"
-echo hi && vastai destroy instance 1
-echo hi; vastai destroy instance 1
-true || vastai destroy instance 1
-vastai show instances | xargs -n 1 vastai destroy instance
-echo $(vastai destroy instance 1)
-echo "now `vastai destroy instance 1`"
-x="$(echo y; scancel 4)"
-(vastai destroy instance 1)
-{ vastai destroy instance 1; }
-if true; then sky down x; fi
-for i in 1 2; do vastai destroy instance $i; done
-v\astai des"tro"y instance 1
-'vastai' "destroy" instance 1
-$'vast\x61i' destroy instance 1
-P=vastai; $P destroy instance 1
-C="vastai destroy instance 1"; $C
-echo "vastai destroy instance 1" | bash
-bash <<< "vastai destroy instance 1"
-ssh -p 22 box 'rm -rf /runs/live-1'
-ssh box poweroff
-curl -X DELETE https://rest.runpod.io/v1/pods/abc -H "Authorization: Bearer $K"
-curl -XDELETE https://console.vast.ai/api/v0/instances/4/
-curl -s https://cloud.lambda.ai/api/v1/instance-operations/terminate -d '{"instance_ids":["a"]}'
-curl https://api.runpod.io/graphql -d '{"query":"mutation { podTerminate(input: {podId: \"a\"}) }"}'
-http DELETE https://api.primeintellect.ai/api/v1/pods/x
-curl -X PUT https://console.vast.ai/api/v0/instances/4/ -d '{"state": "stopped"}'
-python -c "import runpod; runpod.terminate_pod('x')"
-python3 -c "import subprocess; subprocess.run(['vastai', 'destroy', 'instance', '4'])"
-python -m vastai destroy instance 4
-rm -rf /runs/live-1
-rm -rf /runs/live-1/out
-rm -r -- /runs
-rm -rf /runs/*
-cd /runs && rm -rf live-1
-cd /runs/live-1; rm -rf ./*
-rm -rf "/data/gw"
-rm -rf /data/../data/gw/
-mv /data/gw /tmp/x
-find /runs -name '*.pt' -delete
-find /runs -exec rm {} +
-echo x > /etc/gw/policy.toml
-echo x >> /data/gw/ledger.db
-sed -i s/0/99/ /etc/gw/policy.toml
-cp /tmp/p /etc/gw/policy.toml
-echo x | tee /etc/gw/policy.toml
-sqlite3 /data/gw/ledger.db "drop table events"
-echo > "$GPUWARDEN_HOME/ledger.db-wal"
-cp /tmp/new/policy.toml /etc/gw/
-cd /etc && mv ~/policy.toml gw
-cp /tmp/runpod.md /etc/gw/profiles/runpod.md
-cp /tmp/runpod.md /etc/gw/profiles
-GPUWARDEN_CAPS_PER_JOB_USD=999 gpuwarden submit train.py
-A=1 GPUWARDEN_POLICY=/tmp/p.toml gpuwarden submit train.py
-export GPUWARDEN_SECRETS_ALLOWED='["*"]'; gpuwarden submit train.py
-env -u X GPUWARDEN_APPROVAL_CHANNELS='["rehearsal"]' gpuwarden submit train.py
-timeout 60 env GPUWARDEN_HOME=/tmp/other gpuwarden submit train.py
-bash -c 'GPUWARDEN_CAPS_PER_DAY_USD=9 gpuwarden submit x'
-""".strip().splitlines()
-STOPPED += [
-    "echo a\nvastai destroy instance 1",
-    "vastai \\\n  destroy instance 1",
-    "bash <<EOF\nsky down x\nEOF",
-    "cat <<EOF\n$(vastai destroy instance 1)\nEOF\n",
-    "python3 - <<'EOF'\nimport sky\nsky.down('x')\nEOF",
-    "cat <<'EOF' > /tmp/x\nhello\nEOF\nvastai destroy instance 1",
-    "# a comment\nscancel 1",
-    "vastai destroy instance 'unclosed",
-]
-
-PASSED = r"""
-git commit -m "$(echo vastai destroy is stopped now)"
-echo "$(which vastai) destroy is what you would type"
-python train.py --note "$(date)" --out ${OUT:-out}
-docker run --rm trainer python train.py
-alias ll='ls -l'
-pspace machine list
-source <(echo "export A=1")
-vastai show instances
-vastai search offers 'gpu_name=RTX_4090'
-vastai create instance 12 --image x
-vastai start instance 12
-vastai --help
-vastai destroy --help
-runpodctl get pod
-runpodctl pod list --all
-runpodctl create pod --name stop-me
-sky status
-sky launch -c down task.yaml
-sky logs train
-squeue -u me
-sbatch job.sh
-scancel --help
-kubectl get pods
-kubectl logs delete-me
-kubectl delete pod x --dry-run=client
-kubectl describe pod x
-kubectl scale deploy/x --replicas=10
-hf jobs ps
-hf jobs run python:3.12 python -c 'print(1)'
-hf download me/model
-prime pods list
-ray status
-lambda ls
-gpuwarden teardown j1
-gpuwarden hooks status
-gpuwarden check j1
-echo "vastai destroy instance 1"
-echo 'run: sky down x' > notes.md
-grep -rn "vastai destroy" docs/
-git commit -m "never run vastai destroy; use teardown"
-git log --grep 'sky down'
-rg 'scancel|sky down' .
-cat /data/gw/ledger.db
-ls /runs/live-1
-cat /etc/gw/policy.toml
-cp /data/gw/ledger.db /tmp/copy.db
-sqlite3 -readonly /data/gw/ledger.db "select 1"
-rm -rf /tmp/build
-rm -rf build dist
-rm /runs/old-1/x
-rm -rf /runs/live-10
-rm -rf /data/gwen
-mv a b
-find . -name '*.pyc' -delete
-find /runs -name '*.log'
-sed -n 1,5p /etc/gw/policy.toml
-curl https://rest.runpod.io/v1/pods
-curl -X DELETE https://example.org/things/1
-curl -s https://console.vast.ai/api/v0/instances/
-wget https://huggingface.co/gpt2/resolve/main/config.json
-python train.py --note "vastai destroy"
-python -c "print('hello')"
-python -m pytest -q
-docker stop db
-tmux new-session -d 'sky status'
-command -v vastai
-watch -n 5 sky status
-cat /data/gw/ledger.db | tee /tmp/x
-bash -c 'echo "$@"' _ vastai destroy
-systemctl stop nginx
-npm run stop
-make down
-docker compose down
-sudo apt-get install -y jq
-bash -c "echo hello"
-ssh box nvidia-smi
-for i in 1 2 3; do echo $i; done
-x=$(date); echo "$x"
-echo 'it'"'"'s fine' && ls -la | head -n 3
-echo "a;b|c&d"
-grep -rn GPUWARDEN_POLICY= .
-echo "GPUWARDEN_CAPS_PER_JOB_USD=5 sets a cap"
-GPUWARDEN_SSH_PUBLIC_KEY=~/.ssh/a.pub gpuwarden submit train.py
-cp /etc/gw/policy.toml /tmp/
-mv notes.md /etc/gw/
-shutdown --help
-tar czf /tmp/a.tgz out && echo done
-""".strip().splitlines()
-PASSED += [
-    "cat <<'EOF' > notes.md\nvastai destroy instance 1\nEOF",
-    "git commit -F - <<EOF\nnever call sky down\nEOF",
-    "echo a # vastai destroy instance 1",
-    "",
-    "echo 'unclosed",
-    "((i=1+2)); [[ $i -gt 2 ]] && echo ok 2>&1 >/dev/null",
-]
-
-
-def verdict(command: str) -> str | None:
-    return Guard(RULES, "/home/me").shell(command)
-
-
-def test_the_corpus_is_large_enough_both_ways() -> None:
-    assert len(STOPPED) >= 60 and len(PASSED) >= 60
-
-
-@pytest.mark.parametrize("command", STOPPED)
-def test_what_goes_around_gpuwarden_is_stopped(command: str) -> None:
-    assert verdict(command)
-
-
-@pytest.mark.parametrize("command", PASSED)
-def test_everything_else_passes(command: str) -> None:
-    assert verdict(command) is None
-
-
-@pytest.mark.parametrize("command", ["bash", "bash -i", "/bin/sh -l", "sudo zsh", "cd /tmp && bash", "env A=1 bash"])
-def test_where_a_client_types_along_no_shell_waits_for_it(command: str) -> None:
-    assert Guard(replace(RULES, typing=True), "/").shell(command)
-    assert verdict(command) is None
-
-
-@pytest.mark.parametrize(
-    "command", ["bash -c ls", "bash run.sh", "cat a | bash", "bash < a", "bash <<E\nls\nE", "ssh b"]
-)
-def test_a_shell_that_is_told_what_to_do_passes(command: str) -> None:
-    assert Guard(replace(RULES, typing=True), "/").shell(command) is None
-
-
-@given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))
-def test_whatever_is_quoted_is_data(words: list[str]) -> None:
-    words = [w.replace("\x00", "") or "x" for w in words]
-    assert verdict("echo " + " ".join(shlex.quote(w) for w in words)) is None
-    assert verdict("echo " + shlex.quote("; vastai destroy instance 1 $(sky down x) " + words[0])) is None
-
-
-@given(
-    before=st.text(max_size=20).filter(lambda t: "\x00" not in t),
-    how=st.sampled_from(
-        ["{}", "bash -c {q}", "true && {}", "(\n{}\n)", "sudo {}", "echo $({})", 'x="$({})"', "eval {q}"]
-    ),
-    depth=st.integers(1, 3),
-    cuts=st.lists(st.integers(1, 6), max_size=2),
-)
-def test_no_quoting_hides_a_command(before: str, how: str, depth: int, cuts: list[int]) -> None:
-    program = "vastai"
-    for cut in cuts:
-        program = program[:cut] + "''" + program[cut:] if "'" not in program else program
-    command = f"{program} destroy instance 1"
-    for _ in range(depth):
-        command = how.format(command, q=shlex.quote(command))
-    assert verdict(command)
-    assert verdict(f"echo {shlex.quote(before)}; {command}")
-
-
-@given(st.text(max_size=200))
-def test_no_text_breaks_the_guard(text: str) -> None:
-    verdict(text)
-
-
-def test_edits_and_patches_of_the_policy_are_stopped() -> None:
-    def call(name: str, **given: object) -> str | None:
-        return judge({"tool_name": name, "tool_input": given, "cwd": "/etc"}, RULES)
-
-    assert call("Edit", file_path="/etc/gw/policy.toml")
-    assert call("Write", file_path="gw/policy.toml")
-    assert call("apply_patch", command="*** Begin Patch\n*** Update File: gw/policy.toml\n@@\n-a\n+b\n")
-    assert call("Bash", command=["bash", "-lc", "sky down x"])
-    assert call("Edit", file_path="/etc/gw/other.toml") is None
-    assert call("Read", path="/etc/gw/policy.toml") is None
-
-
-def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
-    file, hook = "/home/me/.claude/settings.json", '{"command": "python guard.py claude guard.json"}'
-    rules = replace(RULES, settings=(file, "/home/me/.codex/hooks.json"))
-
-    def call(name: str, **given: object) -> str | None:
-        return judge({"tool_name": name, "tool_input": given, "cwd": "/home/me"}, rules)
-
-    assert call("Edit", file_path=file, old_string=hook, new_string="")
-    assert call("MultiEdit", file_path=file, edits=[{"old_string": "a"}, {"old_string": f"x{hook}"}])
-    assert call("Write", file_path=file, content="{}") and call("Write", file_path=file, content="")
-    assert call("Edit", file_path=file), "what can't be read is no edit that keeps it"
-    assert call("Bash", command=f"echo '{{}}' > {file}") and call("Bash", command=f"rm {file}")
-    assert call("Bash", command="sed -i s/guard.py/x/ .claude/settings.json")
-    assert call("apply_patch", command="*** Begin Patch\n*** Delete File: .codex/hooks.json\n*** End Patch")
-    assert call("Edit", file_path=file, old_string='"model": "x"', new_string='"model": "y"') is None
-    assert call("Write", file_path=file, content=f'{{"model": "y", "hooks": [{hook}]}}') is None
-    assert call("Bash", command=f"cat {file}") is None
-    assert call("Edit", file_path="/home/me/other.json", old_string=hook) is None
-
-
-def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path, FakeClock())
-    for job, state in (("j1", Job.RUNNING), ("j2", Job.SUCCEEDED)):
-        spec = {"spec": training(tmp_path).model_dump(mode="json")}
-        ctx.ledger.add(f"job/{job}", "job.accepted", spec, state=Job.ACCEPTED)
-        handle = Handle(backend="local", token=job, run_dir=f"/r/{job}", place=Place(platform="local", run_root="/r"))
-        ctx.ledger.add(f"job/{job}", "job.submitting", {}, state=Job.SUBMITTING)
-        ctx.ledger.add(f"job/{job}", "job.submitted", {"handle": handle.model_dump(mode="json")}, state=Job.RUNNING)
-        if state is not Job.RUNNING:
-            ctx.ledger.add(f"job/{job}", "job.succeeded", {}, state=state)
-    assert live_runs(str(tmp_path)) == ("/r/j1",)
-    assert live_runs(str(tmp_path / "nowhere")) == ()
-
-
-# ---------------------------------------------------------------------------------------------------- installing
 
 
 @pytest.fixture
@@ -481,3 +129,60 @@ def test_status_says_what_the_guard_cannot_stop(env: dict[str, str], capsys: pyt
     assert main.run(["hooks", "status", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert set(body["clients"].values()) == {"not found here"} and "can't stop" in body["message"]
+
+
+@pytest.mark.parametrize("code", [1, 3, 126, 127, 137])
+@pytest.mark.parametrize("client", ["claude", "cursor"])
+def test_a_guard_that_fails_lets_nothing_pass(tmp_path: Path, env: dict[str, str], client: str, code: int) -> None:
+    assert main.run(["hooks", "install", "--client", client, "--json"]) == 0
+    file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
+    entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\nexit {code}\n")
+    broken.chmod(0o755)
+    command = (entry.get("command") or entry["hooks"][0]["command"]).replace(sys.executable, str(broken))
+    done = subprocess.run(["sh", "-c", command], input="{}", capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "gpuwarden hooks install" in done.stderr
+
+
+def test_a_guard_that_cannot_start_is_not_installed(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(BadRequest, match="no such module"):
+        hooks("install", ("claude",), load_config(env), env)
+    assert not (tmp_path / ".claude" / "settings.json").exists()
+
+
+def test_an_installation_of_the_copied_guard_is_replaced(tmp_path: Path, env: dict[str, str]) -> None:
+    config = load_config(env)
+    folder = config.home / "hooks"
+    folder.mkdir(parents=True)
+    (folder / "guard.py").touch()
+    old = {"type": "command", "command": f"python -I {folder}/guard.py claude {folder}/guard.json", "timeout": 10}
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"hooks": {"PreToolUse": [{"matcher": "Bash", "hooks": [old]}]}}))
+    assert hooks("status", (), config, env).clients["claude"] == "stale"
+    assert hooks("install", (), config, env).clients["claude"] == "installed"
+    assert len(json.loads(file.read_text())["hooks"]["PreToolUse"]) == 1 and not (folder / "guard.py").exists()
+    assert folder.stat().st_mode & 0o077 == 0 and (folder / "guard.json").stat().st_mode & 0o077 == 0
+
+
+def test_patterns_that_changed_since_the_install_are_stale(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(env)
+    assert hooks("install", ("claude",), config, env).clients["claude"] == "installed"
+    monkeypatch.setattr("gpuwarden.interfaces.hooks.guard.declared.table", dict)
+    assert hooks("status", ("claude",), config, env).clients["claude"] == "stale"
+
+
+def test_cursor_asks_about_every_way_and_fails_closed(tmp_path: Path, env: dict[str, str]) -> None:
+    hooks("install", ("cursor",), load_config(env), env)
+    events = json.loads((tmp_path / ".cursor" / "hooks.json").read_text())["hooks"]
+    assert events.keys() == {"beforeShellExecution", "beforeMCPExecution", "preToolUse"}
+    assert all(entry["failClosed"] is True for entries in events.values() for entry in entries)

@@ -33,6 +33,7 @@ from gpuwarden.core.errors import (
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import let_in
 from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import (
@@ -334,6 +335,13 @@ class AutoDL(Rented):
 
 
 ACCOUNT_KEYS: Final = (AutoDL.api.key_variable, "AUTODL_API_KEY")
+SHELL_GUARD: Final = ShellGuard(
+    ends={"autodl": ("release|stop|poweroff|power-off|power_off", "instance|instances release|stop|power_off")},
+    hosts=("autodl.com", "autodl.art"),
+    requests=(r"power_?off", r"/release\b"),
+    servers=("autodl",),
+    key_variables=ACCOUNT_KEYS,
+)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:

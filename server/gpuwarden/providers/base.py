@@ -1,6 +1,7 @@
 """What every provider does. A reply of an unexpected shape is `Unknown`, never "nothing there".
 
-A provider's module names in `ACCOUNT_KEYS` the variables that hold its account's key.
+A provider's module names in `ACCOUNT_KEYS` the variables that hold its account's key, and declares in `SHELL_GUARD`
+(`core.shell_guard`) how its own tools end machines; the guard of an agent's shell reads it there.
 
 Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
 A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller looks before it asks again.

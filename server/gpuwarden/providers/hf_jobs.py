@@ -17,6 +17,7 @@ from gpuwarden.core.errors import NotSupported, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.providers._account import salted
@@ -28,6 +29,34 @@ def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
 
 
 ACCOUNT_KEYS: Final = ()  # the Hub's token is a job's own too: it reads and pushes with it
+SHELL_GUARD: Final = ShellGuard(
+    ends={
+        "hf": (
+            "jobs cancel",
+            "jobs scheduled delete|suspend",
+            "repo|repos delete|delete-files",
+            "repo|repos branch delete",
+            "repo-files delete",
+            "repo-files * delete",
+            "buckets|bucket delete|remove|rm",
+            "buckets|bucket sync --delete",
+            "sync --delete",
+            "upload --delete",
+            "endpoints delete|pause|scale-to-zero",
+            "sandbox|sandboxes kill|delete|stop|terminate",
+        )
+    },
+    aliases={"huggingface-cli": "hf"},
+    remote={"hf": ("jobs ssh *",)},
+    hosts=("huggingface.co", "hf.co"),
+    requests=(r"/api/jobs/\S*/cancel", r"/api/repos/delete", r"delete(?:d?File|d?Folder|Entry)"),
+    code=(
+        r"\bdelete_(?:repo|folder|files?|branch|bucket|inference_endpoint|scheduled_job)\s*\(",
+        r"\b(?:cancel_job|pause_inference_endpoint|super_squash_history|suspend_scheduled_job)\s*\(",
+        r"\bdelete(?:Repo|Files?)\s*\(",
+    ),
+    servers=("hf", "huggingface", "hub"),
+)
 
 
 class HfJobsProvider:

@@ -22,6 +22,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote,
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
 from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import (
@@ -351,6 +352,15 @@ def _price(kind: _Type) -> float | None:
 
 
 ACCOUNT_KEYS: Final = (LambdaCloud.api.key_variable, "LAMBDA_CLOUD_API_KEY", "LAMBDALABS_API_KEY")
+SHELL_GUARD: Final = ShellGuard(
+    ends={"lambda": ("terminate|stop", "instances|instance terminate|stop|delete", "filesystems|filesystem delete")},
+    aliases={"lambda-cli": "lambda", "lambda-cloud": "lambda", "lambdacloud": "lambda"},
+    hosts=("lambda.ai", "lambdalabs.com", "lambda.com"),
+    requests=(r"instance-operations/terminate",),
+    code=(r"\bterminate_instances?\s*\(",),
+    servers=("lambda", "lambdalabs"),
+    key_variables=ACCOUNT_KEYS,
+)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:

@@ -24,6 +24,7 @@ from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, No
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such
 
@@ -285,6 +286,19 @@ def _deadline(seconds: int | None) -> dict[str, object]:
 
 
 ACCOUNT_KEYS: Final = (Paperspace.api.key_variable, "PAPERSPACE_APIKEY", "GRADIENT_API_KEY")
+SHELL_GUARD: Final = ShellGuard(
+    ends={
+        "pspace": (
+            "machine|machines delete|destroy|stop|restart",
+            "notebook|notebooks|deployment|deployments|cluster|clusters|shared-drive|sharedDrives delete|stop",
+        )
+    },
+    aliases={"paperspace": "pspace", "paperspace-node": "pspace", "gradient": "pspace"},
+    hosts=("paperspace.com", "paperspace.io"),
+    requests=(r"/stop\b", r"destroyMachine"),
+    servers=("paperspace", "gradient"),
+    key_variables=ACCOUNT_KEYS,
+)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Paperspace:

@@ -22,6 +22,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, same_key
 from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import (
@@ -389,6 +390,15 @@ def _price(offer: _Offer) -> float | None:
 
 
 ACCOUNT_KEYS: Final = (PrimeIntellect.api.key_variable, "PRIME_INTELLECT_API_KEY")
+SHELL_GUARD: Final = ShellGuard(
+    ends={
+        "prime": ("pods|pod terminate|delete|stop", "sandbox|sandboxes delete|terminate", "disks|disk terminate|delete")
+    },
+    hosts=("primeintellect.ai",),
+    requests=(r"/terminate\b",),
+    servers=("prime", "primeintellect"),
+    key_variables=ACCOUNT_KEYS,
+)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> PrimeIntellect:

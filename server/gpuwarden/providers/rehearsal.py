@@ -12,11 +12,13 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import salted
 from gpuwarden.providers._rented import agreed_gone
 from gpuwarden.rehearsal.cloud import Cloud
 
 ACCOUNT_KEYS: Final = ()  # pretend money needs none
+SHELL_GUARD: Final = ShellGuard()  # its machines are processes here, and no command line ends them
 
 
 class RehearsalProvider:

@@ -24,6 +24,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._http import (
     Api,
     ApiClient,
@@ -441,6 +442,22 @@ def _meter(state: InstanceState, cost: float) -> bool | None:
 
 
 ACCOUNT_KEYS: Final = (RunPod.api.key_variable, "RUNPOD_AI_API_KEY")
+SHELL_GUARD: Final = ShellGuard(
+    ends={
+        "runpodctl": (
+            "remove|delete|stop",
+            "pod|pods remove|delete|stop|terminate|reset",
+            "serverless|sls delete|remove",
+            "network-volume|nv delete|remove",
+        )
+    },
+    remote={"runpodctl": ("exec|ssh",)},
+    hosts=("runpod.io", "runpod.ai"),
+    requests=(r"pod(?:Terminate|Stop|Reset)", r"/(?:stop|reset)\b", r"delete(?:Endpoint|NetworkVolume|Pod)"),
+    code=(r"\brunpod\.(?:terminate|stop)_pod\b", r"\brunpod\.delete_\w+"),
+    servers=("runpod",),
+    key_variables=ACCOUNT_KEYS,
+)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RunPod:

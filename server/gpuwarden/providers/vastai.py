@@ -25,6 +25,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import let_in
 from gpuwarden.providers._http import Api, ApiResponse, ResponseModel
 from gpuwarden.providers._rented import (
@@ -440,6 +441,16 @@ def _direct_port(ports: Any) -> int | None:
 
 
 ACCOUNT_KEYS: Final = (Vast.api.key_variable, "VASTAI_API_KEY")
+SHELL_GUARD: Final = ShellGuard(
+    ends={"vastai": ("destroy", "stop", "delete instance|volume|endpoint|autogroup|workergroup", "recycle")},
+    aliases={"vast": "vastai", "vast.py": "vastai"},
+    remote={"vastai": ("execute *",)},
+    hosts=("vast.ai",),
+    requests=(r"\"?state\"?\s*[:=]+\s*\"?stopped", r"/recycle\b"),
+    code=(r"\b(?:destroy|stop|recycle)_instances?\s*\(", r"\bdelete_volume\s*\("),
+    servers=("vast", "vastai"),
+    key_variables=ACCOUNT_KEYS,
+)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:

@@ -1,7 +1,8 @@
-"""Install the guard as a shell hook of coding agents, beside whatever other hooks the user has.
+"""Install the guard as a hook of coding agents, beside whatever other hooks the user has.
 
 Formats: Claude Code `settings.json` and Codex `hooks.json` have `hooks.PreToolUse`, a list of matcher groups; Cursor
-`hooks.json` has `version` 1 and `hooks.beforeShellExecution`, a list of commands.
+`hooks.json` has `version` 1 and a list of commands by event. The hook runs this installation's guard; what it protects
+and the patterns that providers declare are written into a file beside the ledger, so that a call imports no provider.
 """
 
 from __future__ import annotations
@@ -23,34 +24,39 @@ from pydantic import Field
 
 from gpuwarden.config import Config
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.hooks import guard
+from gpuwarden.interfaces.hooks.guard.settings import MARK, OLD_MARK
 from gpuwarden.interfaces.results import Result
 from gpuwarden.policy_record import RECORD
 
 LIMITS: Final = (
-    "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, what is "
-    "typed into a program that runs already, another program that holds the account's key, or a person."
+    "The guard reads shell commands, edits and calls of other MCP servers. It can't stop a script file that is run, a "
+    "computed or encoded command, what is typed into a program that runs already, another program that has the "
+    "account's key, or a person."
 )
 TRUST: Final = "Codex runs no hook that nobody trusted: in Codex, a person types /hooks and trusts this one."
 # Claude Code shows a model this text whenever the guard says no, as part of the command: so it is short.
-GONE: Final = "the guard is missing, so nothing passes: gpuwarden hooks install"
-# A shell answers 126 or 127 where the guard's Python is gone, which every client takes for a pass; 2 is a no to all.
-OR_DENY: Final = (
-    "" if os.name == "nt" else f" || {{ c=$?; [ $c -lt 126 ] && exit $c; echo {shlex.quote(GONE)} >&2; exit 2; }}"
-)
+GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
+# Every client takes an exit code that is not 2 for a pass: a crash's 1, a killed process's 137, a shell's 127.
+OR_DENY: Final = "" if os.name == "nt" else f" || {{ [ $? -eq 2 ] || echo {shlex.quote(GONE)} >&2; exit 2; }}"
+TIMEOUT_S: Final = 60
+"""The guard ends itself long before; a client lets a call pass whose hook is late."""
 BACKUP: Final = ".before-gpuwarden"
 
 
 @dataclass(frozen=True)
 class Client:
-    """One agent: its folder, its file, the event and what the event is matched with."""
+    """One agent: its folder, its file, and the events with what each is matched with."""
 
     name: str
     folder: str
     variable: str
     file: str
-    event: str
-    matcher: str | None
+    events: tuple[tuple[str, str | None], ...]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether an event has groups of hooks, as in Claude Code, or plain commands, as in Cursor."""
+        return self.name != "cursor"
 
 
 CLIENTS: Final = (
@@ -59,11 +65,16 @@ CLIENTS: Final = (
         ".claude",
         "CLAUDE_CONFIG_DIR",
         "settings.json",
-        "PreToolUse",
-        "Bash|Edit|Write|MultiEdit|NotebookEdit",
+        (("PreToolUse", "Bash|Edit|Write|MultiEdit|NotebookEdit|mcp__.*"),),
     ),
-    Client("codex", ".codex", "CODEX_HOME", "hooks.json", "PreToolUse", "Bash|apply_patch"),
-    Client("cursor", ".cursor", "", "hooks.json", "beforeShellExecution", None),
+    Client("codex", ".codex", "CODEX_HOME", "hooks.json", (("PreToolUse", "Bash|apply_patch|mcp__.*"),)),
+    Client(
+        "cursor",
+        ".cursor",
+        "",
+        "hooks.json",
+        (("beforeShellExecution", None), ("beforeMCPExecution", None), ("preToolUse", "Write|Delete")),
+    ),
 )
 
 
@@ -79,20 +90,24 @@ class HooksReply(Result):
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
     """Install, uninstall or only look. Without names: the clients whose folder exists.
 
-    Raises BadRequest, before anything is written, when a client's file is no JSON object of the known form.
+    Raises BadRequest, before a client's file is written, when one is not a JSON object of the known form or the guard
+    can't start.
     """
     homes = {c: Path(env.get(c.variable) or Path.home() / c.folder).expanduser() for c in CLIENTS}
     chosen = [c for c in CLIENTS if (c.name in names if names else homes[c].is_dir())]
     files = {c: homes[c] / c.file for c in chosen}
     tables = {c: _read(c, file) for c, file in files.items()}
+    settings = [homes[c] / c.file for c in CLIENTS]
     if action == "install":
-        _place_guard(config, [homes[c] / c.file for c in CLIENTS])
+        _place_guard(config, settings)
         for c in chosen:
             _install(c, files[c], tables[c], _command(c, config))
     elif action == "uninstall":
         for c in chosen:
             _uninstall(c, files[c], tables[c])
-    states = {c.name: "not found here" for c in CLIENTS} | {c.name: _state(c, files[c], config) for c in chosen}
+    states = {c.name: "not found here" for c in CLIENTS} | {
+        c.name: _state(c, files[c], config, settings) for c in chosen
+    }
     said = f"{LIMITS} {TRUST}" if "untrusted" in states.values() else LIMITS
     return HooksReply(message=said, clients=states, files={c.name: str(f) for c, f in files.items()})
 
@@ -102,29 +117,49 @@ def _folder(config: Config) -> Path:
 
 
 def _command(client: Client, config: Config) -> str:
-    """What the client's shell runs."""
-    guarded, told = _folder(config) / "guard.py", _folder(config) / "guard.json"
-    return f"{_quoted(sys.executable, '-I', str(guarded), client.name, str(told))}{OR_DENY}"
+    """Return what the client's shell runs. The environment can't give Python another place to import from."""
+    words = (sys.executable, "-E", "-P", "-m", MARK, client.name, str(_folder(config) / "guard.json"))
+    return f"{_quoted(*words)}{OR_DENY}"
 
 
 def _place_guard(config: Config, settings: list[Path]) -> None:
-    """Copy the guard beside the ledger."""
+    """Write what the guard protects beside the ledger, and try the guard. Raises BadRequest when it can't start."""
     folder = _folder(config)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
+    config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    (folder / OLD_MARK).unlink(missing_ok=True)
+    _write(folder / "guard.json", _told(config, settings))
+    (folder / "guard.json").chmod(0o600)
+    argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
+    call = json.dumps({"tool_name": "Bash", "tool_input": {"command": "true"}, "cwd": str(folder)})
+    tried = subprocess.run(argv, input=call, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if tried.returncode:
+        said = (tried.stderr.strip().splitlines() or ["no word"])[-1][:300]
+        raise BadRequest(
+            f"the guard can't start here and would stop every call, so nothing was changed: {said}",
+            "Install gpuwarden with its dependencies into one environment, then call again.",
+        )
+
+
+def _told(config: Config, settings: list[Path]) -> str:
+    """Return what the guard reads at each call."""
+    from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
+
     kept = [
         config.home / "ledger.db",
         config.home / RECORD,
         config.policy_file,
         config.policy_file.parent / "profiles",
-        folder,
+        _folder(config),
     ]
     values = {
         "home": _plain(config.home),
         "files": [_plain(f) for f in kept],
         "settings": [_plain(f) for f in settings],
+        "patterns": table(),
     }
-    _write(folder / "guard.json", json.dumps(values))
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
 def _plain(file: Path) -> str:
@@ -142,16 +177,17 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise BadRequest(f"{file} is no JSON, so nothing was changed", "Mend it, then call again.") from error
+        raise BadRequest(f"{file} is not JSON, so nothing was changed", "Fix it, then call again.") from error
     hooks_table = table.get("hooks", {}) if isinstance(table, dict) else None
-    if not isinstance(hooks_table, dict) or not isinstance(hooks_table.get(client.event, []), list):
-        raise BadRequest(f"{file} has hooks of an unknown form, so nothing was changed", "Mend it, then call again.")
+    known = isinstance(hooks_table, dict) and all(isinstance(hooks_table.get(e, []), list) for e, _ in client.events)
+    if not known:
+        raise BadRequest(f"{file} has hooks of an unknown form, so nothing was changed", "Fix it, then call again.")
     return dict(table)
 
 
 def _is_ours(entry: Any) -> bool:
-    """Whether an entry, or a hook in a matcher group, runs our guard."""
-    return any("guard.py" in text and "guard.json" in text for text in _texts(entry))
+    """Return whether an entry, or a hook in a matcher group, runs this guard, or an older install's."""
+    return any((MARK in text or OLD_MARK in text) and "guard.json" in text for text in _texts(entry))
 
 
 def _texts(entry: Any) -> list[str]:
@@ -172,29 +208,42 @@ def _without(entries: list[Any]) -> list[Any]:
 
 
 def _install(client: Client, file: Path, table: dict[str, Any], command: str) -> None:
-    if client.matcher is None:
-        entry: dict[str, Any] = {"command": command}
+    """Put the hook behind the others of each event; a copy of the file as it was is kept beside it."""
+    before = json.dumps(table)
+    was_ours = _installed(client, table)
+    if not client.grouped:
         table.setdefault("version", 1)
-    else:
-        entry = {"matcher": client.matcher, "hooks": [{"type": "command", "command": command, "timeout": 10}]}
     events = table.setdefault("hooks", {})
-    others = _without(events.get(client.event, []))
-    if events.get(client.event) == [*others, entry]:
+    for event, matcher in client.events:
+        if client.grouped:
+            hook = {"type": "command", "command": command, "timeout": TIMEOUT_S}
+            entry: dict[str, Any] = {"matcher": matcher, "hooks": [hook]}
+        else:
+            entry = {"command": command, "timeout": TIMEOUT_S, "failClosed": True}
+            entry |= {"matcher": matcher} if matcher else {}
+        events[event] = [*_without(events.get(event, [])), entry]
+    if json.dumps(table) == before:
         return
-    backup = file.with_name(file.name + BACKUP)
-    if file.exists() and not any(_is_ours(e) for e in events.get(client.event, [])):
-        _write(backup, file.read_bytes().decode("utf-8"))
-    events[client.event] = [*others, entry]
+    if file.exists() and not was_ours:
+        _write(file.with_name(file.name + BACKUP), file.read_bytes().decode("utf-8"))
     file.parent.mkdir(parents=True, exist_ok=True)
     _write(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
 
 
-def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
-    """Take our entry out. The file as it was comes back to the byte when nothing else changed since."""
+def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
+    """Return the entries that run this guard."""
     events = table.get("hooks", {})
-    if not any(_is_ours(e) for e in events.get(client.event, [])):
+    return [entry for event, _ in client.events for entry in events.get(event, []) if _is_ours(entry)]
+
+
+def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
+    """Take our entries out. The file as it was comes back to the byte when nothing else changed since."""
+    if not _installed(client, table):
         return
-    events[client.event] = _without(events[client.event])
+    events = table["hooks"]
+    for event, _ in client.events:
+        if event in events:
+            events[event] = _without(events[event])
     backup = file.with_name(file.name + BACKUP)
     before = backup.read_bytes().decode("utf-8") if backup.exists() else ""
     if before and _same(client, json.loads(before.removeprefix("\ufeff")), table):
@@ -211,20 +260,22 @@ def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool
 
     def bare(table: dict[str, Any]) -> dict[str, Any]:
         hooks_table = {k: v for k, v in table.get("hooks", {}).items() if v}
-        rest = {k: v for k, v in table.items() if k != "hooks" and not (client.matcher is None and k == "version")}
+        rest = {k: v for k, v in table.items() if k != "hooks" and (client.grouped or k != "version")}
         return rest | ({"hooks": hooks_table} if hooks_table else {})
 
     return bare(before) == bare(after)
 
 
-def _state(client: Client, file: Path, config: Config) -> str:
-    ours = [e for e in _read(client, file).get("hooks", {}).get(client.event, []) if _is_ours(e)]
-    copy = _folder(config) / "guard.py"
+def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> str:
+    """Return how a client's hook is: installed, absent, stale or untrusted."""
+    table = _read(client, file)
+    ours = _installed(client, table)
     if not ours:
         return "absent"
-    fresh = copy.exists() and copy.read_text("utf-8") == Path(guard.__file__).read_text("utf-8")
-    here = any(_command(client, config) in _texts(entry) for entry in ours)
-    if not (fresh and here and len(ours) == 1):
+    told = _folder(config) / "guard.json"
+    fresh = told.exists() and told.read_text("utf-8") == _told(config, settings)
+    here = all(_command(client, config) in _texts(entry) for entry in ours)
+    if not (fresh and here and len(ours) == len(client.events)):
         return "stale"
     return "installed" if client.name != "codex" or _trusted(client, file) else "untrusted"
 
@@ -238,7 +289,7 @@ def _trusted(client: Client, file: Path) -> bool:
         states = tomllib.loads((file.parent / "config.toml").read_text("utf-8"))["hooks"]["state"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    for g, group in enumerate(_read(client, file)["hooks"][client.event]):
+    for g, group in enumerate(_read(client, file)["hooks"][client.events[0][0]]):
         for h, hook in enumerate(group.get("hooks", [])):
             if _is_ours(hook):
                 alone = {"async": False, **hook}

@@ -1,0 +1,76 @@
+"""How a platform's own tools end what bills, as its plug-in declares it for the guard of an agent's shell.
+
+A sequence is a text of steps that follow a program's name. A step is one word or several with `|` between them; `*`
+stands for any one word; a step that starts with `-` is an option that has to be there, wherever. Words and options
+between the steps are skipped as a command line parser would.
+
+    ShellGuard(ends={"vastai": ("destroy", "stop"), "sky": ("jobs cancel", "serve down")})
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ShellGuard:
+    """What the guard has to know of one platform. Raises ValueError when a pattern can't be used."""
+
+    ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By program: sequences that end, stop or delete something. An empty sequence is any call at all."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of a program."""
+    remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By program: sequences after which a command for the rented machine follows."""
+    hosts: tuple[str, ...] = ()
+    """Host names of the platform's interface, each with every name below it."""
+    requests: tuple[str, ...] = ()
+    """Regular expressions over a request's address and body: what ends a machine besides DELETE. Reads never match."""
+    code: tuple[str, ...] = ()
+    """Regular expressions over code in Python or JavaScript: calls of the platform's library that end a machine."""
+    servers: tuple[str, ...] = ()
+    """Words that the name of an MCP server for this platform has."""
+    key_variables: tuple[str, ...] = ()
+    """The variables that hold the key of an account."""
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.requests, *self.code):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        for program in (*self.ends, *self.aliases, *self.remote):
+            if not re.fullmatch(r"[a-z0-9._-]+", program):
+                raise ValueError(f"{program!r} is not the name of a program in lower case")
+
+    def table(self) -> dict[str, Any]:
+        """The declaration as plain values, for a JSON file."""
+        return asdict(self)
+
+
+def merged(guards: list[ShellGuard]) -> ShellGuard:
+    """One declaration that says what all of them say; sequences of the same program are put together."""
+
+    def maps(name: str) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for guard in guards:
+            for program, sequences in getattr(guard, name).items():
+                found[program] = tuple(dict.fromkeys((*found.get(program, ()), *sequences)))
+        return found
+
+    def texts(name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for guard in guards for text in getattr(guard, name)))
+
+    return ShellGuard(
+        ends=maps("ends"),
+        aliases={other: program for guard in guards for other, program in guard.aliases.items()},
+        remote=maps("remote"),
+        hosts=texts("hosts"),
+        requests=texts("requests"),
+        code=texts("code"),
+        servers=texts("servers"),
+        key_variables=texts("key_variables"),
+    )

@@ -1,0 +1,19 @@
+"""A hook for coding agents: stop calls that go around gpuwarden.
+
+A client runs `python -m gpuwarden.interfaces.hooks.guard CLIENT CONFIG` before each call, with the call as JSON on
+standard input. CLIENT is claude, codex or cursor. CONFIG is a JSON file that `gpuwarden hooks install` writes: what is
+protected, and the patterns that providers declare. So a call imports no provider, and needs 0.1 s.
+
+    limits      how much is read, and the parser (tree-sitter-bash)
+    words       what one word says: quotes, variables, plain substitutions
+    shell       text -> simple commands
+    judge       what a command runs: wrappers, shells, SSH, other languages; each is unfolded and judged again
+    programs    does it end a machine, delete what is kept, or ask a platform's interface to
+    files       does it remove or change what gpuwarden decides by
+    settings    does an edit of a client's configuration drop this guard or change a GPUWARDEN variable
+    calls       one call of a tool: shell, edit, patch, or another MCP server
+    __main__    the process: answers in the client's form, and refuses when anything fails
+
+It can't stop what it can't read: a script file that is run, an encoded or computed command, a program of one's own,
+a person. The account's key decides what is possible; this stops the usual slips.
+"""

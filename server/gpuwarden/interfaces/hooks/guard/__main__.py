@@ -1,0 +1,72 @@
+"""`python -m gpuwarden.interfaces.hooks.guard CLIENT CONFIG`: answer one hook call in the client's form.
+
+Whatever goes wrong here stops the call. Exit code 2 means no to Claude Code, Codex and Cursor; any other failure, a
+crash's 1 among them, would let the call pass. Cursor reads a verdict from standard output as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+REFUSED = 2
+MOST_BYTES = 8_000_000
+MOST_CPU_S = 5
+MOST_S = 20
+MOST_MEMORY = 2 << 30
+HINT = "Ask with gpuwarden's teardown_request: it proves that nothing is lost, and a person approves."
+
+
+def bounded() -> None:
+    """Let the system end this process when it takes too much; a process that a signal ends lets nothing pass."""
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
+        import resource
+        import signal
+
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(MOST_S)
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+
+
+def verdict(client: str, config: str) -> str | None:
+    """Return why the call on standard input is stopped; None lets it pass. Raises whatever goes wrong."""
+    text = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        return f"the call is longer than {MOST_BYTES} bytes, too long to be read"
+    event: Any = json.loads(text.decode("utf-8", "replace"))
+    if not isinstance(event, dict):
+        return "the call is not of a known form"
+    from gpuwarden.interfaces.hooks.guard.calls import judged
+    from gpuwarden.interfaces.hooks.guard.protected import rules_from
+
+    return judged(event, rules_from(config, client))
+
+
+def answer(client: str, why: str | None, hint: str) -> int:
+    """Say the verdict in the client's form; return the exit code."""
+    said = f"gpuwarden: {why}. {hint}" if why else ""
+    if client == "cursor":
+        print(json.dumps({"permission": "deny", "user_message": said, "agent_message": said} if why else {}))
+        return 0
+    if why:
+        print(said, file=sys.stderr)
+    return REFUSED if why else 0
+
+
+def main(argv: list[str]) -> int:
+    """Answer one call."""
+    client = argv[1] if len(argv) > 1 else ""
+    try:
+        bounded()
+        return answer(client, verdict(client, argv[2]), HINT)
+    except BaseException as error:
+        reason = f"the guard failed ({type(error).__name__}: {str(error)[:200]}), so nothing passes"
+        answer(client, reason, "A person runs: gpuwarden hooks install")
+        return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,46 @@
+"""Gather what providers and the table of clouds declare. Imports every provider: never in the guard's own process."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuwarden import providers
+from gpuwarden.core.registry import load
+from gpuwarden.core.shell_guard import ShellGuard, merged
+from gpuwarden.providers.base import provider_names
+
+CLOUDS = Path(__file__).with_name("clouds.toml")
+FAR = "far"
+
+
+def table() -> dict[str, Any]:
+    """Return every declaration as plain values, which `patterns.Patterns.of` reads."""
+    clouds = {name: _guard(section) for name, section in tomllib.loads(CLOUDS.read_text("utf-8")).items()}
+    far = clouds.pop(FAR)
+    everything = merged([*declared().values(), *clouds.values()])
+    aliases = {**everything.aliases, **far.aliases}
+    return {**everything.table(), "aliases": aliases, "far": dict(far.ends)}
+
+
+def declared() -> dict[str, ShellGuard]:
+    """Return what each provider declares. Raises TypeError when a provider's declaration is something else."""
+    found = {}
+    for name in provider_names():
+        guard = getattr(load(providers, name, what="provider"), "SHELL_GUARD", ShellGuard())
+        if not isinstance(guard, ShellGuard):
+            raise TypeError(f"SHELL_GUARD of provider {name!r} is not a ShellGuard")
+        found[name] = guard
+    return found
+
+
+def _guard(section: Mapping[str, Any]) -> ShellGuard:
+    """Return one section of the table of clouds."""
+    values: dict[str, Any] = dict(section)
+    for name in ("ends", "remote"):
+        values[name] = {program: tuple(texts) for program, texts in values.get(name, {}).items()}
+    for name in ("hosts", "requests", "code", "servers"):
+        values[name] = tuple(values.get(name, ()))
+    return ShellGuard(**values)

@@ -1,0 +1,263 @@
+"""Judge shell text: every simple command in it, and whatever a command runs in turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from gpuwarden.interfaces.hooks.guard import settings
+from gpuwarden.interfaces.hooks.guard.files import Files
+from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
+from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+from gpuwarden.interfaces.hooks.guard.programs import HTTP, called, spoken
+from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader, name_of
+from gpuwarden.interfaces.hooks.guard.wrappers import (
+    ASSIGNMENT,
+    CODE,
+    DOERS,
+    KEYWORDS,
+    LATER,
+    RUNNERS,
+    SHELLS,
+    SOURCED,
+    SSH_VALUED,
+    WRAPPERS,
+    after_c,
+    candidates,
+    inside,
+    script_of,
+)
+
+DEEPEST = 12
+MOST_WRAPPERS = 15
+_ONLY_VARIABLE = re.compile(r"\$\{?\w+\}?")
+
+
+@dataclass
+class Judge:
+    """Judges what one call would run. It keeps what the text sets: variables, aliases, written files, the folder."""
+
+    patterns: Patterns
+    files: Files
+    typing: bool = False
+    """The client can type into a program that runs, and asks no hook before it does."""
+    values: dict[str, str] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    aliases: dict[str, str] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+    def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
+        """Return why a text is stopped; None lets it pass. Raises TooMuch. `far`: it runs on another machine."""
+        if depth > DEEPEST:
+            raise TooMuch("the command is nested too deep to be read")
+        reader = Reader(text, self.values, self.budget, feed)
+        for command in reader.commands():
+            if why := self.command(command, depth, far=far):
+                return why
+        return self.spoken(text) if reader.broken else None
+
+    def command(self, command: Command, depth: int, *, far: bool) -> str | None:
+        """Return why a simple command is stopped."""
+        self.budget.spend(1 + len(command.words) + sum(map(len, command.stdin)) // 64)
+        if why := self._outputs(command, far):
+            return why
+        if why := settings.decided(command.name, command.words[1:], command.assigned):
+            return why
+        assigned = dict(command.assigned)
+        words = command.words
+        for _ in range(MOST_WRAPPERS):
+            if not words:
+                return None
+            name = name_of(words[0])
+            if words is not command.words and (why := settings.decided(name, words[1:], ())):
+                return why
+            if words is not command.words and " " in words[0].strip():  # `watch 'a command'`
+                return self.shell(" ".join(words), depth + 1, far=far)
+            unfolded = self._unwrapped(name, words, assigned)
+            if unfolded is None:
+                return self._program(name, words[1:], command, assigned, depth, far)
+            words = unfolded
+        raise TooMuch("the command is wrapped too often to be read")
+
+    def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
+        """Return the words of the program that the first word runs; None when it runs nothing."""
+        if ASSIGNMENT.fullmatch(words[0]):
+            variable, _, value = words[0].partition("=")
+            assigned[variable] = value
+            return words[1:]
+        if words[0] in KEYWORDS:
+            return words[1:]
+        if name in WRAPPERS:
+            if name == "env" and (text := next((b for a, b in pairwise(words) if a in {"-S", "--split-string"}), "")):
+                return text.split()
+            return inside(words[1:], WRAPPERS[name], name)
+        if name.startswith(("python", "pypy")) and "-m" in words[1:6]:
+            at = words.index("-m")
+            module = words[at + 1] if at + 1 < len(words) else ""
+            known = module if self.patterns.knows(module.lower()) else module.partition(".")[0]
+            return [known, *words[at + 2 :]]
+        if name.startswith(("python", "pypy")) and self.patterns.knows(name_of(script_of(words[1:]))):
+            return words[words.index(script_of(words[1:])) :]
+        return None
+
+    def _program(
+        self, name: str, args: list[str], command: Command, assigned: dict[str, str], depth: int, far: bool
+    ) -> str | None:
+        """Return why a program with these arguments is stopped."""
+        request = [*args, *command.stdin] if name in HTTP else []
+        return (
+            self._ended(name, args, assigned, far)
+            or self._texts(name, args, command, depth, far)
+            or self._elsewhere(name, args, command, depth)
+            or self._inner(name, args, depth, far)
+            or (called(name, request, self.patterns) if request else None)
+            or self.files.judged(name, args, far=far)
+        )
+
+    def _ended(self, name: str, args: list[str], assigned: dict[str, str], far: bool) -> str | None:
+        """Return why a program is stopped that ends something itself."""
+        program = self.patterns.program(name)
+        docker = program in {"docker", "docker-compose"} and (
+            "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or _other_docker(args)
+        )
+        if ended := self.patterns.ended(program, args, far=far or docker):
+            return f"`{ended}` ends or deletes what gpuwarden guards"
+        if name in {"pkill", "killall"} and any("gpuwarden" in a for a in args):
+            return f"`{name}` ends the watch over what bills"
+        if name in self.aliases:
+            return self.shell(" ".join([self.aliases.pop(name), *args]), far=far)
+        if name == "alias":
+            self.aliases.update((n, v) for n, _, v in (a.partition("=") for a in args) if v)
+        if name in {"cd", "pushd"} and not far:
+            self.files.cwd = self.files.path(args[0] if args else "~")
+        return None
+
+    def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
+        """Return why a program is stopped that runs texts: a shell, an interpreter, a scheduler."""
+        if self.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
+            return f"nobody reads what is typed into a waiting `{name}`; give it the commands, with -c"
+        if name in SHELLS | SOURCED | {"eval", "su", "script", "runuser", "machinectl"}:
+            texts = [" ".join(args)] if name == "eval" else [*after_c(args), *self._scripts(args), *command.stdin]
+            if name == "script":
+                texts.append(" ".join([a for a in args if not a.startswith("-")][1:]))
+            return self._any(texts, depth, far)
+        if written := self.written.get(self.files.path(command.words[0])) if name != "cat" and command.words else None:
+            return self._any([written], depth, far)
+        if name == "trap":
+            return self._any(args[:1], depth, far)
+        if name in LATER:
+            lines = "\n".join(command.stdin).splitlines()
+            lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
+            return self._any(["\n".join(lines)], depth, far) or self.spoken(" ".join([*args, *command.stdin]))
+        if name == "tmux":
+            return self._any([a for a in args if " " in a], depth, far)
+        language = re.sub(r"[\d.]+$", "", name)
+        if language in CODE:
+            return self._code(CODE[language], args, command.stdin)
+        return self.spoken(" ".join([*args, *command.stdin])) if name in DOERS else None
+
+    def _code(self, flag: str, args: list[str], stdin: list[str]) -> str | None:
+        """Return why an interpreter is stopped, by the code that it is given here."""
+        code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
+        if not code and script_of(args) not in {"", "-"}:
+            code, stdin = self._scripts(args), []
+        for text in (*code, *stdin):
+            if why := self.spoken(text) or settings.code_edits(text):
+                return why
+        return None
+
+    def _scripts(self, args: Iterable[str]) -> list[str]:
+        """Return the texts of the files among the words that this very call wrote before."""
+        return [self.written[path] for a in args if self.written and (path := self.files.path(a)) in self.written]
+
+    def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
+        """Return why a command on another machine is stopped."""
+        rest: list[str] | None = None
+        if name in {"ssh", "autossh", "mosh", "pssh", "parallel-ssh"}:
+            rest = inside(inside(args, SSH_VALUED, name)[1:], SSH_VALUED, name)
+        elif name in {"sftp", "lftp"}:
+            return next((w for text in command.stdin for w in [self._sftp(text, depth)] if w), None)
+        else:
+            rest = self.patterns.remote_part(self.patterns.program(name), args)
+        if rest is None:
+            return None
+        feed = Feed(tuple(command.stdin), (), command.fed)
+        if rest:
+            return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
+        return self._any(command.stdin, depth, far=True)
+
+    def _sftp(self, text: str, depth: int) -> str | None:
+        return self.shell("\n".join(line for line in text.splitlines()[:200]), depth + 1, far=True)
+
+    def _inner(self, name: str, args: list[str], depth: int, far: bool) -> str | None:
+        """Return why a program is stopped that another one runs somewhere among its words."""
+        if name == "find":
+            runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}][:20]
+            parts = [args[i + 1 :] for i in runs if name_of("".join(args[i + 1 : i + 2])) not in {"rm", "mv"}]
+        elif name in RUNNERS:
+            parts = [part for part in candidates(args, self._worth_a_look) if self._unseen(part)]
+        else:
+            return None
+        return next((w for p in parts if (w := self.command(Command(p), depth + 1, far=far))), None)
+
+    def _unseen(self, words: list[str]) -> bool:
+        """Return whether the words were not judged before: runners within runners have the same ends."""
+        key = hash(tuple(words))
+        fresh = key not in self.seen
+        self.seen.add(key)
+        return fresh
+
+    def _worth_a_look(self, word: str) -> bool:
+        name = name_of(word)
+        return (
+            self.patterns.knows(name) or name in SHELLS or name in WRAPPERS or name == "ssh" or name in HTTP
+            or re.sub(r"[\d.]+$", "", name) in CODE
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------------------- helpers
+
+    def _outputs(self, command: Command, far: bool) -> str | None:
+        """Return why a command is stopped by the files that it writes, and remember what was written where."""
+        if far:
+            return None
+        text = "\n".join([command.printed(), *command.stdin, *command.words])
+        for target in dict.fromkeys(command.targets):
+            self.budget.spend(len(text) // 64)
+            path = self.files.path(target)
+            if why := self.files.change(target) or settings.shell_written(path, text):
+                return why
+            self.written[path] = "\n".join(filter(None, [self.written.get(path), command.printed()]))
+        written = (settings.shell_written(self.files.path(file), text) for file in _edited(command))
+        return next((why for why in written if why), None)
+
+    def _any(self, texts: Iterable[str], depth: int, far: bool) -> str | None:
+        return next((why for text in texts if text and (why := self.shell(text, depth + 1, far=far))), None)
+
+    def spoken(self, text: str) -> str | None:
+        """Return why text that is not shell is stopped."""
+        self.budget.spend(len(text) // 8)
+        return spoken(text, self.patterns)
+
+
+def _edited(command: Command) -> list[str]:
+    """Return the files that a command itself changes, beside its redirections."""
+    args = command.words[1:]
+    if command.name in {"tee", "sponge"}:
+        return args
+    if command.name in {"cp", "mv"}:
+        return args[-1:]
+    return args if any(a.startswith(("-i", "--in-place", "-pi")) for a in args) else []
+
+
+def _other_docker(args: list[str]) -> bool:
+    """Return whether Docker is told to work on another machine."""
+    for option, value in pairwise([*args, ""]):
+        name, _, given = option.partition("=")
+        if name in {"-H", "--host", "-c", "--context"}:
+            return (given or value) not in {"default", "desktop-linux"} and not (given or value).startswith("unix:")
+        if not option.startswith("-"):
+            return False
+    return False

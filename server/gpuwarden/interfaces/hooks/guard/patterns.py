@@ -1,0 +1,180 @@
+"""The patterns that the guard looks for, compiled from what providers and the table of clouds declare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+MOST_ARGUMENTS = 300
+"""More words than a person types after one program; steps are looked for in so many."""
+HELP = frozenset({"--help", "-h", "-help", "--version"})
+# Names that are also words of a sentence or of a programming language: in code they count only where a command begins.
+AMBIGUOUS = frozenset(
+    {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
+)
+
+_WORD = re.compile(r"[a-z0-9][a-z0-9._-]+")
+
+Steps = tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One declared sequence: the words in their order, and the options that have to be there."""
+
+    text: str
+    words: Steps
+    options: Steps
+
+    @classmethod
+    def parse(cls, text: str) -> Spelling:
+        """Read the syntax of `core.shell_guard`."""
+        steps = [frozenset(step.split("|")) for step in text.split()]
+        words = tuple(s for s in steps if not any(w.startswith("-") for w in s))
+        return cls(text, words, tuple(s for s in steps if s not in words))
+
+    def end(self, args: Sequence[str]) -> int | None:
+        """Return the place after the last word of the sequence in `args`; None when it is not there."""
+        at = {0}
+        for step in self.words:
+            at = {i + 1 for start in at for i in _starts(args, start) if "*" in step or args[i].lower() in step}
+        if not at or not all(any(_given(args, option) for option in step) for step in self.options):
+            return None
+        return min(at)
+
+
+def _starts(args: Sequence[str], start: int) -> Iterator[int]:
+    """Yield where the next word may be: after options, each of which may have taken one value."""
+    for i in range(start, len(args)):
+        yield i
+        if not args[i].startswith("-") and not (i > start and args[i - 1].startswith("-") and "=" not in args[i - 1]):
+            return
+
+
+def _given(args: Sequence[str], option: str) -> bool:
+    """Return whether an option is there; `--replicas=0` is also `--replicas 0`, and `-r` is also in `-rf`."""
+    name, equals, value = option.partition("=")
+    if equals:
+        return any(a == option or (a == name and args[i + 1 : i + 2] == [value]) for i, a in enumerate(args))
+    short = len(option) == 2 and option[1] != "-"
+    return any(
+        a == option or a.startswith(option + "=") or (short and re.fullmatch(r"-\w*" + option[1] + r"\w*", a))
+        for a in args
+    )
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """What ends a machine, as the providers say."""
+
+    ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    requests: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    key_variables: tuple[str, ...] = ()
+    far: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What ends something only where it is typed on another machine."""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Patterns:
+        """Read what `declared.table` wrote. Raises KeyError or TypeError when it is something else."""
+
+        def sequences(name: str) -> dict[str, tuple[str, ...]]:
+            return {program: tuple(texts) for program, texts in table[name].items()}
+
+        texts = {n: tuple(map(str, table[n])) for n in ("hosts", "requests", "code", "servers", "key_variables")}
+        return cls(sequences("ends"), dict(table["aliases"]), sequences("remote"), far=sequences("far"), **texts)
+
+    def program(self, name: str) -> str:
+        """Return the name by which a program is declared."""
+        return self.aliases.get(name, name)
+
+    def knows(self, name: str) -> bool:
+        """Return whether anything is declared of a program."""
+        name = self.program(name)
+        return name in self.ends or name in self.remote or name in self.far
+
+    def ended(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
+        """Return the words with which a program ends something; None when it does not."""
+        args = args[:MOST_ARGUMENTS]
+        asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
+        if asks_help or args[-1:] == ["help"] or args[:1] == ["help"] or _only_tries(args):
+            return None
+        declared = (*self.ends.get(name, ()), *(self.far.get(name, ()) if far else ()))
+        for sequence in map(Spelling.parse, declared):
+            end = sequence.end(args)
+            if end is not None:
+                said = (next((a for a in args[:end] if a.lower() in step), "...") for step in sequence.words)
+                return " ".join([name, *said])
+        return None
+
+    def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
+        """Return the words that a program runs on the rented machine; None when it runs nothing there."""
+        for sequence in map(Spelling.parse, self.remote.get(name, ())):
+            end = sequence.end(args[:MOST_ARGUMENTS])
+            if end is not None:
+                return _command_in(list(args[end:]))
+        return None
+
+    @cached_property
+    def host(self) -> re.Pattern[str]:
+        """Match an address of a platform's interface; documentation is not one."""
+        names = "|".join(re.escape(host) for host in self.hosts) or "(?!)"
+        return re.compile(rf"(?i)(?<![\w-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)")
+
+    @cached_property
+    def request(self) -> re.Pattern[str]:
+        """Match what ends something in a request's address or body."""
+        return re.compile("(?i)" + "|".join((r"\bDELETE\b", r"\bterminate\b", r"\bdestroy\b", *self.requests)))
+
+    @cached_property
+    def key(self) -> re.Pattern[str]:
+        """Match the use of an account's key."""
+        return re.compile(r"\$\{?(?:" + ("|".join(map(re.escape, self.key_variables)) or "(?!)") + r")\b")
+
+    @cached_property
+    def library(self) -> re.Pattern[str]:
+        """Match calls of a platform's library."""
+        return re.compile("|".join(self.code) or "(?!)")
+
+    def command_in_code(self, text: str) -> str | None:
+        """Return the first command that ends something in a text that is not shell."""
+        words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
+        for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
+            pattern = "|".join(self._in_code(word))
+            if pattern and (found := re.search(pattern, text)):
+                return found[0]
+        return None
+
+    def _in_code(self, word: str) -> Iterator[str]:
+        """Yield a regular expression for each sequence of the program that is called by this name."""
+        begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"
+        for sequence in map(Spelling.parse, self.ends.get(self.program(word), ())):
+            steps = (
+                r"\W{1,12}(?:" + (r"[\w./-]{1,80}" if "*" in s else "|".join(map(re.escape, sorted(s)))) + r")\b"
+                for s in sequence.words
+            )
+            options = (rf"[^\n]{{1,200}}{re.escape(min(s))}" for s in sequence.options)
+            yield f"{begins}{re.escape(word)}\\b" + ("".join((*steps, *options)) or r"[\"',\s]{1,6}[-\w$]")
+
+
+def _only_tries(args: Sequence[str]) -> bool:
+    """Return whether the program is told to change nothing."""
+    return any(a in {"--dry-run", "--dryrun"} or (a.startswith("--dry-run=") and a != "--dry-run=none") for a in args)
+
+
+def _command_in(rest: list[str]) -> list[str]:
+    """Return the command in the words after the machine's name."""
+    if "--" in rest:
+        return rest[rest.index("--") + 1 :]
+    for i, word in enumerate(rest):
+        name, equals, value = word.partition("=")
+        if name in {"--command", "--ssh-command", "--scripts", "--cmd", "-c"}:
+            return [value] if equals else rest[i + 1 : i + 2]
+    return [word for word in rest if not word.startswith("--")]

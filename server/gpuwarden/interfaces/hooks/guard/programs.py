@@ -1,0 +1,59 @@
+"""Requests to platforms, and code of other languages: whether they end something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+
+HTTP: Final = frozenset({"curl", "wget", "http", "https", "xh", "xhs", "curlie", "httpie", "hurl", "aria2c"})
+METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
+READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_DATA: Final = re.compile(
+    r"-(?:d|F|T)|--(?:data|json|form|upload-file|post-data|post-file|body-data|raw|url-query)(?:-\w+)*(?:=.*)?",
+    re.DOTALL,
+)
+_ITEM: Final = re.compile(r"[\w\[\].-]+(?::?=)(?!=)[\s\S]*")
+_METHOD_IN_CODE: Final = re.compile(r"(?i)\bdelete\b|\bpost\b|\bput\b|\bpatch\b|data\s*=|json\s*=|body\s*:")
+
+
+def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
+    """Return why a call of an HTTP program is stopped."""
+    method = _method(name, args)
+    text = " ".join(args)
+    if method in READS or not (patterns.host.search(text) or patterns.key.search(text)):
+        return None
+    if method == "DELETE" or patterns.request.search(text):
+        return f"this `{name}` asks a platform to end or delete something"
+    return None
+
+
+def _method(name: str, args: Sequence[str]) -> str:
+    """Return the method of a request, as the program would choose it."""
+    for i, word in enumerate(args):
+        if re.fullmatch(r"-[a-zA-Z]*X|--request|--method", word) and i + 1 < len(args):
+            return args[i + 1].upper()
+        if found := re.fullmatch(r"(?:-[a-z]*X|--request=|--method=)(\w+)", word):
+            return found[1].upper()
+    if name not in {"curl", "wget"}:
+        words = [a for a in args if not a.startswith("-")]
+        if words and words[0].upper() in METHODS:
+            return words[0].upper()
+        return "POST" if any(_ITEM.fullmatch(w) and "://" not in w.partition("=")[0] for w in words[1:]) else "GET"
+    if any(re.fullmatch(r"-[a-zA-Z]*[GI]|--get|--head", a) for a in args):
+        return "GET"
+    return "POST" if any(_DATA.fullmatch(a) or re.match(r"-d\S", a) for a in args) else "GET"
+
+
+def spoken(text: str, patterns: Patterns) -> str | None:
+    """Return why code of another language, or text that is not a complete command, is stopped."""
+    if not text:
+        return None
+    found = patterns.library.search(text) if patterns.code else None
+    said = found[0] if found else patterns.command_in_code(text)
+    if not said and patterns.host.search(text) and _METHOD_IN_CODE.search(text):
+        found = patterns.request.search(text)
+        said = found[0] if found else None
+    return f"the code has `{' '.join(said.split())[:60]}`" if said else None

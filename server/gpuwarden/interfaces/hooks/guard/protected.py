@@ -1,0 +1,41 @@
+"""What the guard protects: read from the file that `gpuwarden hooks install` wrote, and from the ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+from gpuwarden.interfaces.hooks.guard.calls import Rules
+from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+
+
+def rules_from(config: str, client: str) -> Rules:
+    """Read the rules. Raises OSError, ValueError or KeyError when the file is not what was written."""
+    table = json.loads(Path(config).read_text("utf-8"))
+    home = str(table["home"])
+    return Rules(
+        home=home,
+        files=tuple(table["files"]),
+        runs=live_runs(home),
+        settings=tuple(table["settings"]),
+        typing=client == "codex",
+        patterns=Patterns.of(table["patterns"]),
+    )
+
+
+def live_runs(home: str) -> tuple[str, ...]:
+    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read."""
+    query = (
+        "SELECT e.body FROM events e JOIN current c ON c.subject = e.subject "
+        "WHERE e.kind = 'job.submitted' AND c.state NOT IN ('succeeded', 'failed', 'canceled', 'refused')"
+    )
+    try:
+        uri = (Path(home) / "ledger.db").resolve().as_uri() + "?mode=ro"
+        with sqlite3.connect(uri, uri=True, timeout=2) as db:
+            rows = db.execute(query).fetchall()
+        db.close()
+        return tuple({os.path.normpath(json.loads(row[0])["handle"]["run_dir"]) for row in rows})
+    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError):
+        return ()

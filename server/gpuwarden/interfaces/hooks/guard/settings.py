@@ -1,0 +1,130 @@
+"""What a person decides: gpuwarden's variables, and the guard's place in the clients' configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+MARK: Final = "gpuwarden.interfaces.hooks.guard"
+OLD_MARK: Final = "guard.py"
+"""The names of this guard in a client's configuration, now and before."""
+MOST_BYTES: Final = 2_000_000
+DECIDES: Final = re.compile(
+    r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+)"
+)
+"""Where the ledger and the policy are, and every value of the policy."""
+_SET: Final = re.compile(rf"({DECIDES.pattern})[\"']?\s*(?:=|:|\s)\s*[\"']?([^\"',;\s}}]*)")
+_OFF: Final = re.compile(
+    r"disableAllHooks\W{1,4}true|allowManagedHooksOnly\W{1,4}true|\bhooks\s*=\s*false|(?s:hooks\.state.{0,300}enabled\s*=\s*false)"
+)
+_CLIENT: Final = re.compile(
+    r"(?:^|/)(?:\.claude/[\w.-]*\.json|\.claude\.json|\.?mcp\.json|claude_desktop_config\.json|managed-settings\.json"
+    r"|\.codex/(?:config\.toml|hooks\.json)|\.cursor/(?:hooks|mcp|cli-config)\.json|\.gemini/settings\.json"
+    r"|gemini-extension\.json|\.vscode/mcp\.json|\.mcp/[\w.-]+\.json)$"
+)
+_STARTUP: Final = re.compile(
+    r"(?:^|/)(?:\.(?:bash|zsh|k)(?:rc|env|profile|_profile|login)|\.profile|\.bash_profile|\.envrc|\.env[\w.]*"
+    r"|environment|config\.fish|[\w.-]+\.service)$"
+)
+_KEPT_IN_CODE: Final = re.compile(
+    r"\.claude[/\\\"', ]{1,5}settings|\.codex[/\\\"', ]{1,5}(?:hooks|config)|\.cursor[/\\\"', ]{1,5}hooks"
+    r"|gpuwarden[/\\\"', ]{1,5}(?:policy\.toml|ledger\.db|hooks)|\.mcp\.json"
+)
+_WRITES_IN_CODE: Final = re.compile(
+    r"write|unlink|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
+)
+CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
+SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
+                              "ugrep", "egrep", "fgrep", "head", "tail", "jq", "test", "["})  # fmt: skip
+"""Programs whose words are mostly text."""
+
+
+def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]) -> str | None:
+    """Return why a command is stopped that sets or drops a variable that a person sets."""
+    for variable, _ in assigned:
+        if DECIDES.fullmatch(variable) or (variable in {"CLAUDE_CONFIG_DIR", "CODEX_HOME"} and name in CLIENTS):
+            return f"{variable} is the user's decision; a person sets it"
+    if name in SENTENCES:
+        return None
+    drops = name == "unset" or (
+        name == "env" and any(w in {"-u", "--unset"} or w.startswith("--unset=") for w in words)
+    )
+    for word in words:
+        found = DECIDES.search(word) if "GPUWARDEN_" in word else None
+        if found and ((word[found.end() : found.end() + 1] in {"=", "+"} and _begins(word, found)) or drops):
+            return f"{found[0]} is the user's decision; a person sets it"
+    if name in {"launchctl", "setx", "systemctl"} and (found := DECIDES.search(" ".join(words))):
+        return f"{found[0]} is the user's decision; a person sets it"
+    if name in CLIENTS and (_OFF.search(" ".join(words)) or any("hooks" in w and "=" in w for w in words)):
+        return f"`{name}` would start without its hooks; a person decides that"
+    return None
+
+
+def _begins(word: str, found: re.Match[str]) -> bool:
+    """Return whether the variable begins the word, or an option's value (`-eNAME=`, `--env=NAME=`)."""
+    return re.fullmatch(r"|-e|--?[\w-]+=", word[: found.start()]) is not None
+
+
+def is_client_file(path: str) -> bool:
+    """Return whether a file configures a client."""
+    return _CLIENT.search(path) is not None
+
+
+def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
+    """Return what must stay as it is: the guard is named, hooks are off, and gpuwarden's variables with values."""
+    return MARK in text or OLD_MARK in text, _OFF.search(text) is not None, frozenset(_SET.findall(text))
+
+
+def edited(path: str, before: str, after: str) -> str | None:
+    """Return why an edit is stopped that turns `before` into `after`."""
+    if is_client_file(path):
+        (named, off, variables), (named_after, off_after, variables_after) = facts(before), facts(after)
+        if named and not named_after:
+            return f"{path} names this guard; a person changes it"
+        if off_after and not off:
+            return f"{path} would switch hooks off; a person decides that"
+        if variables != variables_after:
+            return f"{path} would change gpuwarden's variables; a person sets them"
+    elif _STARTUP.search(path) and facts(before)[2] != facts(after)[2]:
+        return f"{path} would change gpuwarden's variables; a person sets them"
+    return None
+
+
+def shell_written(path: str, text: str) -> str | None:
+    """Return why a shell command is stopped that writes `text`, as far as it is known, to a file."""
+    if is_client_file(path) and (_OFF.search(text) or DECIDES.search(text) or _drops(path, text)):
+        return f"{path} configures an agent's client; a person changes it"
+    if _STARTUP.search(path) and DECIDES.search(text):
+        return f"{path} would change gpuwarden's variables; a person sets them"
+    return None
+
+
+def _drops(path: str, text: str) -> bool:
+    """Return whether the file on disk has something of ours that a new text lacks."""
+    before = contents(path)
+    return bool(before and text and "GPUWARDEN_" in before and "GPUWARDEN_" not in text)
+
+
+def code_edits(text: str) -> str | None:
+    """Return why code of another language is stopped: it writes a file that a person changes."""
+    found = _KEPT_IN_CODE.search(text)
+    return f"the code writes `{found[0]}`; a person changes it" if found and _WRITES_IN_CODE.search(text) else None
+
+
+def contents(path: str) -> str | None:
+    """Return a file's text; None when it is not there, too big or not readable."""
+    try:
+        file = Path(path)
+        return file.read_text("utf-8", "replace") if file.stat().st_size <= MOST_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
+def after_edits(before: str, edits: Sequence[dict[str, Any]]) -> str:
+    """Return a text after the edits of an Edit or MultiEdit call."""
+    for edit in edits:
+        old, new = str(edit.get("old_string") or ""), str(edit.get("new_string") or "")
+        before = before.replace(old, new, -1 if edit.get("replace_all") else 1) if old else before + new
+    return before

@@ -1,0 +1,119 @@
+"""Put together what a word of a shell says: quotes, variables that are known, and what a command plainly prints."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gpuwarden.interfaces.hooks.guard.limits import (
+    DEEPEST,
+    MOST_BYTES,
+    Budget,
+    TooMuch,
+    check_marks,
+    parsed,
+)
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+QUOTED_OUT = "$()"
+"""Stands for the output of a command that is not known before it runs."""
+
+
+class Words:
+    """A parsed text, and the words in it. `values` are the variables; `broken`: the text has errors."""
+
+    def __init__(self, text: str, values: dict[str, str], budget: Budget) -> None:
+        self.data = text.replace("\r\n", "\n").replace("\\\n", "").replace("\x00", "").encode("utf-8", "replace")
+        if len(self.data) > MOST_BYTES:
+            raise TooMuch(f"the command is longer than {MOST_BYTES} bytes; put the text into a file")
+        budget.spend(len(self.data) // 16)
+        check_marks(text)
+        self.values, self.budget = values, budget
+        self.root = parsed(self.data).root_node
+        self.broken = self.root.has_error
+        budget.spend(self.root.descendant_count // 2)
+
+    def said(self, node: Node, depth: int) -> str:
+        """Return what the commands directly below a node plainly print; a reader of commands knows it."""
+        raise NotImplementedError
+
+    def deeper(self, depth: int) -> None:
+        """Count one step at this depth. Raises TooMuch."""
+        self.budget.spend()
+        if depth > DEEPEST:
+            raise TooMuch("the command is nested too deep to be read")
+
+    def raw(self, node: Node) -> str:
+        """Return a node's text as it was written."""
+        return self.data[node.start_byte : node.end_byte].decode("utf-8", "replace")
+
+    def fields(self, node: Node, depth: int = 0) -> list[str]:
+        """Return the words that one word of the text becomes: several where an unquoted variable holds several."""
+        self.deeper(depth)
+        kind = node.type
+        if kind in {"simple_expansion", "expansion", "command_substitution"}:
+            return self._value(node, depth).split() or []
+        if kind == "array":
+            return [word for child in node.named_children for word in self.fields(child, depth + 1)]
+        if kind == "string" and node.named_child_count == 1 and self.raw(node).endswith('[@]}"'):
+            return self._value(node.named_children[0], depth).split()
+        if kind != "concatenation":
+            return [self._text(node, depth)]
+        words = [""]
+        for child in node.children:
+            first, *rest = self.fields(child, depth + 1) or [""]
+            words[-1] += first
+            words += rest
+        return words
+
+    def _text(self, node: Node, depth: int) -> str:
+        """Return what a word without unquoted variables says."""
+        raw, kind = self.raw(node), node.type
+        if kind == "raw_string":
+            return raw[1:-1]
+        if kind == "ansi_c_string":
+            return re.sub(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|.)", _escape, raw[2:-1], flags=re.DOTALL)
+        if kind in {"string", "translated_string"}:
+            return self._double(node, depth)
+        return re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw
+
+    def _double(self, node: Node, depth: int) -> str:
+        """Return what a text in double quotes says; the parser leaves out blanks beside expansions."""
+        self.deeper(depth)
+        found, at = [], node.start_byte
+        for child in node.named_children:
+            found.append(self.data[at : child.start_byte].decode("utf-8", "replace"))
+            if child.type == "string_content":
+                found.append(re.sub(r'\\(["\\$`])', r"\1", self.raw(child)))
+            else:
+                found.append(
+                    self._double(child, depth + 1) if child.type == "string" else self._value(child, depth + 1)
+                )
+            at = child.end_byte
+        found.append(self.data[at : node.end_byte].decode("utf-8", "replace"))
+        whole = "".join(found).removeprefix("$")
+        return whole[1:-1] if len(whole) > 1 and whole[0] == whole[-1] == '"' else whole.strip('"')
+
+    def _value(self, node: Node, depth: int) -> str:
+        """Return the value of `$X`, `${X:-word}` or `$(...)`; the text itself when it is not known."""
+        self.deeper(depth)
+        raw = self.raw(node)
+        if node.type == "command_substitution":
+            return self.said(node, depth + 1) or QUOTED_OUT
+        name = re.match(r"\$\{?[!#]?(\w+|[@*#?$!-])", raw)
+        known = self.values.get(name[1]) if name else None
+        if known is not None:
+            self.budget.spend(len(known) // 32)
+            return known
+        if node.type == "expansion" and re.match(r"\$\{\w+:?[-=]", raw) and node.named_child_count > 1:
+            return " ".join(self.fields(node.named_children[-1], depth + 1))
+        return raw
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = found[1]
+    if code[0] in "xu" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    return chr(int(code, 8) & 255) if code[0] in "01234567" else {"n": "\n", "t": "\t", "r": "\r"}.get(code, code)

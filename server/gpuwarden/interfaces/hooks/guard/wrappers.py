@@ -1,0 +1,86 @@
+"""Programs that run another program, and where that one begins among their words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "rbash"})
+SOURCED: Final = frozenset({"source", "."})
+CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": "-e", "ruby": "-e", "php": "-r",
+               "deno": "eval", "ipython": "-c", "tsx": "-e", "rscript": "-e", "julia": "-e"}  # fmt: skip
+"""By interpreter: the option that is followed by code."""
+KEYWORDS: Final = frozenset({"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time",
+                             "coproc", "noglob", "nocorrect"})  # fmt: skip
+WRAPPERS: Final[dict[str, str]] = {
+    "sudo": "ugpCDhrtTR", "doas": "uC", "env": "uCS", "command": "", "builtin": "", "exec": "a", "nohup": "",
+    "nice": "n", "ionice": "cnp", "chrt": "", "taskset": "c", "timeout": "ks", "gtimeout": "ks", "stdbuf": "ioe",
+    "setsid": "", "xargs": "InPLdEsa", "watch": "n", "uvx": "cp", "npx": "p", "bunx": "", "chroot": "",
+    "caffeinate": "t", "unbuffer": "", "parallel": "jNSn", "busybox": "", "flock": "wE", "strace": "eopEs",
+    "ltrace": "eo", "sshpass": "pf", "systemd-run": "pEuMH", "systemd-inhibit": "", "proxychains4": "f", "torify": "",
+    "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
+    "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f",
+}  # fmt: skip
+"""Wrapper -> those of its one-letter options that take a value."""
+RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba",
+                            "docker", "podman", "nerdctl", "docker-compose", "op", "doppler", "infisical", "chamber",
+                            "mise", "direnv", "aws-vault", "dotenv", "pnpm", "yarn", "npm", "bun", "nix", "nix-shell",
+                            "apptainer", "singularity", "srun", "mpirun", "torchrun", "accelerate", "ssh-agent",
+                            "socat", "screen", "tox", "nox", "make", "just"})  # fmt: skip
+"""Programs with subcommands and many options, that run a program somewhere among their words."""
+DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
+                          "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs"})  # fmt: skip
+"""Programs that carry out a text in a language of their own."""
+LATER: Final = frozenset({"at", "batch", "crontab"})
+"""Programs that run the shell text on their standard input later."""
+VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
+                           "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter",
+                           "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
+                           "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
+SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
+ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
+
+
+def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
+    """Return what follows a wrapper's options, their values, and a leading duration or setting."""
+    i, leading = 0, name in {"timeout", "gtimeout", "flock", "chroot", "taskset", "chrt", "faketime", "dtach"}
+    while i < len(words):
+        word = words[i]
+        if word == "--":
+            return list(words[i + 1 :])
+        if word.startswith("-") and len(word) > 1:
+            i += 2 if word in VALUED or (len(word) == 2 and word[1] in valued) else 1
+        elif ASSIGNMENT.fullmatch(word):
+            i += 1
+        elif leading and i < len(words) - 1:
+            i, leading = i + 1, False
+        else:
+            break
+    return list(words[i:])
+
+
+def after_c(args: Sequence[str]) -> list[str]:
+    """Return the text after a shell's `-c`, also among other letters (`-lc`), with the words that follow as `$@`."""
+    flag = next((i for i, a in enumerate(args) if re.fullmatch(r"-\w*c\w*|--command", a)), None)
+    if flag is None or not (rest := args[flag + 1 :]):
+        return []
+    given = " ".join("'" + word.replace("'", "'\\''") + "'" for word in rest[2:])
+    text = re.sub(r'"?\$[@*]"?', lambda _: given, rest[0])
+    return [re.sub(r"\$(\d)", lambda m: dict(enumerate(rest[1:])).get(int(m[1]), m[0]), text)]
+
+
+def candidates(args: Sequence[str], known: Callable[[str], bool]) -> Iterator[list[str]]:
+    """Yield the rests of `args` that begin with a program worth a look, the first five."""
+    found = 0
+    for i, word in enumerate(args[:80]):
+        if known(word):
+            yield list(args[i:])
+            found += 1
+        if found == 5:
+            return
+
+
+def script_of(args: Sequence[str]) -> str:
+    """Return the file that an interpreter or a shell runs; empty when there is none."""
+    return next((a for a in args if not a.startswith("-")), "")

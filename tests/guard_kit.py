@@ -1,0 +1,54 @@
+"""The guard's corpora: spellings that a hasty agent types, and innocent ones. One a line; `␤` is a line break.
+
+They were written from the vendors' documentation before the guard that judges them, labels included. A line that
+starts with `@tool` is a call of a tool: its name, then its input as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
+from gpuwarden.interfaces.hooks.guard.declared import table
+from gpuwarden.interfaces.hooks.guard.patterns import Patterns
+
+FOLDER = Path(__file__).with_name("guard_spellings")
+USER = "/home/me"
+HOME = f"{USER}/.local/share/gpuwarden"
+CONFIG = f"{USER}/.config/gpuwarden"
+
+
+@cache
+def patterns() -> Patterns:
+    return Patterns.of(json.loads(json.dumps(table())))
+
+
+def rules(**more: Any) -> Rules:
+    return Rules(
+        home=HOME,
+        files=(f"{HOME}/ledger.db", f"{CONFIG}/policy.toml", f"{CONFIG}/profiles", f"{HOME}/hooks"),
+        runs=(f"{USER}/runs/live-1",),
+        settings=(f"{USER}/.claude/settings.json", f"{USER}/.codex/hooks.json", f"{USER}/.cursor/hooks.json"),
+        patterns=patterns(),
+        user=USER,
+        **more,
+    )
+
+
+def spellings(name: str) -> list[str]:
+    rows = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
+    return [row.replace("␤", "\n") for row in rows if row.strip()]
+
+
+def event(spelling: str) -> dict[str, Any]:
+    if spelling.startswith("@tool "):
+        _, name, given = spelling.split(" ", 2)
+        return {"tool_name": name, "tool_input": json.loads(given), "cwd": f"{USER}/project"}
+    return {"tool_name": "Bash", "tool_input": {"command": spelling}, "cwd": f"{USER}/project"}
+
+
+def verdict(spelling: str) -> str | None:
+    return judged(event(spelling), rules())
