@@ -161,16 +161,17 @@ async def cancel(job_id: str, as_json: bool) -> int:
     default=None,
     help="Folder to copy into; by default gpuwarden's own.",
 )
+@click.option("--also", multiple=True, metavar="PATH", help="A path there to declare as an output, from now on.")
 @JSON
 @runs_async
-async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
+async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: bool) -> int:
     """Copy a job's outputs and log here, and compare digests. Run it again to resume."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
     from gpuwarden.lifecycle.artifacts.pull import pull as use_case
 
     with console.transfer_bar(as_json) as progress:
-        result = await use_case(open_context(), job_id, dest, progress=progress)
+        result = await use_case(open_context(), job_id, dest, also=also, progress=progress)
     return answer(results.pulled(result), as_json, "pulled")
 
 

@@ -100,7 +100,7 @@ def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
     billing = lease is not None and lease.state in LIVE_LEASES
     if job.state not in TERMINAL_JOBS:
         return "Check again later; nothing has to wait here."
-    if job.lease is None and job.state is Job.SUCCEEDED and job.spec.outputs:
+    if job.lease is None and job.state is Job.SUCCEEDED and job.outputs:
         return "Nothing of it bills. pull_artifacts and verify_checkpoint bring home what it saved, with proof."
     if not billing:
         return "The job has ended and nothing of it is billing."
