@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, read_job
+from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 
 LOG_LIMIT = 64 << 20
@@ -53,9 +53,9 @@ async def pull(
     if job.handle is None:
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
     target = dest_of(ctx, job, dest)
-    job = declare(ctx, job, also)
+    outputs = declare(ctx, job, also)
     backend = ctx.backend(job.handle.backend)
-    listed = believed(ctx, job_id, await roster(backend, job.handle, job.outputs))
+    listed = believed(ctx, job_id, await roster(backend, job.handle, outputs))
     received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
@@ -72,18 +72,17 @@ async def pull(
     return PullResult(job, target, manifest, received, manifest.missing, log)
 
 
-def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
-    """Add outputs to those that a job declared. Raises BadRequest for what can't be an output's path."""
+def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...]:
+    """Add outputs to those that a job declared, and return all of them. Raises BadRequest for what can't be an output's path."""
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
     except ValueError as why:
         raise BadRequest(f"also: {why}", "Name paths on the machine, as outputs are named.") from why
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
         raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
-    if not new:
-        return job
-    ctx.ledger.add(job.subject, "outputs.declared", {"outputs": [*job.declared, *new]})
-    return read_job(ctx.ledger, job.id)
+    if new:
+        ctx.ledger.add(job.subject, "outputs.declared", {"outputs": [*job.declared, *new]})
+    return (*job.outputs, *new)
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
