@@ -22,7 +22,7 @@ PACKAGE = ROOT / "server" / "gpuwarden"
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "core"}),
-    frozenset({"data", "frontmatter"}),
+    frozenset({"data", "frontmatter", "private"}),
     frozenset({"ledger", "profiles", "knowledge", "rules", "hub", "checkpoints", "remote", "config", "notes"}),
     frozenset({"backends", "providers", "rehearsal"}),
     frozenset({"app", "lifecycle"}),

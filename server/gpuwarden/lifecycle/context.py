@@ -20,6 +20,7 @@ from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
+from gpuwarden.private import private_folder
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 from gpuwarden.rehearsal.clock import ShiftedClock
@@ -145,9 +146,7 @@ class Context:
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
         """Only one process at a time advances a job. The kernel releases the lock of a process that dies."""
-        folder = self.home / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{job_id}.lock")
+        lock = FileLock(private_folder(self.home / "locks") / f"{job_id}.lock", mode=0o600)
         deadline = anyio.current_time() + patience_s
         while True:
             try:

@@ -22,8 +22,10 @@ def wake(root: Path, id: str) -> None:  # noqa: A002
     """Start a host for an instance unless one lives. Returns once it has detached itself."""
     from filelock import FileLock, Timeout
 
+    from gpuwarden.private import private_folder
+
     lock = root / "hosts" / f"{id}.lock"
-    lock.parent.mkdir(exist_ok=True)
+    private_folder(lock.parent)
     try:
         with FileLock(lock, timeout=0):
             pass

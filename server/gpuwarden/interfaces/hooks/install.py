@@ -25,6 +25,7 @@ from gpuwarden.config import Config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.hooks import guard
 from gpuwarden.interfaces.results import Result
+from gpuwarden.private import private_folder, write_private
 
 LIMITS: Final = (
     "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, what is "
@@ -109,15 +110,16 @@ def _command(client: Client, config: Config) -> str:
 def _place_guard(config: Config, settings: list[Path]) -> None:
     """Copy the guard beside the ledger."""
     folder = _folder(config)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
+    private_folder(config.home)
+    private_folder(folder)
+    write_private(folder / "guard.py", Path(guard.__file__).read_bytes())
     kept = [config.home / "ledger.db", config.policy_file, config.policy_file.parent / "profiles", folder]
     values = {
         "home": _plain(config.home),
         "files": [_plain(f) for f in kept],
         "settings": [_plain(f) for f in settings],
     }
-    _write(folder / "guard.json", json.dumps(values))
+    write_private(folder / "guard.json", json.dumps(values))
 
 
 def _plain(file: Path) -> str:

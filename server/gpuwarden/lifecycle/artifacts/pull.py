@@ -17,6 +17,7 @@ from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 
 LOG_LIMIT = 64 << 20
@@ -55,6 +56,8 @@ async def pull(
     target = dest_of(ctx, job, dest)
     outputs = declare(ctx, job, also)
     backend = ctx.backend(job.handle.backend)
+    if dest is None:
+        private_folder(target)
     listed = believed(ctx, job_id, await roster(backend, job.handle, outputs))
     received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
@@ -73,7 +76,10 @@ async def pull(
 
 
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...]:
-    """Add outputs to those that a job declared, and return all of them. Raises BadRequest for what can't be an output's path."""
+    """Add outputs to those that a job declared, and return all of them.
+
+    Raises BadRequest for what can't be an output's path.
+    """
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
     except ValueError as why:
