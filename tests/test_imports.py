@@ -23,7 +23,9 @@ PACKAGE = ROOT / "server" / "gpuwarden"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "core"}),
     frozenset({"data", "frontmatter", "private"}),
-    frozenset({"ledger", "profiles", "knowledge", "rules", "hub", "checkpoints", "remote", "config", "notes"}),
+    frozenset(
+        {"ledger", "profiles", "knowledge", "rules", "hub", "checkpoints", "remote", "config", "notes", "known_secrets"}
+    ),
     frozenset({"backends", "providers", "rehearsal"}),
     frozenset({"app", "lifecycle"}),
     frozenset({"serve", "commands", "cli", "__main__"}),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from filelock import FileLock, Timeout
@@ -18,6 +18,8 @@ from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, 
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.sanitize import secret_values
+from gpuwarden.known_secrets import KnownSecrets
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.private import private_folder
@@ -114,6 +116,15 @@ class Context:
             state = self.home / "providers" / profile.provider
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]
+
+    @cached_property
+    def known_secrets(self) -> KnownSecrets:
+        """The digests of what jobs were given."""
+        return KnownSecrets(self.home)
+
+    def hidden(self, body: Any, names: Iterable[str] = ()) -> tuple[str, ...]:
+        """Secrets to take out of a JSON body: of this environment, those of `names`, and those that jobs were given."""
+        return (*secret_values(self.env, names), *self.known_secrets.found_in(body))
 
     @property
     def input_store(self) -> Path:

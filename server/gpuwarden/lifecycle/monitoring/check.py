@@ -35,6 +35,12 @@ class Checked:
     diagnoses: tuple[Diagnosis, ...] = ()
     onward: str = ""
 
+    @property
+    def texts(self) -> list[str]:
+        """What the job itself said: its log, and the lines of it that a diagnosis rests on."""
+        told = [m.text for found in self.diagnoses for m in found.lines]
+        return [self.log.text if self.log else "", *told]
+
 
 async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
     """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
