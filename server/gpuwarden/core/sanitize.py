@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "[secret removed]"
+QUOTE, UNQUOTE = "\u27e6", "\u27e7"
+"""Around foreign text of one line: white square brackets, which no log, name or sentence has a need for."""
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}")
 
 # Token shapes that their issuers publish. A match is a secret whatever it is called. A file of a megabyte is searched
 # in one go, so every alternative is linear: it starts only where a run of its characters starts, and never goes back.
@@ -105,6 +108,23 @@ def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", valu
 def line(text: object, limit: int = 300) -> str:
     """Foreign text as one short, safe line, for messages."""
     return clip(" ".join(_clean(str(text)).split()), limit, keep="start").replace("\n", " ")
+
+
+def quoted(text: object, limit: int = 300) -> str:
+    """`text` as one line of data inside a sentence or a field of ours: between marks that it can't hold itself."""
+    body = unquoted(line(text, limit))
+    return f"{QUOTE}{body}{UNQUOTE}" if body else ""
+
+
+def named(text: object, limit: int = 100) -> str:
+    """An identifier as it is, so that it can be used in the next call; anything of another shape as a quotation."""
+    body = line(text, limit)
+    return body if _IDENTIFIER.fullmatch(body) else quoted(body, limit)
+
+
+def unquoted(text: str) -> str:
+    """`text` without the marks, for people at a terminal."""
+    return text.replace(QUOTE, "").replace(UNQUOTE, "")
 
 
 def _clean(text: str, values: Iterable[str] = ()) -> str:

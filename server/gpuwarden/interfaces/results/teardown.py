@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gpuwarden.core.errors import by_a_person
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results.base import (
     SHOWN,
@@ -57,7 +57,7 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
         verb=record.verb,
         job_id=record.job_id,
         findings=findings(view.findings),
-        deletes=[line(f.path) for f in view.dying[:SHOWN]],
+        deletes=[quoted(f.path) for f in view.dying[:SHOWN]],
         copy_at=view.copy_at,
         expires_at=record.expires_at if record.state is Teardown.AWAITING_HUMAN else None,
         meter=meter_of(view.lease),
@@ -67,7 +67,8 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
 def _words(view: TeardownView) -> tuple[str, str]:
     record, lease = view.record, view.lease
     verb = {"terminate": "termination"}.get(record.verb, record.verb)
-    name = f"{verb} of {lease.platform} instance {lease.instance_id}"
+    machine = named(lease.instance_id or "None")
+    name = f"{verb} of {lease.platform} instance {machine}"
     if record.state is Teardown.BLOCKED:
         return f"The {name} is blocked; nothing was touched.", "Do what each finding says, then ask again."
     if record.state is Teardown.AWAITING_HUMAN:
