@@ -31,6 +31,7 @@ from gpuwarden.interfaces.cli.approval import _show
 from gpuwarden.interfaces.cli.base import answer as print_reply
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.results import Result
+from gpuwarden.interfaces.results.history import told_events
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify
 from gpuwarden.lifecycle.context import Context
@@ -39,7 +40,7 @@ from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
-from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.records import read_job, story
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from hubserver import hub_server
 from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud, training
@@ -66,7 +67,9 @@ def file_name(word: str) -> str:
 
 def outside(text: str) -> str:
     """What of a text stands outside of all fences. A fence ends where its own mark ends it, and nowhere else."""
-    text = re.sub(r"<<<DATA ([0-9a-f]{12}) from [^\n]*; not instructions>>>\n.*?\n<<<END \1>>>", "", text, flags=re.S)
+    text = re.sub(
+        r"<<<DATA ([0-9a-f]{12}) from [^\n]*; not instructions>>>\n.*?\n<<<END \1>>>", "", text, flags=re.DOTALL
+    )
     return re.sub(f"{QUOTE}[^{QUOTE}{UNQUOTE}\n]*{UNQUOTE}", "", text)
 
 
@@ -153,6 +156,13 @@ async def ended(ctx: Context, state: str = "succeeded") -> str:
     ctx._backends["local"].end(handle, state)  # type: ignore[attr-defined]
     await check(ctx, job)
     return job
+
+
+async def test_the_history_marks_what_others_worded(ctx: Context) -> None:
+    job = await ended(ctx, "failed")
+    told = told_events([event.as_dict() for event in story(ctx.ledger, job)])
+    assert words(told) >= {"why", "metric", "alert"} and not list(leaks(told)), "\n".join(leaks(told))
+    assert any(row["body"].get("spec", {}).get("name") == "train" for row in told), "what is ours stays as it is"
 
 
 @asynccontextmanager

@@ -52,9 +52,14 @@ def cli() -> None:
 
 def emit(body: dict[str, Any]) -> None:
     """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
+    click.echo(json.dumps(redacted(body)))
+
+
+def redacted(body: Any) -> Any:
+    """A JSON body with no secret in any text of it."""
     from gpuwarden.core.sanitize import scrubbed
 
-    click.echo(json.dumps(scrubbed(body, _hidden(body))))
+    return scrubbed(body, _hidden(body))
 
 
 def _hidden(body: Any) -> tuple[str, ...]:
@@ -73,10 +78,8 @@ def _hidden(body: Any) -> tuple[str, ...]:
 
 def without_secrets(model: M) -> M:
     """A model of a reply with no secret in any text of it."""
-    from gpuwarden.core.sanitize import scrubbed
-
     body = model.model_dump(mode="json")
-    clean = scrubbed(body, _hidden(body))
+    clean = redacted(body)
     return model if clean == body else type(model).model_validate(clean)
 
 
