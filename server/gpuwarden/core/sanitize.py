@@ -14,7 +14,10 @@ from typing import Any
 HIDDEN = "[secret removed]"
 QUOTE, UNQUOTE = "\u27e6", "\u27e7"
 """Around foreign text of one line: white square brackets, which no log, name or sentence has a need for."""
-_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}")
+MAX_WORDS = 4
+"""Of one part of a name: `eval_rewards_accuracies_mean` is a metric, five words may be a sentence."""
+_IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
+_LETTERS = re.compile(r"[A-Za-z]+")
 
 # Token shapes that their issuers publish. A match is a secret whatever it is called. A file of a megabyte is searched
 # in one go, so every alternative is linear: it starts only where a run of its characters starts, and never goes back.
@@ -117,9 +120,13 @@ def quoted(text: object, limit: int = 300) -> str:
 
 
 def named(text: object, limit: int = 100) -> str:
-    """An identifier as it is, so that it can be used in the next call; anything of another shape as a quotation."""
+    """A name as it is, so that it can be used in the next call; anything else as a quotation.
+
+    A metric's name or a file's path has no white space, and few words in each of its parts: no room for a sentence.
+    """
     body = line(text, limit)
-    return body if _IDENTIFIER.fullmatch(body) else quoted(body, limit)
+    small = all(len(_LETTERS.findall(part)) <= MAX_WORDS for part in body.split("/"))
+    return body if small and _IDENTIFIER.fullmatch(body) else quoted(body, limit)
 
 
 def unquoted(text: str) -> str:

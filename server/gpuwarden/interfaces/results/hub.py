@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.repos import RepoAnswer, SearchAnswer
+from gpuwarden.core.repos import REPO_ID, RepoAnswer, SearchAnswer
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import Result
 
@@ -35,12 +36,9 @@ def datasets_found(answer: SearchAnswer) -> DatasetsReply:
     return DatasetsReply(message=quoted(answer.note), datasets=[_kept(d) for d in answer.datasets], more=answer.more)
 
 
-IDENTIFIERS = frozenset(
-    {"id", "id_now", "sha", "modified", "type", "status", "gated", "license", "task", "library", "format", "rows",
-     "dtypes", "arch", "base_model", "also", "did_you_mean"}
-)  # fmt: skip
-"""Fields that an agent hands on as they are; what has another shape than an identifier is quoted there, too."""
+IDS = frozenset({"id", "id_now", "base_model", "did_you_mean"})
 FENCED = frozenset({"about", "preview"})
+_REPO = re.compile(REPO_ID)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
@@ -59,4 +57,4 @@ def _marked(value: Any, field: str) -> Any:
 
 
 def _quotation(text: str, field: str) -> str:
-    return named(text, 200) if field in IDENTIFIERS else quoted(text, 400)
+    return text if field in IDS and _REPO.fullmatch(text) else named(text, 400)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gpuwarden.core.errors import by_a_person
-from gpuwarden.core.sanitize import named, quoted
+from gpuwarden.core.sanitize import named
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results.base import (
     SHOWN,
@@ -57,7 +57,7 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
         verb=record.verb,
         job_id=record.job_id,
         findings=findings(view.findings),
-        deletes=[quoted(f.path) for f in view.dying[:SHOWN]],
+        deletes=[named(f.path) for f in view.dying[:SHOWN]],
         copy_at=view.copy_at,
         expires_at=record.expires_at if record.state is Teardown.AWAITING_HUMAN else None,
         meter=meter_of(view.lease),
