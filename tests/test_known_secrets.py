@@ -98,7 +98,10 @@ class Leaky(PretendBackend):
 
 
 @pytest.mark.anyio
-async def test_a_later_process_without_the_value_shows_and_keeps_none_of_it(tmp_path: Path) -> None:
+async def test_a_later_process_without_the_value_shows_and_keeps_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the pretended machine's run root is relative
     first = open_house(tmp_path / "home", FakeClock())
     first.env = {"WANDB_API_KEY": SECRET}
     first._backends["local"] = Leaky(Processes())
