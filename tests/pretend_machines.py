@@ -73,9 +73,9 @@ class PretendBackend:
             self._say(handle, state=state)
             self.processes.living[str(handle.place.instance_id)].discard(handle.run_dir)
 
-    def write(self, handle: Handle, name: str, content: bytes) -> None:
-        """Write an output file, if the machine is there."""
-        folder = Path(handle.run_dir) / "work" / "out"
+    def write(self, handle: Handle, name: str, content: bytes, folder_name: str = "out") -> None:
+        """Write an output file, if the machine is there. Nothing but `out` was declared at the launch."""
+        folder = Path(handle.run_dir) / "work" / folder_name
         if Path(handle.run_dir).is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -134,18 +134,20 @@ class PretendBackend:
         return LogChunk(text="", next=0, size=0)
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        return self._roster(handle, digests=False)
+        return self._roster(handle, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        return self._roster(handle, digests=True)
+        return self._roster(handle, paths, digests=True)
 
-    def _roster(self, handle: Handle, *, digests: bool) -> Manifest:
+    def _roster(self, handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
         self._reach(handle.place)
         if not Path(handle.run_dir).is_dir():
             raise NotFound("there is no run folder")
         work = Path(handle.run_dir) / "work"
         rows = []
-        for path in sorted(work.glob("out/*")):
+        for path in sorted(
+            {each for name in paths for each in (*work.glob(f"{name}/*"), work / name) if each.is_file()}
+        ):
             found = path.stat()
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest() if digests else None
             name = str(path.relative_to(work))
@@ -158,7 +160,10 @@ class PretendBackend:
 
     async def disclose(self, handle: Handle) -> Disclosure:
         self._reach(handle.place)
-        return Disclosure()
+        work = Path(handle.run_dir) / "work"
+        found = [path.relative_to(work) for path in sorted(work.rglob("*")) if path.is_file()]
+        fresh = (path for path in found if path.parts[0] != "out")
+        return Disclosure(files=tuple(Artifact(path=str(p), size=(work / p).stat().st_size) for p in fresh))
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         if self.silent:

@@ -181,7 +181,7 @@ def test_an_interruption_is_said_plainly(
 
         monkeypatch.setattr("gpuwarden.app.open_context", stop)
         assert main.run(["instances", "--json"]) == 2
-        assert json.loads(capsys.readouterr().out)["message"] == "interrupted"
+        assert json.loads(capsys.readouterr().out)["message"] == "\u27e6interrupted\u27e7"
 
 
 def test_a_closed_pipe_is_no_crash(home: Path, ctx: Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,46 @@ def test_a_text_can_t_close_its_own_fence() -> None:
     again = fence(first, "row")
     assert again.splitlines()[0] != first.splitlines()[0]
     assert again.count(again[8:20]) == 2
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "-eyJ", "eyJ", "_eyJ", "a.eyJ", "eyJaaaaaaaaaaa.", "eyJaaaaaaaaaaa.eyJaaaaaaaaaaa.", "-----BEGIN A", "sk-",
+        "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----" + "A" * 50, "-----END PRIVATE KEY-----", "hf_",
+        "xoxb-", "github_pat_", "AKIA", "\x1b[", "\x1b]", "-", "\\n",
+    ],
+)  # fmt: skip
+def test_a_search_takes_a_time_in_proportion_to_the_text(piece: str) -> None:
+    """Sixteen times the text; a search that goes back over it takes 256 times as long."""
+
+    def cost(size: int) -> float:
+        text = piece * (size // len(piece))
+        began = time.process_time()
+        redact(text)
+        return time.process_time() - began
+
+    small, large = min(cost(1 << 16) for _ in range(3)), min(cost(1 << 20) for _ in range(2))
+    assert large < 80 * small + 0.1
+
+
+def test_a_web_token_is_found_wherever_it_begins() -> None:
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmN"
+    for before in ("", "Bearer ", "token=", "key-", "a_", '"', "x."):
+        assert token not in redact(f"{before}{token} after") and redact(f"{before}{token} after").endswith(" after")
+    assert redact("eyJ.eyJ.short and eyJ-alone-in-a-sentence") == "eyJ.eyJ.short and eyJ-alone-in-a-sentence"
+
+
+def test_a_private_key_that_was_cut_off_is_removed_as_far_as_it_goes() -> None:
+    body = "\n".join(["A1b2" * 16] * 3)
+    assert redact(f"-----BEGIN PRIVATE KEY-----\n{body}\nnext line") == f"{HIDDEN}\nnext line"
+    assert redact("-----BEGIN PRIVATE KEY----- is what it lacks") == f"{HIDDEN} is what it lacks"
+
+
+def test_an_escape_inside_a_key_does_not_hide_it() -> None:
+    split = "hf_" + "a" * 20 + "\x1b[0m" + "a" * 14
+    assert "aaaa" not in fence(split, "log") and "aaaa" not in line(split)
+    assert "opensesame" not in fence("open\x1b[1msesame", "log", values=["opensesame"])
 
 
 @pytest.mark.parametrize(

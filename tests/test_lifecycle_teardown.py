@@ -133,6 +133,50 @@ async def test_nothing_dies_before_it_is_pulled_and_proven_and_a_person_said_yes
     house.holds()
 
 
+async def undeclared(house: House) -> tuple[str, TeardownView]:
+    """A job whose output is proven, and that saved a second checkpoint where it had declared nothing."""
+    job = await house.started()
+    house.backend.write(house.handle(job), "model", b"weights")
+    house.backend.write(house.handle(job), "final.safetensors", b"better weights", "elsewhere")
+    house.backend.end(house.handle(job))
+    await house.after(1, job)
+    await pull(house.ctx, job)
+    await prove(house.ctx, job)
+    return job, await house.asks(job)
+
+
+async def test_an_undeclared_checkpoint_is_not_deleted_by_a_plain_yes(house: House) -> None:
+    job, view = await undeclared(house)
+    assert view.record.state is Teardown.BLOCKED and rules(view) == {"TD-ELSE-002"}
+    assert view.record.digest is not None
+    for channel in ("terminal", "elicitation"):
+        with pytest.raises(Refused):
+            await approve(house.ctx, view.record.id, view.record.digest, channel=channel, by="test")  # type: ignore[arg-type]
+    with pytest.raises(BadRequest):
+        await house.yes(view, loss="yes")
+    assert records(house.cloud)[0].state == "running"
+    view = await house.until_off(await house.yes(await house.asks(job), loss="train"))
+    assert view.record.state is Teardown.VERIFIED_STOPPED
+    assert house.ctx.ledger.events(kind="approval.granted")[0].body["without_proof"]
+    house.holds()
+
+
+async def test_an_undeclared_checkpoint_is_declared_pulled_and_proven(house: House) -> None:
+    job, _ = await undeclared(house)
+    with pytest.raises(BadRequest, match="climbs out"):
+        await pull(house.ctx, job, also=["../elsewhere"])
+    result = await pull(house.ctx, job, also=["elsewhere", "out"])
+    assert {f.path for f in result.received.files} == {"out/model", "elsewhere/final.safetensors"}
+    assert rules(await house.asks(job)) == {"TD-LOAD-001"}, "it is declared now, and not proven"
+    assert read_job(house.ctx.ledger, job).outputs == ("out", "elsewhere")
+    await pull(house.ctx, job)
+    await prove(house.ctx, job)
+    view = await house.asks(job)
+    assert view.record.state is Teardown.AWAITING_HUMAN and not view.findings
+    assert {f.path for f in view.dying} == {"out/model", "elsewhere/final.safetensors"}
+    house.holds()
+
+
 async def test_an_approval_works_once(house: House) -> None:
     view = await house.asks(await house.proven())
     done = await house.yes(view)

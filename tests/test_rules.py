@@ -189,6 +189,40 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
         ],
         [teardown(), teardown(disclosure=Unknown("no answer"), **GONE)],
     ),
+    "TD-ELSE-002": (
+        [
+            teardown(disclosure=Known(Disclosure(files=(Artifact(path=path, size=1),))))
+            for path in (
+                "final.safetensors",
+                "save/model.pt",
+                "/workspace/ckpt/last.ckpt",
+                "runs/checkpoint-500/rng_state",
+                "pytorch_model-00001-of-00002.bin",
+                "model.ckpt-1.data-00000-of-00001",
+                "out.gguf",
+                "lightning_logs/version_0/checkpoints/epoch=1-step=2.ckpt",
+                "trainer_state.json",
+            )
+        ],
+        [
+            teardown(),
+            teardown(disclosure=Unknown("no answer")),
+            teardown(disclosure=Known(Disclosure(files=(Artifact(path="a/model.pt", size=1),))), **GONE),
+            *(
+                teardown(disclosure=Known(Disclosure(files=(Artifact(path=path, size=1),))))
+                for path in (
+                    "samples/001.png",
+                    "train.log",
+                    "notes.txt",
+                    "data.bin",
+                    "cache/models--a--b/blobs/0a1b.safetensors",
+                    "/root/.cache/torch/x.pth",
+                    "lib/python3.12/site-packages/scipy/x.npz",
+                    "data/train.parquet",
+                )
+            ),
+        ],
+    ),
     "TD-JOB-001": (
         [teardown(job_state=Job.RUNNING), teardown(job_state=Job.PREEMPTED), teardown(job_state=Job.UNKNOWN)],
         [teardown(), teardown(job_state=Job.FAILED), teardown(job_state=Job.RUNNING, **GONE)],

@@ -42,7 +42,7 @@ def test_exit_codes_and_a_comparison(outputs: Path, capsys: pytest.CaptureFixtur
     new, old = str(outputs / "checkpoint-20"), str(outputs / "checkpoint-10")
     assert run(["verify", new, "--level", "structure", "--against", old, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert "compared: the step went from 10 to 20" in body["proved"]
+    assert "\u27e6compared: the step went from 10 to 20\u27e7" in body["proved"]
     assert run(["verify", old, "--level", "structure", "--against", new]) == 1
     assert run(["verify", new, "--level", "structure", "--against", str(outputs / "none")]) == 2
     (outputs / "checkpoint-20/what.xyz").write_bytes(b"\1")

@@ -13,6 +13,7 @@ from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.policy_record import Record, write_record
+from gpuwarden.private import private_folder
 
 
 def open_context(
@@ -26,7 +27,7 @@ def open_context(
     config = config or load_config(env)
     clock = clock or _clock(env)
     try:
-        config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(config.home)
     except OSError as error:
         raise LedgerError(
             f"the folder {config.home} can't be made: {error.strerror or error}",

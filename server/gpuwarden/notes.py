@@ -39,6 +39,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.frontmatter import Parsed, validate
+from gpuwarden.private import private_folder, write_private
 
 MAX_BYTES = 64 * 1024
 Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -211,14 +212,8 @@ def _private(file: Path, status: os.stat_result) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(file)
+    private_folder(file.parent)
+    write_private(file, text)
 
 
 def _path(key: str) -> list[str]:

@@ -25,6 +25,7 @@ from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.safe_names import make_parents
+from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote import launch
 from gpuwarden.remote.host.interpreter import interpreter_for
 from gpuwarden.remote.runner_bundle import ROOMS
@@ -158,7 +159,7 @@ def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
         for part in run_dir.relative_to(base).parts:
             folder /= part
             if not folder.is_dir():
-                folder.mkdir(mode=0o700, exist_ok=True)
+                private_folder(folder)
         for name, content in files.items():
             _put(run_dir / name, content)
     except OSError as error:
@@ -171,12 +172,7 @@ def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
 def _put(path: Path, content: bytes) -> None:
     if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
         return
-    temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_private(path, content)
 
 
 def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:

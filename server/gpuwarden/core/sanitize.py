@@ -12,11 +12,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 HIDDEN = "[secret removed]"
+QUOTE, UNQUOTE = "\u27e6", "\u27e7"
+"""Around foreign text of one line: white square brackets, which no log, name or sentence has a need for."""
+MAX_WORDS = 4
+"""Of one part of a name: `eval_rewards_accuracies_mean` is a metric, five words may be a sentence."""
+_IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
+_LETTERS = re.compile(r"[A-Za-z]+")
 
-# Token shapes that their issuers publish. A match is a secret whatever it is called.
+# Token shapes that their issuers publish. A match is a secret whatever it is called. A file of a megabyte is searched
+# in one go, so every alternative is linear: it starts only where a run of its characters starts, and never goes back.
 TOKEN = re.compile(
     r"""(?x)
-    \b(?:
+    (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
+      [A-Za-z0-9_-]++\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]{10,}+
+    | \b(?:
       hf_[A-Za-z0-9]{30,}                          # Hugging Face
     | (?:sk|rk|pk)-(?:proj-|ant-|svcacct-)?[A-Za-z0-9_-]{20,}  # OpenAI, Anthropic and kin
     | gh[pousr]_[A-Za-z0-9]{36,} | github_pat_[A-Za-z0-9_]{40,}
@@ -26,9 +35,10 @@ TOKEN = re.compile(
     | AIza[0-9A-Za-z_-]{35}                        # Google
     | glpat-[A-Za-z0-9_-]{20,}                     # GitLab
     | wandb_v1_[A-Za-z0-9_-]{20,}
-    | eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}  # JSON web token
     )
-    | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----(?:[\s\S]*?-----END\ [A-Z ]*PRIVATE\ KEY-----)?
+    | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY-----
+      (?: (?:[^-]|-(?!----))*+ -----END\ [A-Z ]{0,40}PRIVATE\ KEY-----
+        | (?: (?:\s|\\[nr])*+ [A-Za-z0-9+/=]{40,}+ )*+ )                  # one that was cut off, as far as it goes
     """
 )
 
@@ -90,7 +100,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
     """`text` as data: redacted, made plain, bounded, between lines that it can't forge."""
-    body = clip(plain(redact(text, values)), limit, keep=keep)
+    body = clip(_clean(text, values), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
         mark = hashlib.sha256(mark.encode()).hexdigest()[:12]
@@ -100,4 +110,31 @@ def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", valu
 
 def line(text: object, limit: int = 300) -> str:
     """Foreign text as one short, safe line, for messages."""
-    return clip(" ".join(plain(redact(str(text))).split()), limit, keep="start").replace("\n", " ")
+    return clip(" ".join(_clean(str(text)).split()), limit, keep="start").replace("\n", " ")
+
+
+def quoted(text: object, limit: int = 300) -> str:
+    """`text` as one line of data inside a sentence or a field of ours: between marks that it can't hold itself."""
+    body = unquoted(line(text, limit))
+    return f"{QUOTE}{body}{UNQUOTE}" if body else ""
+
+
+def named(text: object, limit: int = 100) -> str:
+    """A name as it is, so that it can be used in the next call; anything else as a quotation.
+
+    A metric's name or a file's path has no white space, and few words in each of its parts: no room for a sentence.
+    """
+    body = line(text, limit)
+    small = all(len(_LETTERS.findall(part)) <= MAX_WORDS for part in body.split("/"))
+    return body if small and _IDENTIFIER.fullmatch(body) else quoted(body, limit)
+
+
+def unquoted(text: str) -> str:
+    """`text` without the marks, for people at a terminal."""
+    return text.replace(QUOTE, "").replace(UNQUOTE, "")
+
+
+def _clean(text: str, values: Iterable[str] = ()) -> str:
+    """`text` plain and redacted. It is redacted twice: an escape inside a key must not hide it from the first time."""
+    values = tuple(values)
+    return redact(plain(redact(text, values)), values)

@@ -19,6 +19,7 @@ from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict, LedgerError
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
+from gpuwarden.private import private_file, private_folder
 
 APPLICATION_ID: Final = 0x67707577  # "gpuw"
 VERSION: Final = 1
@@ -59,10 +60,12 @@ class Ledger:
         self.clock = clock
         self.actor = actor
         with _translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(path.parent)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
+                for ending in ("", "-wal", "-shm"):  # SQLite makes them as the umask says
+                    private_file(path.with_name(path.name + ending))
             except BaseException:
                 self._db.close()
                 raise

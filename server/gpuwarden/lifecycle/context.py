@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import anyio
 from filelock import FileLock, Timeout
@@ -18,9 +19,12 @@ from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, 
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
+from gpuwarden.core.sanitize import secret_values
+from gpuwarden.known_secrets import KnownSecrets
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.notes import Notes, load_notes
 from gpuwarden.policy_record import Notice, digest_of
+from gpuwarden.private import private_folder
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 
@@ -121,6 +125,15 @@ class Context:
             self._providers[platform] = load_provider(profile.provider, profile, state, self.clock)
         return self._providers[platform]
 
+    @cached_property
+    def known_secrets(self) -> KnownSecrets:
+        """The digests of what jobs were given."""
+        return KnownSecrets(self.home)
+
+    def hidden(self, body: Any, names: Iterable[str] = ()) -> tuple[str, ...]:
+        """Secrets to take out of a JSON body: of this environment, those of `names`, and those that jobs were given."""
+        return (*secret_values(self.env, names), *self.known_secrets.found_in(body))
+
     @property
     def input_store(self) -> Path:
         """Where the bytes of accepted jobs' inputs are kept, by content."""
@@ -153,9 +166,7 @@ class Context:
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
         """Only one process at a time advances a job. The kernel releases the lock of a process that dies."""
-        folder = self.home / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{job_id}.lock")
+        lock = FileLock(private_folder(self.home / "locks") / f"{job_id}.lock", mode=0o600)
         deadline = anyio.current_time() + patience_s
         while True:
             try:

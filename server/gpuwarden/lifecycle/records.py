@@ -34,11 +34,18 @@ class JobRecord:
     handle: Handle | None
     cancel_requested: bool
     inputs: tuple[InputFile, ...] = ()
+    declared: tuple[str, ...] = ()
+    """Outputs that were declared after the submission, in a pull."""
 
     @property
     def subject(self) -> str:
         """The job's name in the ledger."""
         return f"job/{self.id}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Every declared output: those of the spec, then those that were declared later."""
+        return (*self.spec.outputs, *self.declared)
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,7 @@ def _job(ledger: Ledger, job_id: str) -> JobRecord:
         handle=handle,
         cancel_requested="cancel.requested" in by_kind,
         inputs=tuple(InputFile.model_validate(row) for row in accepted.body.get("inputs", ())),
+        declared=tuple(by_kind["outputs.declared"].body["outputs"]) if "outputs.declared" in by_kind else (),
     )
 
 

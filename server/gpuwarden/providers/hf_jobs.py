@@ -20,6 +20,7 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
+from gpuwarden.private import private_folder, write_private
 from gpuwarden.providers._account import salted
 
 
@@ -179,10 +180,8 @@ class HfJobsProvider:
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def _write(self, token: str, body: Mapping[str, Any]) -> None:
-        self._state.mkdir(parents=True, exist_ok=True)
-        part = self._file(token).with_suffix(".part")
-        part.write_text(json.dumps(dict(body)))
-        part.replace(self._file(token))
+        private_folder(self._state)
+        write_private(self._file(token), json.dumps(dict(body)))
 
     def _place(self, token: str) -> Place:
         return Place(platform=self.profile.id, instance_id=token, run_root=self.profile.run_root)

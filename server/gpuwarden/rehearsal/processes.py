@@ -128,8 +128,10 @@ def wake_supervisor(root: Path, id: str) -> None:  # noqa: A002
     """Start the supervisor of an instance unless one runs. Returns once the supervisor has detached itself."""
     from filelock import FileLock, Timeout
 
+    from gpuwarden.private import private_folder
+
     lock = root / "hosts" / f"{id}.lock"
-    lock.parent.mkdir(exist_ok=True)
+    private_folder(lock.parent)
     try:
         with FileLock(lock, timeout=0):
             pass

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.profile import Profile
+from gpuwarden.private import private_folder, write_private
 from gpuwarden.rehearsal.model import Faults, Settings, State
 
 LOCK_S = 15.0
@@ -45,11 +46,11 @@ class Store:
         Raises Unreachable when the lock is held too long or the cloud's folder is gone.
         """
         if make:
-            self.root.mkdir(parents=True, exist_ok=True)
+            private_folder(self.root)
         elif not self.root.is_dir():
             raise Unreachable(f"the rehearsal cloud in {self.root} is gone: somebody moved or deleted its folder")
         try:
-            with FileLock(self.root / "lock", timeout=LOCK_S):
+            with FileLock(self.root / "lock", timeout=LOCK_S, mode=0o600):
                 yield
         except Timeout as busy:
             raise Unreachable(f"the rehearsal cloud in {self.root} was busy for {LOCK_S:.0f} s") from busy
@@ -70,9 +71,7 @@ class Store:
     def save(self, model: Config | State) -> None:
         """Replace a file as a whole."""
         path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(model.model_dump_json())
-        fresh.replace(path)
+        write_private(path, model.model_dump_json())
 
     def _read(self, kind: type[M], name: str) -> M | None:
         path = self.root / name

@@ -2,6 +2,7 @@ import re
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import named
 from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -39,4 +40,4 @@ def _split(fact: RepoFact) -> Iterator[Found]:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:8])
+    return ", ".join(map(named, names[:8]))

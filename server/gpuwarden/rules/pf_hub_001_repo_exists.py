@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import named
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -18,7 +19,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """
     for fact in facts.hub.repos if facts.hub else ():
         repo = fact.repo
-        near = f"Did you mean {', '.join(repo.did_you_mean[:3])}?" if repo.did_you_mean else ""
+        near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
             # A name without an owner may be a folder that something else makes; one with an owner is no accident.
             severity = None if "/" in fact.use.id else Severity.WARNING

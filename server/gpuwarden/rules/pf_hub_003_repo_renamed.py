@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import named
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -12,4 +13,4 @@ def repo_renamed(facts: SubmitFacts) -> Iterator[Found]:
     """
     for fact in facts.hub.repos if facts.hub else ():
         if fact.repo.status == "renamed":
-            yield Found(f"{fact.where} is called {fact.repo.id_now} now", fix=f"Write {fact.repo.id_now}.")
+            yield Found(f"{fact.where} is called {fact.repo.id_now} now", fix=f"Write {named(fact.repo.id_now)}.")

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import named
 from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -25,4 +26,4 @@ def file_exists(facts: SubmitFacts) -> Iterator[Found]:
 def _near(fact: RepoFact, wanted: str) -> str:
     suffix = wanted.rpartition(".")[2]
     alike = [f.path for f in fact.repo.files if f.path.endswith("." + suffix)]
-    return ", ".join(alike[:4])
+    return ", ".join(map(named, alike[:4]))

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.sanitize import named
 from gpuwarden.rules.facts import SubmitFacts
 
 
@@ -32,5 +33,5 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
         return
     for owner in sorted({p.target.partition("/")[0] for p in facts.uses.pushes if p.target and "/" in p.target}):
         if who.may_write(owner) is False:
-            has = ", ".join((who.name, *who.orgs))
+            has = ", ".join(map(named, (who.name, *who.orgs)))
             yield Found(f"the job pushes to {owner}, where {who.name} can't write", fix=f"Push to one of: {has}.")

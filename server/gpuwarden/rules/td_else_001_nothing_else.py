@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.rules.facts import TeardownFacts
 
 
@@ -23,6 +24,7 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     if found.processes:
         strangers = counted(len(found.processes), "process", "processes")
         yield Found(f"{strangers} of no job of ours: {'; '.join(found.processes[:5])}")
-    if found.files:
-        names = ", ".join(f.path for f in found.files[:5])
-        yield Found(f"{counted(len(found.files), 'recent file')} that no job declared: {names}")
+    files = [f for f in found.files if not checkpoint_like(f.path)]  # TD-ELSE-002 speaks of the others
+    if files:
+        names = ", ".join(f.path for f in files[:5])
+        yield Found(f"{counted(len(files), 'recent file')} that no job declared: {names}")

@@ -25,6 +25,7 @@ from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
+from gpuwarden.private import private_folder, write_private
 
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
@@ -231,11 +232,8 @@ async def choose_pin(ctx: Context) -> Result:
     document = tomlkit.parse(text)
     table = document.setdefault("approval", tomlkit.table())
     table["pin_hash"] = hash_pin(pin)
-    config.policy_file.parent.mkdir(parents=True, exist_ok=True)
-    part = config.policy_file.with_suffix(".part")
-    part.write_text(tomlkit.dumps(document), "utf-8")
-    part.chmod(0o600)
-    part.replace(config.policy_file)
+    private_folder(config.policy_file.parent)
+    write_private(config.policy_file, tomlkit.dumps(document))
     return Result(message=f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
 
 

@@ -6,15 +6,18 @@ import json
 import os
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from gpuwarden.core.errors import WardenError
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.context import Context
 
+M = TypeVar("M", bound="BaseModel")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
@@ -57,9 +60,35 @@ def cli() -> None:
 
 def emit(body: dict[str, Any]) -> None:
     """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
-    from gpuwarden.core.sanitize import scrubbed, secret_values
+    click.echo(json.dumps(redacted(body)))
 
-    click.echo(json.dumps(scrubbed(body, secret_values(os.environ))))
+
+def redacted(body: Any) -> Any:
+    """A JSON body with no secret in any text of it."""
+    from gpuwarden.core.sanitize import scrubbed
+
+    return scrubbed(body, _hidden(body))
+
+
+def _hidden(body: Any) -> tuple[str, ...]:
+    """The secrets to take out of a body: of this shell, and what jobs were given from another one."""
+    from gpuwarden.config import load_config
+    from gpuwarden.core.errors import WardenError
+    from gpuwarden.core.sanitize import secret_values
+    from gpuwarden.known_secrets import KnownSecrets
+
+    try:
+        known = KnownSecrets(load_config().home).found_in(body)
+    except (WardenError, OSError):  # the settings are broken, and this says so
+        known = ()
+    return (*secret_values(os.environ), *known)
+
+
+def without_secrets(model: M) -> M:
+    """A model of a reply with no secret in any text of it."""
+    body = model.model_dump(mode="json")
+    clean = redacted(body)
+    return model if clean == body else type(model).model_validate(clean)
 
 
 def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
@@ -93,7 +122,7 @@ def answer(reply: Result, as_json: bool, show: str) -> int:
     """Print a reply, in the words of the command line, and return its exit code."""
     from gpuwarden.interfaces.cli.words import in_commands
 
-    reply = in_commands(reply)
+    reply = without_secrets(in_commands(reply))
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
-from gpuwarden.core.sanitize import plain
+from gpuwarden.core.sanitize import plain, unquoted
 from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ COLORS = {
 
 def shown(text: str) -> str:
     """Text that is safe to print: it moves no cursor and holds no markup."""
-    return escape(plain(text))
+    return escape(unquoted(plain(text)))
 
 
 def colored(word: str) -> str:
@@ -88,7 +88,7 @@ def when(at: float | None) -> str:
 
 def failed(reply: ErrorReply) -> None:
     """What happened, what is known, what to do next."""
-    err.print(f"[red bold]{escape(reply.code)}[/] {shown(reply.message)}")
+    err.print(f"[red bold]{shown(reply.code)}[/] {shown(reply.message)}")
     if isinstance(reply, RefusalReply):
         _findings(reply.findings, err)
     if reply.hint:
@@ -104,7 +104,7 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
     table.add_column()
     for f in findings:
         fix = f"\n[dim]{shown(f.fix)}[/]" if f.fix else ""
-        table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", escape(f.message) + fix)
+        table.add_row(colored(f.severity), f"[bold]{f.rule}[/]", shown(f.message) + fix)
     console.print(table)
 
 
@@ -122,7 +122,7 @@ def submitted(reply: SubmitReply) -> None:
     """After a submit."""
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
-        source = escape(reply.price_source or "")
+        source = shown(reply.price_source or "")
         out.print(f"price {usd_per_hour(reply.price_usd_per_hour)} ({source}), {at_most(reply.worst_cost_usd)}")
     if reply.receipt:
         out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} UTC")
@@ -132,16 +132,16 @@ def submitted(reply: SubmitReply) -> None:
 def checked(reply: CheckReply) -> None:
     """After a check or a cancel."""
     step = f", step {reply.step}" if reply.step is not None else ""
-    why = f" [dim]({escape(reply.why)})[/]" if reply.why else ""
+    why = f" [dim]({shown(reply.why)})[/]" if reply.why else ""
     out.print(f"[bold]{reply.job_id}[/] {colored(reply.state)}{step}{why}")
     if reply.metrics:
-        out.print("  " + "  ".join(f"{escape(k)} {v:g}" for k, v in reply.metrics.items()))
+        out.print("  " + "  ".join(f"{shown(k)} {v:g}" for k, v in reply.metrics.items()))
     for alert in reply.alerts:
-        out.print(f"  [yellow]{escape(alert)}[/]")
+        out.print(f"  [yellow]{shown(alert)}[/]")
     if reply.meter:
         out.print("  " + _meter(reply.meter))
     if reply.log:
-        out.print(escape(_unfenced(reply.log)), style="dim")
+        out.print(shown(_unfenced(reply.log)), style="dim")
     for found in reply.diagnoses:
         _diagnosis(found)
     message(reply)
@@ -153,10 +153,10 @@ def _unfenced(text: str) -> str:
 
 
 def _diagnosis(found: DiagnosisReply) -> None:
-    out.print(f"[yellow]{found.certainty}[/] [bold]{found.id}[/] {escape(found.title)} [dim]({escape(found.why)})[/]")
+    out.print(f"[yellow]{found.certainty}[/] [bold]{found.id}[/] {shown(found.title)} [dim]({shown(found.why)})[/]")
     if found.lines:
-        out.print(escape(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
-    out.print(f"  [dim]fix:[/] {escape(found.fix)}")
+        out.print(shown(textwrap.indent(_unfenced(found.lines), "  > ")), style="dim")
+    out.print(f"  [dim]fix:[/] {shown(found.fix)}")
 
 
 def _meter(meter: MeterReply) -> str:
@@ -170,22 +170,22 @@ def _meter(meter: MeterReply) -> str:
 def pulled(reply: PullReply) -> None:
     """After a pull."""
     sent = f"{reply.bytes_sent:,} travelled"
-    out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{escape(reply.dest)}[/] ({sent})")
+    out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{shown(reply.dest)}[/] ({sent})")
     for name in reply.missing:
-        out.print(f"  [yellow]does not exist on the machine:[/] {escape(name)}")
+        out.print(f"  [yellow]does not exist on the machine:[/] {shown(name)}")
     for problem in reply.problems:
-        out.print(f"  [red]{escape(problem)}[/]")
+        out.print(f"  [red]{shown(problem)}[/]")
     message(reply)
 
 
 def torn_down(reply: TeardownReply) -> None:
     """After a teardown request or an approval."""
-    out.print(f"[bold]{reply.ticket}[/] {escape(reply.state)}: {reply.verb} the machine of {reply.job_id}")
+    out.print(f"[bold]{reply.ticket}[/] {shown(reply.state)}: {reply.verb} the machine of {reply.job_id}")
     _findings(reply.findings)
     if reply.deletes:
-        out.print(f"  deletes there: {escape(', '.join(reply.deletes))}")
+        out.print(f"  deletes there: {shown(', '.join(reply.deletes))}")
     if reply.copy_at:
-        out.print(f"  last pulled to: {escape(reply.copy_at)}")
+        out.print(f"  last pulled to: {shown(reply.copy_at)}")
     out.print("  " + _meter(reply.meter))
     message(reply)
 
@@ -203,16 +203,16 @@ def listed(reply: InstancesReply) -> None:
     for account in reply.accounts:
         out.print(_funds(account))
     for job in reply.jobs:
-        out.print(f"{job['job_id']} {colored(job['state'])} on {escape(job['platform'])}")
+        out.print(f"{job['job_id']} {colored(job['state'])} on {shown(job['platform'])}")
     for what, why in reply.unknown.items():
-        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+        out.print(f"[magenta]unknown[/] {shown(what)}: {shown(why)}")
     message(reply)
 
 
 def hooks(reply: HooksReply) -> None:
     """Where the guard is installed, and what it can't do."""
     for client, state in reply.clients.items():
-        out.print(f"{client:8} {escape(state):15} [dim]{escape(reply.files.get(client, ''))}[/]")
+        out.print(f"{client:8} {shown(state):15} [dim]{shown(reply.files.get(client, ''))}[/]")
     message(reply)
 
 
@@ -220,9 +220,9 @@ def watched(reply: WatchReply) -> None:
     """What is new in a round of the watch."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
-        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {shown(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {shown(alert.kind)}: {shown(alert.text)}")
     for what, why in reply.unknown.items():
-        out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
+        out.print(f"[magenta]unknown[/] {shown(what)}: {shown(why)}")
 
 
 def standing(reply: WatchReply) -> None:
@@ -230,33 +230,33 @@ def standing(reply: WatchReply) -> None:
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
-        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {shown(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {shown(alert.kind)}: {shown(alert.text)}")
     message(reply)
 
 
 def _funds(account: AccountReply) -> str:
     """What an account has, and when it ends."""
     if account.balance is None:
-        return f"[magenta]unknown[/] {escape(account.platform)}: {escape(account.note)}"
+        return f"[magenta]unknown[/] {shown(account.platform)}: {shown(account.note)}"
     if account.clock is not None:
         at = f"[yellow]{when(account.clock.at)[:16]}[/]"
-        return f"{at} {escape(account.platform)}: {escape(account.clock.trigger)}; {escape(account.clock.effect)}"
-    note = f" [dim]({escape(account.note)})[/]" if account.note else ""
-    return f"{escape(account.platform)}: balance {account.balance:.2f} {escape(account.currency or '')}{note}"
+        return f"{at} {shown(account.platform)}: {shown(account.clock.trigger)}; {shown(account.clock.effect)}"
+    note = f" [dim]({shown(account.note)})[/]" if account.note else ""
+    return f"{shown(account.platform)}: balance {account.balance:.2f} {shown(account.currency or '')}{note}"
 
 
 def _machine(row: InstanceReply) -> tuple[str, ...]:
     billing = {True: "[yellow]yes[/]", False: "no", None: "[magenta]unknown[/]"}[row.billing]
     job = f"{row.job_id} {colored(row.job_state or '')}\n" if row.job_id else ""
-    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {escape(c.effect)}" for c in row.clocks)
+    clocks = "".join(f"\n[yellow]{when(c.at)[:16]}[/] {shown(c.effect)}" for c in row.clocks)
     off = f"\n[dim]off {when(row.stopped_at)[5:16]}[/]" if row.stopped_at else ""
     rest = f"\n[dim]{usd_per_hour(row.stopped_usd_per_hour)} off[/]" if row.stopped_usd_per_hour else ""
     return (
-        f"{escape(row.platform)}\n{escape(row.instance_id or 'id unknown')}",
-        f"{escape(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
+        f"{shown(row.platform)}\n{shown(row.instance_id or 'id unknown')}",
+        f"{shown(row.state)}\n[dim]since {when(row.since)[5:16]}[/]{off}",
         billing,
         f"{usd(row.cost_usd)}\n[dim]{usd_per_hour(row.price_usd_per_hour)}[/]{rest}",
-        f"{job}[dim]{escape(row.note)}[/]{clocks}",
+        f"{job}[dim]{shown(row.note)}[/]{clocks}",
     )
 
 
@@ -270,8 +270,8 @@ def history(rows: list[dict[str, Any]]) -> None:
         state = row["state"]
         reached = f" -> {state}" if state and not row["kind"].endswith(f".{state}") else ""
         why = plain(str(row["body"].get("why") or ""))
-        reason = f"\n[dim]{escape(why)}[/]" if why else ""
-        table.add_row(when(row["at"])[5:], escape(row["subject"]), f"{escape(row['kind'])}{reached}{reason}")
+        reason = f"\n[dim]{shown(why)}[/]" if why else ""
+        table.add_row(when(row["at"])[5:], shown(row["subject"]), f"{shown(row['kind'])}{reached}{reason}")
     out.print(table)
 
 
@@ -279,29 +279,29 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
     """The rules, as a list or in full."""
     if full:
         for r in rows:
-            out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{escape(r['title'])}\n")
-            out.print(f"Why: {escape(r['why'])}\nFix: {escape(r['fix'])}")
+            out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{shown(r['title'])}\n")
+            out.print(f"Why: {shown(r['why'])}\nFix: {shown(r['fix'])}")
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for r in rows:
-        table.add_row(r["id"], colored(r["severity"]), escape(r["title"]))
+        table.add_row(r["id"], colored(r["severity"]), shown(r["title"]))
     out.print(table)
 
 
 def found(reply: SearchReply) -> None:
     """What a search of the references found."""
     for hit in reply.hits:
-        out.print(f"[bold]{escape(hit.id)}[/] {escape(hit.title)} [dim]({escape(hit.why)})[/]")
-        out.print(f"  {escape(hit.summary)}")
+        out.print(f"[bold]{shown(hit.id)}[/] {shown(hit.title)} [dim]({shown(hit.why)})[/]")
+        out.print(f"  {shown(hit.summary)}")
         if hit.fix:
-            out.print(f"  [dim]fix:[/] {escape(hit.fix)}")
-        out.print(f"  [dim]{escape(hit.uri)}[/]")
+            out.print(f"  [dim]fix:[/] {shown(hit.fix)}")
+        out.print(f"  [dim]{shown(hit.uri)}[/]")
     message(reply)
 
 
 def entry(reply: EntryReply) -> None:
     """One known failure as a page: what is seen, why, what to do, how a log says it, where it is from."""
-    out.print(f"[bold]{reply.id}[/] {escape(reply.title)}\n")
+    out.print(f"[bold]{reply.id}[/] {shown(reply.title)}\n")
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 1, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
@@ -316,7 +316,7 @@ def entry(reply: EntryReply) -> None:
     }
     for label, text in parts.items():
         if text:
-            table.add_row(label, escape(text.strip()))
+            table.add_row(label, shown(text.strip()))
     out.print(table)
     message(reply)
 
@@ -325,27 +325,27 @@ def issues(reply: IssuesReply) -> None:
     """What in the knowledge needs a person, one on a line, as compilers write it."""
     for row in reply.issues:
         mark = "[red]urgent[/] " if row.urgent else ""
-        out.print(f"{escape(row.file)}:{row.line}: {mark}{escape(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
+        out.print(f"{shown(row.file)}:{row.line}: {mark}{shown(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
     message(reply)
 
 
 def draft(reply: DraftReply) -> None:
     """A drafted entry as it would stand in its page, so that it can be copied."""
-    out.print(escape(reply.text), soft_wrap=True)
+    out.print(shown(reply.text), soft_wrap=True)
     message(reply)
 
 
 def lesson(reply: LessonReply) -> None:
     """The evidence of a failed job, what it does not show, and the draft made of it."""
-    out.print(f"[bold]{escape(reply.job)}[/] on {escape(reply.platform)} [dim]{escape(', '.join(reply.versions))}[/]")
+    out.print(f"[bold]{shown(reply.job)}[/] on {shown(reply.platform)} [dim]{shown(', '.join(reply.versions))}[/]")
     again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
     worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
     for text in (reply.lines, again, worked, reply.changes, reply.text):
         if text:
-            out.print(escape(plain(text)), soft_wrap=True)
+            out.print(shown(plain(text)), soft_wrap=True)
     for label, words in (("missing", reply.missing), ("not shown", reply.doubts)):
         for word in words:
-            out.print(f"[yellow]{label}:[/] {escape(word)}", soft_wrap=True)
+            out.print(f"[yellow]{label}:[/] {shown(word)}", soft_wrap=True)
     message(reply)
 
 
@@ -354,7 +354,7 @@ def platforms(titles: dict[str, str]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for name, title in titles.items():
         if not name.startswith("rehearsal/"):
-            table.add_row(f"[bold]{escape(name)}[/]", escape(title))
+            table.add_row(f"[bold]{shown(name)}[/]", shown(title))
     if any(name.startswith("rehearsal/") for name in titles):
         table.add_row("[bold]rehearsal/NAME[/]", "A rented one of these, simulated on this machine with pretend money")
     out.print(table)
@@ -388,8 +388,8 @@ def _as_list(table: re.Match[str]) -> str:
 def notes(reply: NotesReply) -> None:
     """The notes as lines, each under the key that sets it."""
     for key, value in _flat(reply.notes):
-        out.print(f"[bold]{escape(key)}[/] {escape(str(value))}", soft_wrap=True)
-    out.print(f"[dim]{escape(reply.path)}[/]", soft_wrap=True)
+        out.print(f"[bold]{shown(key)}[/] {shown(str(value))}", soft_wrap=True)
+    out.print(f"[dim]{shown(reply.path)}[/]", soft_wrap=True)
     message(reply)
 
 
@@ -426,7 +426,7 @@ def _settings(reply: Any) -> None:
     for head in ("setting", "value", "from"):
         table.add_column(head, overflow="fold")
     for row in reply.settings:
-        table.add_row(escape(row.setting), escape(row.value), escape(row.origin))
+        table.add_row(shown(row.setting), shown(row.value), shown(row.origin))
     out.print(table)
 
 

@@ -16,6 +16,7 @@ from gpuwarden.interfaces.cli.base import (
     fail,
     open_context,
     runs_async,
+    without_secrets,
 )
 
 LEVELS = click.Choice(["structure", "content", "load", "resume"])
@@ -120,7 +121,6 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 @runs_async
 async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
     """Show a job's state, step, metrics, meter and log."""
-    from gpuwarden.core.sanitize import secret_values
     from gpuwarden.core.states import TERMINAL_JOBS
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import check as use_case
@@ -130,7 +130,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
         result = await use_case(ctx, job_id, cursor=cursor, limit=log_bytes)
         ended = not follow or result.job.state in TERMINAL_JOBS
         if ended or not as_json:  # one JSON object, so only the last look
-            reply = results.checked(result, secret_values(ctx.env, result.job.spec.secrets))
+            reply = results.checked(result, ctx.hidden(result.texts, result.job.spec.secrets))
             code = answer(results.warned(reply, ctx.notices), as_json, "checked")
         if ended:
             return code
@@ -162,16 +162,17 @@ async def cancel(job_id: str, as_json: bool) -> int:
     default=None,
     help="Folder to copy into; by default gpuwarden's own.",
 )
+@click.option("--also", multiple=True, metavar="PATH", help="A path there to declare as an output, from now on.")
 @JSON
 @runs_async
-async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
+async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: bool) -> int:
     """Copy a job's outputs and log here, and compare digests. Run it again to resume."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
     from gpuwarden.lifecycle.artifacts.pull import pull as use_case
 
     with console.transfer_bar(as_json) as progress:
-        result = await use_case(open_context(), job_id, dest, progress=progress)
+        result = await use_case(open_context(), job_id, dest, also=also, progress=progress)
     return answer(results.pulled(result), as_json, "pulled")
 
 
@@ -208,6 +209,7 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
             report = await use_case(ctx, what, depth, against=against, where=where, progress=progress)
     except WardenError as error:
         return fail(error, as_json, code=2)
+    report = without_secrets(report)
     if not as_json:
         verify_report.show(report)
     reply = results.verified(report)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.plural import counted
-from gpuwarden.core.sanitize import fence
+from gpuwarden.core.sanitize import fence, named
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.results import Result
 from gpuwarden.knowledge import shipped
@@ -103,7 +103,7 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
         job=lesson.job.id,
         platform=lesson.job.spec.platform,
         lines=fence("\n".join(lesson.lines), f"the log of {label}") if lesson.lines else "",
-        versions=list(lesson.versions),
+        versions=[named(v) for v in lesson.versions],
         again=list(lesson.again),
         fixed_by=lesson.fixed_by.id if lesson.fixed_by else None,
         changes=fence(lesson.changes, "what was submitted", limit=6_000, keep="start") if lesson.changes else "",

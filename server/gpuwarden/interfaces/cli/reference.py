@@ -6,7 +6,7 @@ import click
 
 from gpuwarden.core.errors import NotFound
 from gpuwarden.core.plural import counted
-from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context
+from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context, redacted
 
 
 @cli.command()
@@ -18,15 +18,16 @@ def history(subject: str | None, as_json: bool) -> int:
     SUBJECT is a job (its leases and teardowns are shown too), a ticket or a receipt; without it, all events.
     """
     from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.results.history import told_events
     from gpuwarden.lifecycle.records import story
 
     rows = [e.as_dict() for e in story(open_context().ledger, subject)]
     if subject and not rows:
         raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows all that it holds.")
     if as_json:
-        emit({"ok": True, "code": "ok", "events": rows})
+        emit({"ok": True, "code": "ok", "events": told_events(rows)})
     else:
-        console.history(rows)
+        console.history(redacted(rows))
     return 0
 
 

@@ -36,6 +36,7 @@ _PHRASES: Final = (
      "run the same command again with --receipt{receipt}"),
     (re.compile(r"\bsubmit again with this receipt\b"), "run the same command again with --receipt{receipt}"),
     (re.compile(r"\bin(?:to)? `(output|input|secret)s`"), r"with --\1"),
+    (re.compile(r"\bwith these paths in `also`"), "with --also for each of these paths"),
     (re.compile(r"`(output|input|secret)s`"), r"--\1"),
     (re.compile(r"`(env|gpu|receipt|platform)`"), r"--\1"),
     (re.compile(r"\bCall (?:this )?again\b"), "Run this again"),

@@ -27,6 +27,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.hooks.guard.settings import MARK, OLD_MARK
 from gpuwarden.interfaces.results import Result
 from gpuwarden.policy_record import RECORD
+from gpuwarden.private import private_folder, write_private
 
 LIMITS: Final = (
     "The guard reads shell commands, edits and calls of other MCP servers. It can't stop a script file that is run, a "
@@ -125,12 +126,10 @@ def _command(client: Client, config: Config) -> str:
 def _place_guard(config: Config, settings: list[Path]) -> None:
     """Write what the guard protects beside the ledger, and try the guard. Raises BadRequest when it can't start."""
     folder = _folder(config)
-    config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.mkdir(exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
+    private_folder(config.home)
+    private_folder(folder)
     (folder / OLD_MARK).unlink(missing_ok=True)
-    _write(folder / "guard.json", _told(config, settings))
-    (folder / "guard.json").chmod(0o600)
+    write_private(folder / "guard.json", _told(config, settings).encode())
     argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
     call = json.dumps({"tool_name": "Bash", "tool_input": {"command": "true"}, "cwd": str(folder)})
     tried = subprocess.run(argv, input=call, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gpuwarden.core.sanitize import line, scrubbed, secret_values
+from gpuwarden.core.sanitize import line, scrubbed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 
@@ -21,7 +21,7 @@ async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
         texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
         said = done.trouble
         for text in texts:
-            logger.warning("%s", scrubbed(line(text, 600), secret_values(ctx.env)))
+            logger.warning("%s", line(scrubbed(text, ctx.hidden(text)), 600))
 
     await ctx.clock.sleep(every_s)
     await Watcher(ctx, every_s).run(tell)

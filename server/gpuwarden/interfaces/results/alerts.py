@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.plural import counted
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import WarnedReply
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
@@ -31,7 +31,7 @@ class WatchReply(WarnedReply):
 
 def watched(done: Round) -> WatchReply:
     """A reply to one round of the watch; not ok while an alert stands."""
-    unknown = {line(k, 80): line(v) for k, v in done.trouble.items()}
+    unknown = {named(k, 80): quoted(v) for k, v in done.trouble.items()}
     standing = len(done.standing)
     calls = any(alert.raised for alert in done.news) or bool(done.standing)
     return WatchReply(
@@ -47,4 +47,4 @@ def watched(done: Round) -> WatchReply:
 
 def _alert(alert: Alert) -> AlertReply:
     state = "raised" if alert.raised else "cleared"
-    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=line(alert.text, 600))
+    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=quoted(alert.text, 600))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import line, named, quoted
 from gpuwarden.core.states import Lease
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.policy_record import Notice
@@ -87,16 +87,19 @@ class MeterReply(BaseModel):
 
 
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
-    """The findings of a gate as they leave: what a machine named stays on one line and moves no cursor."""
+    """The findings of a gate as they leave.
+
+    A message may name files, columns and processes, so the whole of it is a quotation; `fix` is ours.
+    """
     return [
-        FindingReply(rule=f.rule, severity=f.severity, message=line(f.message, 600), fix=line(f.fix, 400))
+        FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), fix=line(f.fix, 400))
         for f in found
     ]
 
 
 def error_reply(error: WardenError) -> ErrorReply:
-    """The one form of an error. A machine or a platform may have worded part of it: one line, no cursor moved."""
-    message, hint = line(error.message, 1_200), line(error.hint, 800)
+    """The one form of an error. A machine or a platform may have worded part of the message, so it is a quotation."""
+    message, hint = quoted(error.message, 1_200), line(error.hint, 800)
     told = ErrorReply(code=error.code, message=message, hint=hint, retry=error.retry)
     if isinstance(error, Refused):
         return RefusalReply(**told.model_dump(), findings=findings(error.findings))
@@ -110,7 +113,7 @@ def meter_of(lease: LeaseRecord) -> MeterReply:
     return MeterReply(
         state=lease.state,
         billing=billing,
-        instance_id=lease.instance_id,
+        instance_id=named(lease.instance_id) if lease.instance_id else None,
         price_usd_per_hour=seen.price_usd_per_hour if seen else None,
         cost_usd=lease.cost,
         host_key=lease.fingerprint,

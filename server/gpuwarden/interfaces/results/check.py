@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.sanitize import fence, line, redact
+from gpuwarden.core.sanitize import fence, line, named, quoted, redact
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.interfaces.results.base import SHOWN, MeterReply, WarnedReply, meter_of
 from gpuwarden.knowledge import Diagnosis
@@ -52,14 +52,14 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         job_id=job.id,
         state=job.state,
         # A job that runs may be running badly, without a supervisor say: that is what was seen just now.
-        why=line(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why),
+        why=named(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why, 300),
         attempt=job.attempt,
-        message=line(result.note),
+        message=quoted(result.note),
         hint=" ".join(filter(None, (advice(job, result.lease), result.onward))),
         step=seen.step if seen else None,
-        metrics={line(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
+        metrics={named(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         exit_code=seen.exit_code if seen else None,
-        alerts=[line(a) for a in seen.alerts[-SHOWN:]] if seen else [],
+        alerts=[quoted(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=meter_of(result.lease) if result.lease else None,
         diagnoses=[_diagnosis(d, values) for d in result.diagnoses],
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
@@ -73,7 +73,7 @@ def canceled(job: JobRecord, lease: LeaseRecord | None) -> CheckReply:
     return CheckReply(
         job_id=job.id,
         state=job.state,
-        why=line(job.why),
+        why=named(job.why, 300),
         hint=advice(job, lease),
         meter=meter_of(lease) if lease else None,
     )

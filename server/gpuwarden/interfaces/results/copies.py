@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
 from gpuwarden.core.plural import counted
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import SHOWN, Result
 from gpuwarden.lifecycle.artifacts.pull import PullResult
 from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
@@ -68,8 +68,8 @@ def pulled(result: PullResult) -> PullReply:
         bytes=sum(f.size for f in got.files),
         bytes_sent=got.bytes_sent,
         manifest=result.manifest.digest,
-        missing=[line(m) for m in result.missing[:SHOWN]],
-        problems=[line(f"{p.path}: {p.why}") for p in got.problems[:SHOWN]],
+        missing=[named(m) for m in result.missing[:SHOWN]],
+        problems=[quoted(f"{p.path}: {p.why}") for p in got.problems[:SHOWN]],
         log=str(result.log) if result.log else None,
         hint="Call verify_checkpoint with this job_id.",
     )
@@ -104,17 +104,17 @@ def verified(report: Report) -> VerifyReply:
         files=len(report.files),
         bytes=report.bytes,
         step=report.step,
-        newest=line(report.newest),
-        problems=[line(p) for p in [*report.problems, *report.doubts][:SHOWN]],
-        warnings=[line(p) for p in report.warnings[:SHOWN]],
-        proved=[line(p) for p in report.proved[:SHOWN]],
-        not_checked=[line(n) for n in report.not_checked[:SHOWN]],
+        newest=named(report.newest),
+        problems=[quoted(p) for p in [*report.problems, *report.doubts][:SHOWN]],
+        warnings=[quoted(p) for p in report.warnings[:SHOWN]],
+        proved=[quoted(p) for p in report.proved[:SHOWN]],
+        not_checked=[quoted(n) for n in report.not_checked[:SHOWN]],
         evidence=[
             FileReply(
-                path=line(f.path),
+                path=named(f.path),
                 format=f.format if isinstance(f, FileEvidence) else f.layout,
                 verdict=f.verdict,
-                problems=[line(p) for p in [*f.problems, *f.doubts][:5]],
+                problems=[quoted(p) for p in [*f.problems, *f.doubts][:5]],
             )
             for f in bad[:SHOWN]
         ],

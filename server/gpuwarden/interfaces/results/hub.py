@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.repos import RepoAnswer, SearchAnswer
+from gpuwarden.core.repos import REPO_ID, RepoAnswer, SearchAnswer
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import Result
 
 
@@ -26,15 +28,33 @@ class DatasetsReply(Result):
 
 def repos_seen(answer: RepoAnswer) -> ReposReply:
     """The reply of hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
-    return ReposReply(message=answer.note, repos=[_kept(r) for r in answer.repos], requests=answer.requests)
+    return ReposReply(message=quoted(answer.note), repos=[_kept(r) for r in answer.repos], requests=answer.requests)
 
 
 def datasets_found(answer: SearchAnswer) -> DatasetsReply:
     """The reply of dataset_search."""
-    return DatasetsReply(message=answer.note, datasets=[_kept(d) for d in answer.datasets], more=answer.more)
+    return DatasetsReply(message=quoted(answer.note), datasets=[_kept(d) for d in answer.datasets], more=answer.more)
+
+
+IDS = frozenset({"id", "id_now", "base_model", "did_you_mean"})
+FENCED = frozenset({"about", "preview"})
+_REPO = re.compile(REPO_ID)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
-    """A model without its defaults and without what is empty."""
+    """A model without its defaults and without what is empty. Every text that a stranger wrote is marked as one."""
     full = model.model_dump(mode="json", exclude_defaults=True)
-    return {k: v for k, v in full.items() if v not in (None, "", [], {})}
+    return {k: _marked(v, k) for k, v in full.items() if v not in (None, "", [], {})}
+
+
+def _marked(value: Any, field: str) -> Any:
+    if isinstance(value, str):
+        return value if field in FENCED and value.startswith("<<<DATA ") else _quotation(value, field)
+    if isinstance(value, dict):
+        # The names are ours, but for those of a table such as dtypes. All that a structure holds is theirs.
+        return {named(k) if field == "dtypes" else k: _marked(v, field) for k, v in value.items()}
+    return [_marked(item, field) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _quotation(text: str, field: str) -> str:
+    return text if field in IDS and _REPO.fullmatch(text) else named(text, 400)

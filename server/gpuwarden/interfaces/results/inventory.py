@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import WarnedReply
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
@@ -74,7 +74,7 @@ class InstancesReply(WarnedReply):
 def listed(inventory: Inventory) -> InstancesReply:
     """A reply to list_instances."""
     rows = [_instance(row) for row in inventory.rows]
-    unknown = {line(k, 80): line(v) for k, v in inventory.unknown.items()}
+    unknown = {named(k, 80): quoted(v) for k, v in inventory.unknown.items()}
     return InstancesReply(
         code="unknown" if unknown else "ok",
         message=_billing(inventory.rows) + (" Not everything could be seen." if unknown else ""),
@@ -95,11 +95,11 @@ def _billing(rows: Sequence[Row]) -> str:
 def _account(funds: Funds) -> AccountReply:
     clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
     if isinstance(funds.balance, Unknown):
-        return AccountReply(platform=funds.platform, per_hour=burn, note=line(funds.said))
+        return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.said))
     return AccountReply(
         platform=funds.platform,
         balance=funds.balance.value.amount,
-        currency=funds.balance.value.currency,
+        currency=named(funds.balance.value.currency, 8),
         per_hour=burn,
         clock=_clock(clock) if clock else None,
         note="" if funds.whole else "not every price there is known",
@@ -107,13 +107,13 @@ def _account(funds: Funds) -> AccountReply:
 
 
 def _clock(clock: Deadline) -> ClockReply:
-    return ClockReply(at=clock.at, trigger=clock.trigger, effect=clock.effect)
+    return ClockReply(at=clock.at, trigger=quoted(clock.trigger), effect=quoted(clock.effect))
 
 
 def _instance(row: Row) -> InstanceReply:
     return InstanceReply(
         platform=row.platform,
-        instance_id=row.instance_id,
+        instance_id=named(row.instance_id) if row.instance_id else None,
         ours=row.ours,
         state=row.state,
         billing=row.billing,
@@ -122,7 +122,7 @@ def _instance(row: Row) -> InstanceReply:
         since=row.since,
         job_id=row.job.id if row.job else None,
         job_state=row.job.state if row.job else None,
-        note=row.note,
+        note=quoted(row.note),
         stopped_usd_per_hour=row.stopped_usd_per_hour,
         stopped_at=row.stopped_at,
         clocks=[_clock(c) for c in row.clocks],

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from gpuwarden.core.errors import by_a_person
 from gpuwarden.core.money import at_most
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import quoted
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
 from gpuwarden.lifecycle.records import JobRecord
@@ -36,7 +36,7 @@ def submitted(result: Submission) -> SubmitReply:
         receipt=None if result.job else result.receipt,
         receipt_expires_at=None if result.job else result.expires_at,
         price_usd_per_hour=result.quote.price_usd_per_hour if result.quote else None,
-        price_source=result.quote.source if result.quote else None,
+        price_source=quoted(result.quote.source) if result.quote else None,
         worst_cost_usd=result.worst_cost_usd,
         adopted=result.adopted,
     )
@@ -59,7 +59,7 @@ def _tell_of_job(reply: SubmitReply, result: Submission, job: JobRecord) -> None
     reply.job_id, reply.state = job.id, job.state
     reply.code = "adopted" if result.adopted else "accepted"
     same = "The same job was submitted before and is this one. " if result.adopted else ""
-    reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({line(job.why)})." if job.why else ".")
+    reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
     reply.hint = "Call check_job; it does not wait."
     if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
         reply.ok, reply.code = False, "failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gpuwarden.core.errors import by_a_person
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results.base import (
     SHOWN,
@@ -57,7 +57,7 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
         verb=record.verb,
         job_id=record.job_id,
         findings=findings(view.findings),
-        deletes=[line(f.path) for f in view.dying[:SHOWN]],
+        deletes=[named(f.path) for f in view.dying[:SHOWN]],
         copy_at=view.copy_at,
         expires_at=record.expires_at if record.state is Teardown.AWAITING_HUMAN else None,
         meter=meter_of(view.lease),
@@ -67,7 +67,8 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
 def _words(view: TeardownView) -> tuple[str, str]:
     record, lease = view.record, view.lease
     verb = {"terminate": "termination"}.get(record.verb, record.verb)
-    name = f"{verb} of {lease.platform} instance {lease.instance_id}"
+    machine = named(lease.instance_id or "None")
+    name = f"{verb} of {lease.platform} instance {machine}"
     if record.state is Teardown.BLOCKED:
         return f"The {name} is blocked; nothing was touched.", "Do what each finding says, then ask again."
     if record.state is Teardown.AWAITING_HUMAN:
@@ -75,7 +76,7 @@ def _words(view: TeardownView) -> tuple[str, str]:
         return f"The {name} waits for a person; nothing was touched.", ask
     if record.state is Teardown.VERIFIED_STOPPED:
         return f"The {name} is done: the meter was seen to have stopped.", ""
-    unseen = f" It can't be seen now: {line(view.unseen, 300)}." if view.unseen else ""
+    unseen = f" It can't be seen now: {quoted(view.unseen)}." if view.unseen else ""
     if record.state is Teardown.NEEDS_HUMAN:
         message = f"The {name} was asked for, but the meter is not seen to have stopped."
         return message + unseen, "Look at the platform's console."

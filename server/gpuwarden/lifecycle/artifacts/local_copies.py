@@ -17,6 +17,7 @@ from gpuwarden.core.safe_names import LOG_NAME
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.private import private_folder, write_private
 
 
 class Standing(Frozen):
@@ -52,9 +53,7 @@ class Pulled(Frozen):
 def save_pull(ctx: Context, pulled: Pulled, **body: object) -> None:
     """Keep a pull: the roster in a file of its own, its digest in the ledger."""
     name = f"{pulled.job}-{pulled.digest[7:23]}.json"
-    folder = ctx.home / "pulls"
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_whole(folder / name, pulled.model_dump_json())
+    write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     ctx.ledger.add(
         f"job/{pulled.job}",
         "artifacts.pulled",
@@ -135,12 +134,3 @@ def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
     body = event.body
     known = {"problems": body["problems"], "unread": body.get("unread", ()), "aside": body.get("aside", ())}
     return Standing(verdict=body["verdict"], equal=body.get("equal", False), **known)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -4,19 +4,20 @@ every copy is compared with it. The log comes along, also when nothing else was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.backends.base import Backend, roster, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
-from gpuwarden.core.models import Handle, Manifest
+from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.records import JobRecord
+from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.receive import Progress, Received, receive
 
 LOG_LIMIT = 64 << 20
@@ -36,10 +37,16 @@ class PullResult:
 
 
 async def pull(
-    ctx: Context, job_id: str, dest: Path | None = None, *, progress: Callable[[Progress], None] | None = None
+    ctx: Context,
+    job_id: str,
+    dest: Path | None = None,
+    *,
+    also: Sequence[str] = (),
+    progress: Callable[[Progress], None] | None = None,
 ) -> PullResult:
     """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
 
+    `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
     Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is ours
     or holds other things, Unreachable when the machine does not answer; what arrived before is kept and continued.
     """
@@ -47,8 +54,11 @@ async def pull(
     if job.handle is None:
         raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
     target = dest_of(ctx, job, dest)
+    outputs = declare(ctx, job, also)
     backend = ctx.backend(job.handle.backend)
-    listed = believed(ctx, job_id, await roster(backend, job.handle, job.spec.outputs))
+    if dest is None:
+        private_folder(target)
+    listed = believed(ctx, job_id, await roster(backend, job.handle, outputs))
     received = await receive(source(backend, job.handle), listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
@@ -63,6 +73,22 @@ async def pull(
         not_taken=list(missing[:20]),
     )
     return PullResult(job, target, manifest, received, manifest.missing, log)
+
+
+def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...]:
+    """Add outputs to those that a job declared, and return all of them.
+
+    Raises BadRequest for what can't be an output's path.
+    """
+    try:
+        new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
+    except ValueError as why:
+        raise BadRequest(f"also: {why}", "Name paths on the machine, as outputs are named.") from why
+    if len(job.outputs) + len(new) > MAX_OUTPUTS:
+        raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
+    if new:
+        ctx.ledger.add(job.subject, "outputs.declared", {"outputs": [*job.declared, *new]})
+    return (*job.outputs, *new)
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:

@@ -9,13 +9,9 @@ What a seal can't prove stands in the README, under what the gates can't stop.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-from pathlib import Path
-
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.models import Artifact, Manifest
+from gpuwarden.known_secrets import installation_key
 from gpuwarden.lifecycle.context import Context
 
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
@@ -26,25 +22,7 @@ CLOCK_S = 300.0
 
 def job_key(ctx: Context, job_id: str) -> str:
     """The key of a job's seals. It is derived, so that nothing of it need be kept but the house's own key."""
-    return hmac.new(_house_key(ctx.home / "seal.key"), f"seal/{job_id}".encode(), "sha256").hexdigest()
-
-
-def _house_key(place: Path) -> bytes:
-    """32 random bytes that never leave this machine, made at first use."""
-    if not place.exists():
-        draft = place.with_name(f"{place.name}.{os.urandom(6).hex()}")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "wb") as out:
-            out.write(os.urandom(32))
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(draft, place)  # the first one wins; the others take it
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
-    return hashlib.sha256(place.read_bytes()).digest()
+    return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 
 def believed(ctx: Context, job_id: str, roster: Manifest) -> Manifest:

@@ -90,7 +90,7 @@ async def verify_there(
     backend = ctx.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
         raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")
-    outputs = job.spec.outputs
+    outputs = job.outputs
     answer = await backend.examine(job.handle, outputs, level=level, seconds=seconds, against=against)
     found, compared = _findings(answer)
     made = report(found, level, f"{job.id} on {job.spec.platform}", compared=_other(against, compared))

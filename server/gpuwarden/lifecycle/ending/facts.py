@@ -88,7 +88,7 @@ async def _listed(
     if job.handle is None:
         return Unknown("the launch was never confirmed")
     try:
-        return Known(await ctx.backend(job.handle.backend).list_files(job.handle, job.spec.outputs))
+        return Known(await ctx.backend(job.handle.backend).list_files(job.handle, job.outputs))
     except WardenError as error:
         if pulled is not None and _is_off(machine) and _pulled_after_end(ctx, job):
             return Known(pulled.manifest)
@@ -117,7 +117,13 @@ async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer
         same = await _unchanged_inputs(ctx, job, job.handle, {file.path for file in found.files})
     except WardenError as error:
         return Unknown(error.message)
-    return Known(found.model_copy(update={"files": tuple(f for f in found.files if f.path not in same)}))
+    fresh = (f for f in found.files if f.path not in same and not _covered(f.path, job.declared))
+    return Known(found.model_copy(update={"files": tuple(fresh)}))
+
+
+def _covered(path: str, outputs: tuple[str, ...]) -> bool:
+    """Whether a path is one of some outputs or lies below one. The machine knows only those of the launch."""
+    return any(path == output or path.startswith(f"{output}/") for output in outputs)
 
 
 async def _unchanged_inputs(ctx: Context, job: JobRecord, handle: Handle, fresh: set[str]) -> set[str]:

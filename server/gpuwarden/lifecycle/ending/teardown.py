@@ -95,7 +95,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         return NotSupported(message, "It was never launched there, so it left nothing behind.")
     pulled = last_pull(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
-    if job.spec.outputs and not proven:
+    if job.outputs and not proven:
         what = "pull_artifacts and verify_checkpoint" if pulled is None else "verify_checkpoint"
         return NotSupported(
             message,

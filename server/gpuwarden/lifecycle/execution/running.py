@@ -10,7 +10,7 @@ import anyio.to_thread
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Unknown
 from gpuwarden.core.money import usd
-from gpuwarden.core.sanitize import scrubbed, secret_values
+from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
 from gpuwarden.lifecycle.context import STEP_S, Context
@@ -47,6 +47,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
             return stopped
     token = f"{job.id}-a{attempt}"
     secrets = _secret_values(ctx, job)
+    ctx.known_secrets.remember(secrets.values())
     if ctx.ledger.used("submit.intent", token) is None:
         ctx.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
@@ -112,7 +113,8 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     if state is Job.FAILED and _gone(machine) and not _lease_ended(ctx, job):
         return False  # gone is believed on the second look
     told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
-    kept = scrubbed({"why": why, **told}, secret_values(ctx.env, job.spec.secrets))  # what the job itself may have said
+    body = {"why": why, **told}
+    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # what the job itself may have said
     return move(ctx, job, state, **kept)
 
 
@@ -153,6 +155,9 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
         ctx.blind[job.id] = error
         return None
     if seen is not None:
+        body = seen.model_dump(mode="json")
+        if (clean := scrubbed(body, ctx.hidden(body, job.spec.secrets))) != body:
+            seen = Observation.model_validate(clean)  # before anything is cut to length, or kept
         ctx.observed[job.id] = seen
     return seen
 

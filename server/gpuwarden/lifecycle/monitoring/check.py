@@ -35,6 +35,12 @@ class Checked:
     diagnoses: tuple[Diagnosis, ...] = ()
     onward: str = ""
 
+    @property
+    def texts(self) -> list[str]:
+        """What the job itself said: its log, and the lines of it that a diagnosis rests on."""
+        told = [m.text for found in self.diagnoses for m in found.lines]
+        return [self.log.text if self.log else "", *told]
+
 
 async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
     """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
@@ -102,7 +108,7 @@ def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
     billing = lease is not None and lease.state in LIVE_LEASES
     if job.state not in TERMINAL_JOBS:
         return "Check again later; nothing has to wait here."
-    if job.lease is None and job.state is Job.SUCCEEDED and job.spec.outputs:
+    if job.lease is None and job.state is Job.SUCCEEDED and job.outputs:
         return "Nothing of it bills. pull_artifacts and verify_checkpoint bring home what it saved, with proof."
     if not billing:
         return "The job has ended and nothing of it is billing."

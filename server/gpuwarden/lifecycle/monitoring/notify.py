@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from gpuwarden.core.sanitize import line, redact, secret_values
+from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
 
@@ -78,7 +78,7 @@ def _channels(ctx: Context) -> dict[str, Channel]:
 
 
 def _words(ctx: Context, alert: Alert) -> str:
-    return redact(line(alert.text, 600), secret_values(ctx.env))
+    return line(redact(alert.text, ctx.hidden(alert.text)), 600)
 
 
 async def _desktop(ctx: Context, alert: Alert) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from gpuwarden.core.errors import BadRequest, NotFound, WardenError
-from gpuwarden.core.sanitize import clip, plain, redact, secret_values
+from gpuwarden.core.sanitize import clip, plain, redact
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import diagnose, shipped
 from gpuwarden.knowledge.evidence import failing_lines, first_error, nameless, versions
@@ -68,8 +68,9 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
             f"{job_id} {job.state.told}; only a run that failed teaches what to avoid", "Name a failed job."
         )
     fixed = _named(ctx, succeeded, job) if succeeded else _later_success(ctx, job)
-    hidden = secret_values(ctx.env, job.spec.secrets)
-    log = redact(await tail_of(ctx, job, reachable=True), hidden)
+    said = await tail_of(ctx, job, reachable=True)
+    hidden = ctx.hidden(said, job.spec.secrets)
+    log = redact(said, hidden)
     lines = failing_lines(log)
     known = await anyio.to_thread.run_sync(lambda: diagnose(shipped(), log, limit=3))
     again = await _again(ctx, job, lines[0]) if lines else ()

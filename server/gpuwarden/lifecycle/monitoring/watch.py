@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,6 +31,7 @@ from gpuwarden.lifecycle.monitoring.inventory import (
 )
 from gpuwarden.lifecycle.monitoring.notify import Alert, deliver
 from gpuwarden.lifecycle.records import read_job, read_lease
+from gpuwarden.private import write_private
 
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
@@ -151,10 +151,8 @@ class Watcher:
 
     def _remember(self, memory: dict[str, Any]) -> None:
         file = self.ctx.home / "watch.json"
-        fresh = file.with_name(f"watch.json.{os.getpid()}")
-        fresh.write_text(json.dumps(memory), "utf-8")
         with contextlib.suppress(PermissionError):  # another system's open file; the next round writes it
-            fresh.replace(file)
+            write_private(file, json.dumps(memory))
 
     # --------------------------------------------------------------------------------------------------- the ledger
 

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.leaks import spelled, spelled_in, spelled_in_script
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -206,4 +207,14 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, by its name"))
-    return leaks
+    seen = {leak.where for leak in leaks}
+    return leaks + [leak for leak in _spelled(spec) if leak.where not in seen]
+
+
+def _spelled(spec: JobSpec) -> list[Leak]:
+    """Secrets that no shape gives away, but the flag, the name or the header that they stand behind. One a place."""
+    found = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
+    found += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
+    found += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]
+    found += [("the script", what) for what in spelled_in_script(spec.script or "")]
+    return [Leak(where, what) for where, what in dict(reversed(found)).items()]

@@ -15,13 +15,14 @@ from gpuwarden.core.errors import BadRequest, Conflict, DiskError
 from gpuwarden.core.models import InputFile
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.submission.inputs import BLOCK, real_path
+from gpuwarden.private import private_folder
 from gpuwarden.remote.transfer.safe_open import open_regular
 
 
 def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
     """Copy the files of a roster from below `root` into the store. Raises `Conflict` for one that has changed."""
     try:
-        store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(store)
         for file in files:
             if not _is_whole(store / file.sha256, file):
                 _copy(real_path(root, file.path), store / file.sha256, file)

@@ -91,6 +91,7 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
     """Regular files written since the job began that no output covers, and whether that is all of them.
 
     Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
+    Where there are too many the largest are kept, so that thousands of samples hide no checkpoint.
     """
     ground = Ground({"root": root})
     declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
@@ -104,12 +105,20 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
             folders[:] = [f for f in keep if top == work or not is_run_folder(path + "/" + f, own)]
             for name in sorted(files):
                 entries += 1
-                if len(found) >= MAX_FRESH or entries > 100_000 or time.monotonic() > end:
-                    return found, False
+                if entries > 100_000 or time.monotonic() > end:
+                    return largest(found), False
                 real = path + "/" + name
                 if not any(inside(real, d) for d in declared):
                     found += fresh(real, top, work, since)
-    return found, True
+    return largest(found), len(found) <= MAX_FRESH
+
+
+def largest(found: list[Json]) -> list[Json]:
+    """At most `MAX_FRESH` files, the largest of them, in the order in which they were found."""
+    if len(found) <= MAX_FRESH:
+        return found
+    kept = sorted(range(len(found)), key=lambda at: (-int(found[at]["size"]), at))[:MAX_FRESH]
+    return [found[at] for at in sorted(kept)]
 
 
 def is_run_folder(path: str, own: str) -> bool:

@@ -34,12 +34,16 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         dest: Annotated[
             str | None, Field(description="Folder below the working directory; omit for gpuwarden's own")
         ] = None,
+        also: Annotated[list[str] | None, Field(description="Paths there to declare as outputs, from now on")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.PullReply]:
         """Copy a job's declared outputs and log here and compare digests. Call again to resume."""
         target = _inside_cwd(dest)
         result = await reporting(
-            client, lambda note: pull(ctx, job_id, target, progress=lambda p: note(p.bytes_done, p.bytes_total))
+            client,
+            lambda note: pull(
+                ctx, job_id, target, also=also or (), progress=lambda p: note(p.bytes_done, p.bytes_total)
+            ),
         )
         return answer(ctx, results.pulled(result))
 

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from gpuwarden.core.errors import Refused, WardenError, in_our_words
 from gpuwarden.core.inputs import bad_arguments
-from gpuwarden.core.sanitize import scrubbed, secret_values
+from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.interfaces.results import Result, error_reply, warned
 from gpuwarden.lifecycle.context import Context
 
@@ -30,16 +30,17 @@ logger = logging.getLogger(__name__)
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
     """A reply as short text and as structured content, without tokens and without the values of the user's secrets."""
-    values = secret_values(ctx.env, secrets)
     warned(reply, ctx.notices)
-    body = scrubbed(reply.model_dump(mode="json"), values)
-    short = scrubbed(reply.short(), values)
+    full = reply.model_dump(mode="json")
+    values = ctx.hidden(full, secrets)
+    body, short = scrubbed(full, values), scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)
 
 
 def failure(ctx: Context, error: WardenError) -> CallToolResult:
     """An error in the same form."""
-    body = scrubbed(error_reply(error).model_dump(mode="json"), secret_values(ctx.env))
+    full = error_reply(error).model_dump(mode="json")
+    body = scrubbed(full, ctx.hidden(full))
     return CallToolResult(content=[_text(body)], structured_content=body, is_error=True)
 
 

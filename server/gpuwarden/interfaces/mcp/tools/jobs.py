@@ -9,7 +9,6 @@ from pydantic import Field
 
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec, Verb
-from gpuwarden.core.sanitize import secret_values
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, READ, WRITE, JobId, answer
 from gpuwarden.lifecycle.context import Context
@@ -33,7 +32,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     ) -> Annotated[CallToolResult, results.CheckReply]:
         """State, step, metrics, meter and log of a job, now. Also moves it on: boots, launches, resumes."""
         result = await check(ctx, job_id, cursor=log_cursor, limit=log_bytes)
-        values = secret_values(ctx.env, result.job.spec.secrets)
+        values = ctx.hidden(result.texts, result.job.spec.secrets)
         return answer(ctx, results.checked(result, values), result.job.spec.secrets)
 
     @server.tool(annotations=ENDS)

@@ -1,0 +1,158 @@
+"""Find secrets that are spelled out in a command line, a variable or a script.
+
+Tokens of known shapes are `fence.TOKEN`'s. Here the name beside a value, or the place where it is written, gives it
+away: `--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. What only refers to a secret, such
+as `$HF_TOKEN` or the path of a key file, is not one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+_PASSWORDS: Final = frozenset({"password", "passwd", "passphrase", "pwd", "pass", "pw"})
+_SECRETS: Final = frozenset(
+    {"secret", "secrets", "token", "apikey", "credential", "credentials", "authtoken", "pat", "bearer"}
+)
+_OWNERS: Final = frozenset({
+    "access", "account", "admin", "anthropic", "api", "app", "auth", "aws", "azure", "bearer", "bot", "clearml",
+    "client", "comet", "deploy", "discord", "gcp", "gh", "git", "github", "gitlab", "google", "hf", "hub",
+    "hugging", "huggingface", "huggingfacehub", "jupyter", "kaggle", "lambda", "login", "mlflow", "neptune",
+    "notebook", "oauth", "openai", "personal", "private", "prime", "refresh", "roboflow", "runpod", "secret",
+    "server", "service", "session", "slack", "swanlab", "telegram", "user", "vast", "vastai", "wandb", "webhook",
+    "write", "read",
+})  # fmt: skip
+"""What stands before `key` or `token` in the name of a secret. A `pad_token` or a `sort_key` is something else."""
+
+_IDENTITIES: Final = frozenset({"cache", "hash", "content", "dedup", "row", "commit", "data", "primary"})
+"""What stands before `key` where a random value is expected and is not a secret."""
+
+_REFERENCE: Final = re.compile(
+    r"""(?xi)
+      [$%{<(\[@*]. * | .*\$[{(]? \w+ .* | .* \{[^}]*\} .*            # a variable, a template, a mask
+    | true | false | yes | no | none | null | auto | ask | prompt | stdin | env | env:.* | vault:.* | file:.* | -.*
+    | x{3,} | \.{3,} | your[-_].* | changeme | redacted
+    | (?:~|\.{1,2})?/.* | [\w./\\-]+\.(?:txt|json|pem|ya?ml|key|env|ini|toml|cfg|pub|conf|enc|gpg|py|sh)
+    """
+)
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|os\.\w+.*|secrets?[.\[].*")
+_RANDOM: Final = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*[0-9])(?=[A-Za-z0-9]*[A-Za-z])[A-Za-z0-9]{16,}")
+_WORD: Final = re.compile(r"[^\s\"']+|\"[^\"]*\"|'[^']*'")
+_NAME: Final = r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z_][\w.-]{0,80})"
+_ASSIGNED: Final = re.compile(_NAME + r"""["']?\s?(?:=|:\s)\s?["']?(?P<value>[^\s"',;}&]+)""")
+_LITERAL: Final = re.compile(_NAME + r"""["']?\]?\s?[=:]\s?[rb]?["'](?P<value>[^\s"']{8,200})["']""")
+_HEADER: Final = re.compile(
+    r"""(?xi)\b(?: (?:proxy-)? auth(?:orization)? ["']? \s?[:=]\s? ["']? (?:bearer|basic|token|apikey) \s{1,4}
+      | (?:x-api-key|api-key|private-token|x-auth-token|x-access-token) ["']? \s?[:=]\s? ["']?
+      | bearer \s{1,4} (?=[\w.~+/-]{16}) (?=[\w.~+/-]{0,60}[0-9]) )
+    (?P<value>[^\s"',;)]{4,})"""
+)
+_URL: Final = re.compile(
+    r"(?i)\b[a-z][a-z0-9+.-]{1,20}://(?P<user>[^\s/:@\"']{0,200})(?::(?P<value>[^\s/@\"']{1,200}))?@"
+)
+_HOOK: Final = re.compile(
+    r"(?i)https://(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks|[\w.-]{1,80}\.webhook\.office\.com)/\w"
+)
+_QUERY: Final = re.compile(
+    r"(?i)[?&](?:token|access_token|auth|api_?key|key|sig|signature|x-amz-signature|password)=(?P<value>[^\s&\"'#]+)"
+)
+
+
+def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the positions in an argument list that spell a secret out, each with what it looks like."""
+    parts = [(n, part.strip("\"'")) for n, word in enumerate(words) for part in (word, *_WORD.findall(word)) if part]
+    for (_, flag), (at, value) in pairwise(parts):
+        if flag.startswith("-") and "=" not in flag and " " not in flag and secret_value(flag, value):
+            yield at, f"the value of {flag[:40]}"
+    for at, word in enumerate(words):
+        yield from ((at, what) for what in spelled_in(word))
+    yield from _of_programs(parts)
+
+
+def spelled_in(text: str) -> Iterator[str]:
+    """Yield what a command's word or a variable's value spells out."""
+    for found in _ASSIGNED.finditer(text):
+        if secret_value(found["name"], found["value"]):
+            yield f"the value of {found['name'][:40]}"
+    yield from _marked(text)
+
+
+def spelled_in_script(text: str) -> Iterator[str]:
+    """Yield what a script spells out. Code assigns much to such names, so only what looks random counts there."""
+    for found in _LITERAL.finditer(text):
+        if secret_value(found["name"], found["value"]) and _RANDOM.search(found["value"]):
+            yield f"the value of {found['name'][:40]}"
+    yield from _marked(text)
+
+
+def _marked(text: str) -> Iterator[str]:
+    """Headers and addresses, which say by themselves that a secret follows."""
+    if any(_is_value(found["value"]) for found in _HEADER.finditer(text)):
+        yield "an authorization header"
+    for found in _URL.finditer(text):
+        if found["value"] is not None and _is_value(found["value"]):
+            yield "a password in an address"
+        elif found["value"] is None and _RANDOM.search(found["user"]):
+            yield "a token in an address"
+    if _HOOK.search(text):
+        yield "the address of a webhook"
+    if any(_RANDOM.search(found["value"]) for found in _QUERY.finditer(text)):
+        yield "a key in an address"
+
+
+def _of_programs(parts: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Secrets that well-known programs take under a short option or no name at all."""
+    words = {part.rsplit("/", 1)[-1] for _, part in parts}
+    for (_, before), (at, value) in pairwise(parts):
+        if before == "sshpass" and value.startswith("-p") and _is_value(value[2:]):
+            yield at, "a password for sshpass"
+        elif _is_value(value) and (what := _taken(words, before, value)):
+            yield at, what
+
+
+def _taken(words: set[str], before: str, value: str) -> str:
+    """Say which secret of a program a word is; empty for none."""
+    if "sshpass" in words and before == "-p":
+        return "a password for sshpass"
+    if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:
+        return "a user and a password" if _user_and_password(value) else ""
+    if "login" in words and before in {"-p", "-k", "-t"} and len(value) >= 6:
+        return f"the value of {before} of a login"
+    if "set" in words and not before.startswith("-") and secret_value(before, value):
+        return f"the value of {before[:40]}"
+    return "a key for a login" if before == "login" and re.fullmatch(r"[0-9a-f]{40}|wandb_\w{20,}", value) else ""
+
+
+def _user_and_password(value: str) -> bool:
+    user, mark, password = value.partition(":")
+    return bool(mark and user and password) and not user.isdigit() and _is_value(password)
+
+
+def secret_value(name: str, value: str) -> bool:
+    """Return whether a name says that its value is a secret, and the value is one rather than a reference to one."""
+    parts = [p for p in re.split(r"[_-]+", _snake(name.strip("-").rsplit(".", 1)[-1])) if p]
+    if not parts or not _is_value(value):
+        return False
+    last, owner = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if last in _PASSWORDS:
+        return len(value) >= 3
+    if last in {"auth", "authorization"}:
+        return _user_and_password(value) or bool(_RANDOM.search(value))
+    if last in _SECRETS and (not owner or owner in _OWNERS or last != "token"):
+        return len(value) >= 6 and not value.isdigit()
+    if last == "key" and owner in _OWNERS:
+        return len(value) >= 6 and not value.isdigit()
+    return last in {"token", "key"} and owner not in _IDENTITIES and "/" not in value and bool(_RANDOM.search(value))
+
+
+def _snake(name: str) -> str:
+    """`apiKey` and `API_KEY` as `api_key`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _is_value(value: str) -> bool:
+    """Return whether a text is a value, and not a placeholder, a switch, a variable's name or a path."""
+    value = value[:500].strip("\"'")
+    return bool(value) and not _REFERENCE.fullmatch(value) and not _VARIABLE.fullmatch(value)

@@ -1,0 +1,101 @@
+"""Find secrets again that are only known by a keyed digest.
+
+A process that never had a secret's value still has to keep it out of what it shows. Digests are sorted by the length
+of their value; windows of each such length are moved over the words of a text with a rolling hash, whose few stored
+bits pick the windows that are worth a real digest. The time is linear in the text for each length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+MIN_LENGTH: Final = 6
+"""Shorter values would take ordinary words out of every text."""
+_PRIME: Final = (1 << 61) - 1
+_KEPT: Final = (1 << 16) - 1
+"""Bits of a rolling hash that are stored: enough to skip nearly every window, too few to say much of the value."""
+_WORD: Final = re.compile(r"\S+")
+
+
+@dataclass(frozen=True)
+class SecretDigest:
+    """One secret. `spaced`: the value holds white space, so it is looked for across words."""
+
+    length: int
+    spaced: bool
+    bits: int
+    digest: str
+
+    @classmethod
+    def of(cls, key: bytes, value: str) -> SecretDigest:
+        """The digest of a value under a key."""
+        bits = _hash(value, _base(key)) & _KEPT
+        return cls(len(value), any(c.isspace() for c in value), bits, _digest(key, value))
+
+
+def parts_of(value: str) -> Iterator[str]:
+    """Yield what of a secret must not be shown: the whole, and each line of one that has several."""
+    lines = value.splitlines()
+    for part in {value, value.strip(), *(lines if len(lines) > 1 else ())}:
+        if len(part) >= MIN_LENGTH:
+            yield part
+
+
+def found_in(text: str, key: bytes, known: Iterable[SecretDigest]) -> set[str]:
+    """Return the parts of a text that are known secrets."""
+    sorts: dict[tuple[int, bool], dict[int, set[str]]] = {}
+    for one in known:
+        sorts.setdefault((one.length, one.spaced), {}).setdefault(one.bits, set()).add(one.digest)
+    base, found = _base(key), set()
+    for (length, spaced), digests in sorts.items():
+        for piece in [text] if spaced else _WORD.findall(text):
+            for window in _windows(piece, length, base, digests):
+                if _digest(key, window) in digests[_hash(window, base) & _KEPT]:
+                    found.add(window)
+    return found
+
+
+def _windows(piece: str, length: int, base: int, wanted: Mapping[int, object]) -> Iterator[str]:
+    """Yield the windows of a piece whose rolling hash has bits that are wanted."""
+    if len(piece) < length:
+        return
+    codes = list(map(ord, piece))
+    top, seen = pow(base, length, _PRIME), _hash(piece[:length], base)
+    for at in range(length, len(codes) + 1):
+        if seen & _KEPT in wanted:
+            yield piece[at - length : at]
+        if at < len(codes):
+            seen = (seen * base + codes[at] - codes[at - length] * top) % _PRIME
+
+
+def _hash(text: str, base: int) -> int:
+    value = 0
+    for code in map(ord, text):
+        value = (value * base + code) % _PRIME
+    return value
+
+
+def _base(key: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(b"rolling" + key).digest()[:7], "big") + 0x110000
+
+
+def _digest(key: bytes, value: str) -> str:
+    return hmac.new(key, value.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+
+
+def texts_of(body: Any) -> Iterator[str]:
+    """Yield every text of a JSON body, names of fields included."""
+    if isinstance(body, str):
+        yield body
+    elif isinstance(body, Mapping):
+        for name, value in body.items():
+            yield str(name)
+            yield from texts_of(value)
+    elif isinstance(body, list | tuple):
+        for item in body:
+            yield from texts_of(item)

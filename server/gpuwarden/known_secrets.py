@@ -1,0 +1,111 @@
+"""Remember which secrets jobs were given, so that a later process without them can keep them out of its replies.
+
+The state folder holds keyed digests, never values: one file of lines, mode 0600, and the key of this installation.
+Whoever can read both can test guesses, as whoever can read the environment of the next shell can read the values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from gpuwarden.core.errors import DiskError
+from gpuwarden.core.secret_digests import SecretDigest, found_in, parts_of, texts_of
+from gpuwarden.private import private_folder
+
+FILE: Final = "secrets.jsonl"
+MAX_BYTES: Final = 1 << 20
+"""Of the file that are read: thousands of secrets."""
+
+
+def installation_key(home: Path, purpose: str) -> bytes:
+    """Return 32 bytes for one purpose, derived from a random key that never leaves this machine."""
+    return hmac.new(_root_key(home / "seal.key"), purpose.encode(), "sha256").digest()
+
+
+def _root_key(place: Path) -> bytes:
+    """Return the random key, made at first use."""
+    if not place.exists():
+        private_folder(place.parent)
+        draft = place.with_name(f"{place.name}.{os.urandom(6).hex()}")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as out:
+            out.write(os.urandom(32))
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(draft, place)  # the first one wins; the others take it
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return hashlib.sha256(place.read_bytes()).digest()
+
+
+class KnownSecrets:
+    """The digests of one state folder. Any number of processes may add to them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._file = home / FILE
+        self._read: tuple[int, int] = (0, 0)
+        self._known: frozenset[SecretDigest] = frozenset()
+
+    def remember(self, values: Iterable[str]) -> None:
+        """Add the digests of values. Raises DiskError: a secret that can't be remembered is not given to a job."""
+        try:
+            self._add(values)
+        except OSError as error:
+            raise DiskError(
+                f"the digests of this job's secrets can't be kept in {self._file}: {error.strerror}",
+                "Free some space there, then call again; the job waits.",
+            ) from error
+
+    def _add(self, values: Iterable[str]) -> None:
+        key, known = self._key(), self._digests()
+        new = {SecretDigest.of(key, part) for value in values for part in parts_of(value)} - known
+        if not new:
+            return
+        lines = "".join(json.dumps([one.length, one.spaced, one.bits, one.digest]) + "\n" for one in new)
+        private_folder(self.home)
+        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            file.write(lines.encode())
+            os.fsync(file.fileno())
+
+    def found_in(self, body: Any) -> tuple[str, ...]:
+        """Return every remembered secret that stands in a JSON body."""
+        known = self._digests()
+        if not known:
+            return ()
+        return tuple(sorted(found_in("\n".join(texts_of(body)), self._key(), known)))
+
+    def _key(self) -> bytes:
+        return installation_key(self.home, "secrets")
+
+    def _digests(self) -> frozenset[SecretDigest]:
+        """Return what the file holds now, read again when another process added to it."""
+        try:
+            info = self._file.stat()
+        except OSError:
+            return frozenset()
+        if (info.st_mtime_ns, info.st_size) != self._read:
+            with self._file.open("rb") as file:
+                lines = file.read(MAX_BYTES).splitlines()
+            self._known = frozenset(one for one in map(_digest, lines) if one is not None)
+            self._read = (info.st_mtime_ns, info.st_size)
+        return self._known
+
+
+def _digest(line: bytes) -> SecretDigest | None:
+    """Return a line's digest; None for one that a crash cut."""
+    try:
+        length, spaced, bits, digest = json.loads(line)
+        return SecretDigest(int(length), bool(spaced), int(bits), str(digest))
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,31 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.models import Unknown
+from gpuwarden.core.plural import counted
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.core.weights import checkpoint_like
+from gpuwarden.rules.facts import TeardownFacts
+
+SHOWN = 5
+
+
+@rule(
+    "TD-ELSE-002",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Call pull_artifacts with these paths in `also`, then verify_checkpoint.",
+)
+def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
+    """No checkpoint lives on the machine that no output covers.
+
+    Why: a job that saved elsewhere than it declared leaves its weights where no proof covers them, and one word would
+    delete them. They are declared and pulled after the fact, or a person at a terminal gives them up by name.
+    """
+    if facts.gone or isinstance(facts.disclosure, Unknown):
+        return
+    found = [f for f in facts.disclosure.value.files if checkpoint_like(f.path)]
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        names = ", ".join(f.path for f in found[:SHOWN]) + more
+        what = f"{counted(len(found), 'file')}, {sum(f.size for f in found):,} bytes"
+        yield Found(f"a checkpoint that no output covers, {what}: {names}")
