@@ -1,7 +1,8 @@
 """Where gpuwarden keeps its things, and what the user allows.
 
 One TOML file holds the policy. Every value can be overridden by an environment variable whose name is the path in
-capitals: `caps.per_job_usd` is `GPUWARDEN_CAPS_PER_JOB_USD`. Each effective value remembers where it came from.
+capitals: `caps.per_job_usd` is `GPUWARDEN_CAPS_PER_JOB_USD`. No variable reaches `[local]`. Each effective value
+remembers where it came from.
 
 | variable | meaning |
 |---|---|
@@ -27,6 +28,8 @@ from gpuwarden.core.policy import Policy
 
 PREFIX = "GPUWARDEN_"
 NOTES = "notes.toml"
+FILE_ONLY = "local."
+"""Settings that no variable reaches: what a job on this machine may do is decided by a person, in the file."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
     origins = dict.fromkeys(_paths_in(table), "file")
     for path, kind in _fields(Policy):
         name = PREFIX + path.upper().replace(".", "_")
-        if name in env:
+        if name in env and not path.startswith(FILE_ONLY):
             _put(table, path, _parse(name, env[name], kind))
             origins[path] = name
     try:

@@ -1,4 +1,4 @@
-"""Commands on the installation: doctor, hooks, mcp, demo, rehearse-hub, rehearse-world."""
+"""Commands on the installation: doctor, policy, hooks, mcp, demo, rehearse-hub, rehearse-world."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ async def doctor(as_json: bool) -> int:
     from gpuwarden.interfaces.cli.doctor import examine
 
     return answer(await examine(), as_json, "doctor")
+
+
+@cli.command()
+@click.argument("action", type=click.Choice(["allow"]), metavar="ACTION")
+@click.argument("what", type=click.Choice(["local"]), metavar="WHAT")
+@JSON
+@runs_async
+async def policy(action: str, what: str, as_json: bool) -> int:
+    """Change what is allowed, as a person at a terminal: allow local.
+
+    `allow local` lets jobs run on this machine where no sandbox works. No flag or variable answers the question.
+    """
+    from gpuwarden.interfaces.cli.approval import allow_local
+
+    assert (action, what) == ("allow", "local")
+    return answer(await allow_local(open_context()), as_json, "message")
 
 
 @cli.command()

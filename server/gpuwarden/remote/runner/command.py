@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
 
+from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.process import group_members, has_proc
 from gpuwarden.remote.runner.protocol import Json
 
 RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to say "my child got SIGTERM"
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
@@ -34,10 +37,63 @@ def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
 
     work = folder + "/work"
     os.makedirs(work, mode=0o700, exist_ok=True)
+    if spec.get("sandbox"):
+        return spawn_boxed(folder, spec, env, output)
     return subprocess.Popen(
         spec["argv"], cwd=os.path.join(work, spec.get("cwd") or ""), env=env,
         stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
+
+
+def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
+    """Start the command in a sandbox. The program that makes it gets nothing that the job decides, a job's variables
+    least of all: they go over a pipe to the first program inside, which reports over another how the command ended.
+
+    The signals that end a job are blocked in it: sent to the whole group, they are for the command alone.
+    """
+    import subprocess
+
+    given, feed = os.pipe()
+    report, told = os.pipe()
+    ours = {**os.environ, "GPUWARDEN_RUN_DIR": folder}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    try:
+        child = subprocess.Popen(
+            [*spec["sandbox"], str(given), str(told), *spec["argv"]], cwd=folder + "/work", env=ours,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            pass_fds=(given, told),
+        )  # fmt: skip
+    except BaseException:
+        os.close(feed)
+        os.close(report)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(given)
+        os.close(told)
+    write_all(feed, json.dumps(env).encode("ascii"))
+    os.close(feed)
+    child.report = report  # type: ignore[attr-defined]
+    return child
+
+
+def ended(child: Any) -> tuple[int, str]:
+    """Wait for a command that has ended: its exit code or minus its signal, and why it could not be started."""
+    code = child.wait()
+    report = getattr(child, "report", -1)
+    if report < 0:
+        return code, ""
+    os.set_blocking(report, False)
+    try:
+        line = json.loads(os.read(report, 4096).split(b"\n")[0])
+    except (OSError, ValueError):
+        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or there never was one
+    finally:
+        os.close(report)
+    if not isinstance(line, dict) or type(line.get("status")) is not int:
+        return 127, str((line if isinstance(line, dict) else {}).get("error"))
+    status = line["status"]
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), ""
 
 
 def exited(child: Any) -> bool:
