@@ -1,7 +1,7 @@
 """Runs jobs on this machine, or in the folder of a rehearsal instance, through the runner as a subprocess.
 
-A job runs in a sandbox (`remote/sandbox`): no files of the user's, no other processes, no terminal, no network. It gets a
-minimal environment: the server's own tokens and keys never reach it unless its spec names them as secrets.
+A job runs in a sandbox (`remote/sandbox`): no files of the user's, no other processes, no terminal, no network. It gets
+a minimal environment: the server's own tokens and keys never reach it unless its spec names them as secrets.
 """
 
 from __future__ import annotations

@@ -228,7 +228,9 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
             raise Refused("not allowed; nothing was changed")
         await _check_pin(ctx, asked)
     _set_in_policy(config.policy_file, "local", "unsandboxed", True)
-    ctx.ledger.add("policy", "policy.allowed", {"what": "local.unsandboxed", "channel": "terminal", "by": _user()})
+    ctx.ledger.add(
+        "policy/local", "policy.allowed", {"what": "local.unsandboxed", "channel": "terminal", "by": _user()}
+    )
     return Result(
         message=f"Jobs on this machine may run without a sandbox ({config.policy_file}).",
         hint="A server that runs already reads this when it is started again. Take it back by removing the line.",

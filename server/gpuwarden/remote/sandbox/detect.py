@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden.remote.sandbox.boxes import gpus, init_source, interpreters, prepare, system
+from gpuwarden.remote.sandbox.start import start
 from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, words
 
 PROBE_S: Final = 20.0
@@ -66,25 +67,23 @@ def probe(sandbox: Sandbox) -> str:
         Path(run_dir, name).write_bytes(content)
         prepare(box)
         try:
-            done = run(
-                words(sandbox, box, system(), f"{run_dir}/{name}"), [sys.executable, "-I", "-S", "-c", "pass"], PROBE_S
-            )
-        except (OSError, subprocess.SubprocessError) as error:
+            code, said = _tried(words(sandbox, box, system(), f"{run_dir}/{name}"))
+        except OSError as error:
             return str(error)
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return "" if done.returncode == 0 else (said[-1] if said else f"exit code {done.returncode}")[:300]
+    return "" if code == 0 else said
 
 
-def run(prefix: Sequence[str], command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a command in a sandbox and wait for it."""
-    with tempfile.TemporaryFile() as env, open(os.devnull, "wb") as report:
-        env.write(b"{}")
-        env.seek(0)
-        given = [*prefix, str(env.fileno()), str(report.fileno()), *command]
-        return subprocess.run(
-            given, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
-            pass_fds=(env.fileno(), report.fileno()), check=False, start_new_session=True,
-        )  # fmt: skip
+def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
+    """The exit code of a Python that does nothing in the sandbox, and the last line of what was said."""
+    with start(
+        prefix, [sys.executable, "-I", "-S", "-c", "pass"], {}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            said = process.communicate(timeout=PROBE_S)[0].decode("utf-8", "replace").strip().splitlines()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None, f"Python did not start within {PROBE_S:g} s"
+    return process.returncode, said[-1][:300] if said else f"exit code {process.returncode}"
 
 
 def open_sockets(

@@ -10,6 +10,10 @@ from enum import StrEnum
 from typing import Final
 
 GRACE_S: Final = 10.0
+KERNEL: Final = tuple(
+    f"/proc/{n}" for n in ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
+)
+"""The kernel's settings: root may write them without any capability, and bubblewrap leaves them open to it."""
 OWN_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - in memory, and the job's alone
 
 
@@ -101,6 +105,8 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
     for path in machine.read:
         given += ["--ro-bind-try", path, path]
     given += ["--proc", "/proc", "--dev", "/dev"]
+    for path in KERNEL:
+        given += ["--ro-bind-try", path, path]
     for path in OWN_TEMPORARY:
         given += ["--tmpfs", path]
     for path in box.devices:
