@@ -21,6 +21,7 @@ from pathlib import Path
 
 GIVEN = json.loads(sys.argv[1])
 LIBC = ctypes.CDLL(None, use_errno=True)
+SEIZE = 0x4206  # stops nobody, and ends with us
 TRIES: dict[str, Callable[[], object]] = {}
 
 
@@ -52,12 +53,12 @@ def memory_of_the_server() -> object:
 
 @attempt
 def ptrace_the_server() -> object:
-    return LIBC.ptrace(16, GIVEN["pid"], 0, 0) == 0
+    return LIBC.ptrace(SEIZE, GIVEN["pid"], 0, 0) == 0
 
 
 @attempt
 def ptrace_the_parent() -> object:
-    return LIBC.ptrace(16, os.getppid(), 0, 0) == 0
+    return LIBC.ptrace(SEIZE, os.getppid(), 0, 0) == 0
 
 
 @attempt
@@ -195,7 +196,8 @@ def change_what_the_runner_reads() -> object:
 
 @attempt
 def approve_on_a_terminal_of_its_own() -> object:
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.setsid()
         pid, fd = pty.fork()
         if pid == 0:
@@ -210,7 +212,7 @@ def approve_on_a_terminal_of_its_own() -> object:
                 shown += block
         Path("approve.txt").write_bytes(shown)
         os._exit(0)
-    os.wait()
+    os.waitpid(child, 0)
     shown = Path("approve.txt").read_text()
     return "Type yes" in shown or GIVEN["mark"] in shown
 
