@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from typing import Any
+from typing import Any, Mapping
 
 from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.process import group_members, has_proc
@@ -53,6 +52,7 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
     """
     import subprocess
 
+    variables = packed(env)
     given, feed = os.pipe()
     report, told = os.pipe()
     ours = {**os.environ, "GPUWARDEN_RUN_DIR": folder}
@@ -71,10 +71,17 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(given)
         os.close(told)
-    write_all(feed, json.dumps(env).encode("ascii"))
+    write_all(feed, variables)
     os.close(feed)
     child.report = report  # type: ignore[attr-defined]
     return child
+
+
+def packed(env: Mapping[str, str]) -> bytes:
+    """An environment as the first program in a sandbox reads it. Raises ValueError for what can't be one."""
+    if any("=" in name or not name or "\0" in name + value for name, value in env.items()):
+        raise ValueError("illegal environment variable")
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
 
 
 def ended(child: Any) -> tuple[int, str]:
@@ -85,14 +92,16 @@ def ended(child: Any) -> tuple[int, str]:
         return code, ""
     os.set_blocking(report, False)
     try:
-        line = json.loads(os.read(report, 4096).split(b"\n")[0])
-    except (OSError, ValueError):
-        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or there never was one
+        word, _, rest = os.read(report, 4096).decode("utf-8", "replace").partition("\n")[0].partition(" ")
+    except OSError:
+        word, rest = "", ""
     finally:
         os.close(report)
-    if not isinstance(line, dict) or type(line.get("status")) is not int:
-        return 127, str((line if isinstance(line, dict) else {}).get("error"))
-    status = line["status"]
+    if word == "error":
+        return 127, rest
+    if word != "status" or not rest.isdigit():
+        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or there never was one
+    status = int(rest)
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), ""
 
 

@@ -14,7 +14,6 @@ the program that builds the sandbox, or a job's `LD_PRELOAD` would run outside o
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -39,18 +38,20 @@ def main(argv: list[str]) -> NoReturn:
         if mode == "init":
             sys.exit(serve(command, env, report, float(grace)))
         if mode != "plain":
+            import json  # as slow as all the rest, so only here
+
             restrict(json.loads(mode))
         become(command, env)
     except (OSError, ValueError) as error:
-        tell(report, {"error": str(error)})
+        tell(report, f"error {error}")
         sys.exit(127)
 
 
 def environment(fd: int) -> dict[str, str]:
-    """Read the job's environment to the end of the pipe."""
+    """Read the job's environment, `NAME=VALUE` and a NUL each, to the end of the pipe."""
     with os.fdopen(fd, "rb") as pipe:
-        given: dict[str, str] = json.loads(pipe.read())
-    return given
+        rows = pipe.read().split(b"\0")[:-1]
+    return dict(os.fsdecode(row).split("=", 1) for row in rows)
 
 
 def become(command: list[str], env: dict[str, str]) -> NoReturn:
@@ -71,12 +72,12 @@ def serve(command: list[str], env: dict[str, str], report: int, grace: float) ->
         try:
             become(command, env)
         except BaseException as error:  # whatever it is, a second process 1 must not go on
-            tell(report, {"error": str(error)})
+            tell(report, f"error {error}")
         os._exit(127)
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
-            tell(report, {"status": status})
+            tell(report, f"status {status}")
             sweep(grace)
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
@@ -97,10 +98,10 @@ def sweep(grace: float) -> None:
             return
 
 
-def tell(report: int, line: dict[str, object]) -> None:
+def tell(report: int, line: str) -> None:
     """Report to the supervisor, which may be gone. The first line counts."""
     try:
-        os.write(report, json.dumps(line).encode() + b"\n")
+        os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     except OSError:
         pass
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from gpuwarden.remote.runner.command import packed
 
 
 def start(
     prefix: Sequence[str], command: Sequence[str], env: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[Any]:
     """Start `command` behind the words of a sandbox. `env` reaches the command alone, never what makes the sandbox."""
+    variables = packed(env)
     given, feed = os.pipe()
     with open(os.devnull, "wb") as report:
         try:
@@ -27,5 +29,5 @@ def start(
         finally:
             os.close(given)
     with contextlib.suppress(BrokenPipeError), os.fdopen(feed, "wb") as pipe:
-        pipe.write(json.dumps(dict(env)).encode("ascii"))
+        pipe.write(variables)
     return process
