@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
+from mcp_types import CallToolResult
 
 from cli_kit import Cli, home_fixture, run_fixture, w_fixture  # noqa: F401
 from conftest import need
@@ -29,11 +30,12 @@ from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.app import open_context
 from gpuwarden.backends.base import Backend, Confining, load_backend
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.errors import BadRequest, NoSandbox, Refused
+from gpuwarden.core.errors import BadRequest, NoSandbox
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec, Place, StopResult
 from gpuwarden.core.policy import Local
 from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.remote.sandbox import boxes, detect
 from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, bubblewrap, landlock, seatbelt
@@ -483,9 +485,22 @@ def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
 
 async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any) -> None:
     for platform in ("local", "rehearsal/vastai"):
-        with pytest.raises(NoSandbox) as refused:
+        with pytest.raises(NoSandbox):
             await submit(w_bare, build(JobSpec, {**JOB, "platform": platform}))
-        assert isinstance(refused.value, Refused) and "\n" not in refused.value.message
+        result = await make_server(w_bare).call_tool("submit_job", {**JOB, "platform": platform})
+        assert isinstance(result, CallToolResult) and result.is_error and result.structured_content
+        body = result.structured_content
+        assert body["code"] == "no_sandbox" and "\n" not in body["message"] and "at a terminal" in body["hint"]
+    assert not w_bare.ledger.events(kind="job.accepted")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
+def test_the_demo_says_that_its_own_script_runs_without_one(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home", PATH=bare(tmp_path), HOME=str(tmp_path))
+    words = [sys.executable, "-m", "gpuwarden", "demo", "--yes"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the demo's own script runs without one" in " ".join(done.stdout.split())
 
 
 @pytest.fixture(name="w_bare")
