@@ -494,6 +494,7 @@ async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any
     assert not w_bare.ledger.events(kind="job.accepted")
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
 def test_the_demo_says_that_its_own_script_runs_without_one(tmp_path: Path) -> None:
     env = environment(tmp_path / "home", PATH=bare(tmp_path), HOME=str(tmp_path))

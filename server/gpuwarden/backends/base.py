@@ -158,8 +158,11 @@ class Confining(Backend, Protocol):
         """Take what a person allows to jobs, and the folders that no job ever sees."""
         ...
 
-    async def admit(self, spec: JobSpec) -> None:
-        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do."""
+    async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
+        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do.
+
+        `rehearsed`: its absolute paths are those of a rehearsal's machine.
+        """
         ...
 
 

@@ -64,11 +64,11 @@ class LocalBackend(RunnerBackend):
         kept = tuple(str(path.absolute()) for path in hidden)
         self._allowed = boxes.Allowed(policy.network, policy.caches, policy.paths, kept)
 
-    async def admit(self, spec: JobSpec) -> None:
+    async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
         """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
-            _check_reach(spec, self._allowed)
+            _check_reach(spec, () if rehearsed else spec.outputs, self._allowed)
         elif not self._unsandboxed:
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
 
@@ -87,7 +87,7 @@ class LocalBackend(RunnerBackend):
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before."""
-        await self.admit(spec)
+        await self.admit(spec, rehearsed=bool(place.root))
         handle = self._handle(place, token)
         interpreter = interpreter_for(spec.script) if spec.script is not None else ()
         ready = launch.prepare(spec, place, handle.run_dir, interpreter)
@@ -169,10 +169,9 @@ HOW_TO_ALLOW = (
 )
 
 
-def _check_reach(spec: JobSpec, allowed: boxes.Allowed) -> None:
+def _check_reach(spec: JobSpec, outputs: Sequence[str], allowed: boxes.Allowed) -> None:
     """Refuse a job that its sandbox would only let fail, or write where nothing is kept."""
-    own = [path for path in spec.outputs if path.startswith("/")] if not spec.platform.startswith("rehearsal/") else []
-    for path in own:
+    for path in (p for p in outputs if p.startswith("/")):
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
             raise BadRequest(

@@ -95,11 +95,12 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
 async def _admit(ctx: Context, spec: JobSpec) -> None:
     """Refuse what may not or can't run on this machine, before anything is asked or rented."""
     try:
-        backend = ctx.backend(ctx.profile(spec.platform).backend)
+        profile = ctx.profile(spec.platform)
+        backend = ctx.backend(profile.backend)
     except (NotFound, NotSupported):
         return  # a rule says so, among everything else
     if isinstance(backend, Confining):
-        await backend.admit(spec)
+        await backend.admit(spec, rehearsed=profile.provider is not None)
 
 
 def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
