@@ -71,7 +71,7 @@ class BackendContract:
         assert (await backend.logs(handle)).text == f"{list(words)!a}\n"
 
     async def test_the_same_submit_twice_launches_once(self, backend: Backend, place: Place) -> None:
-        spec = shell("echo run >> ../count; sleep 0.3; cat ../count")
+        spec = shell("echo run >> count; sleep 0.3; cat count")
         handles: list[Handle] = []
 
         async def go() -> None:

@@ -55,11 +55,11 @@ def accept(home: Path, file: Path) -> None:
 
 
 def policy_file(home: Path) -> Path:
-    """A policy beside the home, so that the user's own never counts."""
+    """A policy beside the home, so that the user's own never counts. Where no sandbox works, jobs run all the same."""
     file = home.parent / "policy.toml"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('[secrets]\nallowed = ["HF_TOKEN", "MY_TOKEN", "PLAIN_NAME"]\n')
+        file.write_text('[secrets]\nallowed = ["HF_TOKEN", "MY_TOKEN", "PLAIN_NAME"]\n[local]\nunsandboxed = true\n')
     return file
 
 

@@ -15,6 +15,7 @@ from doors import environment
 from gpuwarden.app import open_context
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.context import Context
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
 
 ENDED = {"succeeded", "failed", "canceled", "preempted"}
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -90,9 +91,13 @@ class Jobs:
 
 @asynccontextmanager
 async def jobs_here(home: Path) -> AsyncIterator[Jobs]:
-    """One server over a home folder of its own, for as many jobs as wanted."""
+    """One server over a home folder of its own, for as many jobs as wanted.
+
+    Its jobs fail as they do on rented machines: on disks, groups and ports of the machine, which no sandbox shows.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home / "user"))
+        patch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
         warden = open_context("test", env=environment(home))
         async with Client(make_server(warden)) as client:
             yield Jobs(client, warden)

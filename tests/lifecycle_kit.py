@@ -13,7 +13,7 @@ import anyio
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.models import JobSpec, Level, Report, Verdict
-from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.policy import Caps, Local, Policy
 from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, Job, Lease, Teardown
 from gpuwarden.ledger.store import Event, Ledger
 from gpuwarden.lifecycle.artifacts import local_copies
@@ -75,7 +75,8 @@ def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
 
 
 def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Context:
-    """A warden over a home folder; as many as you like may be open."""
+    """A warden over a home folder; as many as you like may be open. Its jobs may write beside that folder."""
+    policy = policy.model_copy(update={"local": Local(unsandboxed=True, paths=(str(home.parent),))})
     return Context(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
 
 

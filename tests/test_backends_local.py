@@ -53,7 +53,8 @@ async def test_the_servers_own_keys_do_not_reach_the_job(
 
 
 async def test_a_vanished_instance_is_not_made_anew(backend: Backend, place: Place) -> None:
-    handle = await backend.submit(shell("sleep 60"), place, "t-gone", secrets={})
+    handle = await backend.submit(shell("echo ready; sleep 60"), place, "t-gone", secrets={})
+    await until(backend, handle, lambda o: o.log_bytes > 0)
     shutil.rmtree(place.root)
     with pytest.raises(Unreachable):
         await backend.submit(shell("true"), place, "t-new", secrets={})

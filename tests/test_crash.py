@@ -96,7 +96,7 @@ class Life:
 
     def __init__(self, driver: Driver, tally: Tally, home: Path, rng: random.Random, kind: str) -> None:
         self.driver, self.tally, self.home, self.rng, self.kind = driver, tally, home, rng, kind
-        self.said = home / "said.txt"
+        self.said = home.with_name(f"{home.name}.said")  # no job sees the home itself
         self.resumed = kind == "preempted"
         self.spec = training(self.said, 0.4 if self.resumed else 0.05, interruptible=self.resumed)
         self.hosts = kind == "hosts"

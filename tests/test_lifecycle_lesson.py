@@ -10,9 +10,11 @@ import anyio
 import pytest
 
 from doors import JOB, TRAIN, answer, gpuwarden, quick_warden
+from gpuwarden.backends.base import Confining
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec
+from gpuwarden.core.policy import Local
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.cli.knowledge_maintenance import propose_from
@@ -116,7 +118,9 @@ def test_with_everything_said_it_is_an_entry_that_the_loader_takes(
 
 
 def test_success_without_a_change_is_no_lesson(ctx: Context, run: Callable[..., JobRecord], tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
+    mark, here = tmp_path / "mark", ctx.backend("local")
+    assert isinstance(here, Confining)
+    here.confine(Local(unsandboxed=True, paths=(str(tmp_path),)), [ctx.home])
     flaky = (
         TRAIN + f"\nif not os.path.exists({str(mark)!r}):\n    open({str(mark)!r}, 'w').close()\n    sys.exit('boom')\n"
     )

@@ -60,7 +60,7 @@ class Rig:
 
     def __init__(self, tmp_path: Path) -> None:
         self.clock, self.machine = FakeClock(), Machine()
-        self.ctx: Context = open_house(tmp_path, self.clock)
+        self.ctx: Context = open_house(tmp_path / "home", self.clock)
         rent_cloud(self.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
         self.ctx._backends["local"] = self.machine  # type: ignore[assignment]
         self.spec, self.job = training(tmp_path / "said"), ""

@@ -261,7 +261,7 @@ async def test_a_key_file_that_is_none_stands_in_no_jobs_way(tmp_path: Path, kin
 
 
 async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path) -> None:
-    ctx = open_house(tmp_path, SystemClock())
+    ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)
     ctx.env = {"HF_TOKEN": "a-token-of-the-hub", "PGPASSWORD": "something-else"}
     assert (await submit(ctx, training(tmp_path / "said", secrets=("HF_TOKEN",)))).receipt
@@ -276,7 +276,7 @@ async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert STEP_S < LOCK_PATIENCE_S
-    ctx = open_house(tmp_path, SystemClock())
+    ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)
     backend = ctx.backend("local")
     whole, hangs = backend.submit, True

@@ -40,7 +40,12 @@ per_day_usd = {day}
 per_instance_usd = 20
 [approval]
 pin_hash = "{pin}"
+[local]
+unsandboxed = true
+network = true
+paths = {paths}
 """
+"""Machines of these worlds have a network, with the world's Hub, and see the gates that jobs of the past wait at."""
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 _SPOT: Final = """spot:
   offered: true
@@ -108,7 +113,8 @@ class Home:
 
     def gate(self, job: dict[str, Any]) -> Path:
         """The file that lets a job of the past go on to its end. One that lives on has it, unless it is stuck."""
-        file = self.folder / f"gate-{job['name']}"
+        file = self.folder / "gates" / f"gate-{job['name']}"
+        file.parent.mkdir(exist_ok=True)
         if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss"):
             file.touch()
         return file
@@ -144,6 +150,7 @@ class Home:
             job=max(budget, 20) if self.world.jobs else budget,
             pin=_pin_hash(PIN),
             day=30 if self.world.jobs else budget,
+            paths=json.dumps([str(self.folder / name) for name in ("gates", "bin")]),
         )
         file = self.folder / "config" / "policy.toml"
         file.write_text(policy, "utf-8")

@@ -26,6 +26,7 @@ from gpuwarden.core.models import (
     Place,
     StopResult,
 )
+from gpuwarden.core.policy import Local
 from gpuwarden.core.registry import load
 from gpuwarden.core.rules import Finding
 from gpuwarden.remote.ssh.connect import HostKey
@@ -146,6 +147,22 @@ class Keyed(Backend, Protocol):
 
     async def host_key(self, place: Place) -> HostKey:
         """Connect, and give the key that the machine shows. Raises `HostKeyChanged` for another than the place's."""
+        ...
+
+
+@runtime_checkable
+class Confining(Backend, Protocol):
+    """A backend whose jobs run on this machine, in a sandbox."""
+
+    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
+        """Take what a person allows to jobs, and the folders that no job ever sees."""
+        ...
+
+    async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
+        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do.
+
+        `rehearsed`: its absolute paths are those of a rehearsal's machine.
+        """
         ...
 
 

@@ -1,6 +1,7 @@
 """Runs jobs on this machine, or in the folder of a rehearsal instance, through the runner as a subprocess.
 
-A job gets a minimal environment: the server's own tokens and keys never reach it unless its spec names them as secrets.
+A job runs in a sandbox (`remote/sandbox`): no files of the user's, no other processes, no terminal, no network. It gets
+a minimal environment: the server's own tokens and keys never reach it unless its spec names them as secrets.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from anyio.abc import Process
 
 from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, RunnerBackend, parse, parsed
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadReply, BadRequest, Unreachable
+from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
+from gpuwarden.core.policy import Local
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.safe_names import make_parents
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote import launch
 from gpuwarden.remote.host.interpreter import interpreter_for
 from gpuwarden.remote.runner_bundle import ROOMS
+from gpuwarden.remote.sandbox import boxes
+from gpuwarden.remote.sandbox.detect import detect
+from gpuwarden.remote.sandbox.words import Kind, words
 
 LOW_DISK = 1 << 30
 # What a program needs to work at all. Tokens and keys are not among it.
@@ -51,6 +56,22 @@ class LocalBackend(RunnerBackend):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._allowed = boxes.Allowed()
+        self._unsandboxed = False
+
+    def confine(self, policy: Local, hidden: Sequence[Path]) -> None:
+        """Take what a person allows to jobs, and the folders that no job ever sees."""
+        self._unsandboxed = policy.unsandboxed
+        kept = tuple(str(path.absolute()) for path in hidden)
+        self._allowed = boxes.Allowed(policy.network, policy.caches, policy.paths, kept)
+
+    async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
+        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what its sandbox would not let it do."""
+        found = await anyio.to_thread.run_sync(detect)
+        if found.kind is not Kind.NONE:
+            _check_reach(spec, () if rehearsed else spec.outputs, self._allowed)
+        elif not self._unsandboxed:
+            raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
 
     async def check(self, place: Place) -> list[Finding]:
         """Whether run folders can be made there, and whether the disk has room."""
@@ -67,15 +88,32 @@ class LocalBackend(RunnerBackend):
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before."""
+        await self.admit(spec, rehearsed=bool(place.root))
         handle = self._handle(place, token)
         interpreter = interpreter_for(spec.script) if spec.script is not None else ()
         ready = launch.prepare(spec, place, handle.run_dir, interpreter)
         await anyio.to_thread.run_sync(_put_files, place, Path(handle.run_dir), ready.files)
         if inputs:
             await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
-        order = {"spec": ready.spec, "secrets": dict(secrets), "token": token, "attempt": attempt}
+        confined = await anyio.to_thread.run_sync(self._confined, place, handle.run_dir, ready)
+        order = {"spec": confined, "secrets": dict(secrets), "token": token, "attempt": attempt}
         await self.ask(place, "start", handle.run_dir, order)
         return handle
+
+    def _confined(self, place: Place, run_dir: str, ready: launch.Launch) -> dict[str, Any]:
+        """The runner's spec with the words of the sandbox, where there is one."""
+        found = detect()
+        if found.kind is Kind.NONE:
+            return ready.spec
+        env, spec = base_env(place), ready.spec
+        program = shutil.which(spec["argv"][0], path={**env, **spec["env"]}.get("PATH"))
+        machine = [place.root, *place.mounts.values()] if place.root else []
+        box = boxes.box_for(run_dir, env, self._allowed, [program] if program else [], machine)
+        name, content = boxes.init_source()
+        _put_files(place, Path(run_dir), {name: content})
+        boxes.prepare(box)
+        before = words(found, box, boxes.system(), f"{box.run_dir}/{name}", spec["grace_s"])
+        return {**spec, "sandbox": before, "env": {**boxes.environment(found, box), **spec["env"]}}
 
     def _handle(self, place: Place, token: str) -> Handle:
         return Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
@@ -124,6 +162,28 @@ class LocalBackend(RunnerBackend):
                 _kill(process)
                 raise
         return await parsed(b"".join(parts))
+
+
+HOW_TO_ALLOW = (
+    "Install bubblewrap (`apt install bubblewrap`, or `pip install 'gpuwarden[sandbox]'`). A person can allow jobs "
+    "without one at a terminal: gpuwarden policy allow local."
+)
+
+
+def _check_reach(spec: JobSpec, outputs: Sequence[str], allowed: boxes.Allowed) -> None:
+    """Refuse a job that its sandbox would only let fail, or write where nothing is kept."""
+    for path in (p for p in outputs if p.startswith("/")):
+        real = Path(os.path.realpath(path))
+        if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
+            raise BadRequest(
+                f"a job on this machine can't write to {path}: it runs in a sandbox",
+                "Write below the working folder, or let a person add the folder to [local] paths in the policy.",
+            )
+    if spec.script is not None and not allowed.network and interpreter_for(spec.script)[1:]:
+        raise BadRequest(
+            "the script's header asks for packages that are not here, and a job on this machine has no network",
+            "Install them next to gpuwarden, or let a person set network = true under [local] in the policy.",
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ folders

@@ -3,6 +3,7 @@
 ```
 WardenError              code, message, hint, retry
 ├── Refused              a gate said no; carries the findings
+│   └── NoSandbox        a job would run unconfined on this machine, and no person allowed that
 ├── BadRequest           the arguments can't be used as they are
 ├── NotFound             no such job, ticket, profile, file
 ├── Conflict             the world moved on: an illegal move, a used approval, another writer
@@ -59,6 +60,12 @@ class Refused(WardenError):
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, with the findings."""
         return {**super().as_dict(), "findings": [f.model_dump() for f in self.findings]}
+
+
+class NoSandbox(Refused):
+    """A job would run on this machine without a sandbox, and no person allowed that."""
+
+    code = "no_sandbox"
 
 
 class BadRequest(WardenError):

@@ -144,6 +144,20 @@ class Secrets(Frozen):
         return any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
 
+class Local(Frozen):
+    """What jobs on this machine may do, rehearsals included. Only the policy file sets it, never a variable.
+
+    They run in a sandbox. `unsandboxed` lets them run without one where none works: `gpuwarden policy allow local`.
+    `network` gives them this machine's network, with what listens on it. `caches` shows them the Hub's cache, read
+    only. `paths` are folders that they may read and write besides their own.
+    """
+
+    unsandboxed: bool = False
+    network: bool = False
+    caches: bool = True
+    paths: Annotated[tuple[Annotated[str, Field(pattern=r"^[/~]", max_length=4096)], ...], Field(max_length=64)] = ()
+
+
 class Policy(Frozen):
     """The whole policy. `rehearsal_caps` bound pretend money, so that a rehearsal can show the question too."""
 
@@ -154,6 +168,7 @@ class Policy(Frozen):
     secrets: Secrets = Secrets()
     watch: Watch = Watch()
     receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
+    local: Local = Local()
 
     def allows(self, platform: str) -> bool:
         """Whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""

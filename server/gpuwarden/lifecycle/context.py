@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 from filelock import FileLock, Timeout
 
-from gpuwarden.backends.base import Backend, load_backend
+from gpuwarden.backends.base import Backend, Confining, load_backend
 from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
@@ -103,7 +103,10 @@ class Context:
     def backend(self, name: str) -> Backend:
         """The backend of that name, loaded once."""
         if name not in self._backends:
-            self._backends[name] = load_backend(name, self.clock)
+            backend = self._backends[name] = load_backend(name, self.clock)
+            if isinstance(backend, Confining):
+                folders = (self.home, *([self.notes_file.parent] if self.notes_file else []))
+                backend.confine(self.policy.local, folders)
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:

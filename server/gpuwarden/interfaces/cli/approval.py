@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from anyio import to_thread
+
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
 from gpuwarden.core.money import at_most, usd, usd_per_hour
@@ -26,6 +28,8 @@ from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 from gpuwarden.private import private_folder, write_private
+from gpuwarden.remote.sandbox.detect import detect
+from gpuwarden.remote.sandbox.words import Kind
 
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
@@ -219,8 +223,6 @@ async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
 
 async def choose_pin(ctx: Context) -> Result:
     """Ask for a new PIN and put its hash into the policy file, keeping everything else in it."""
-    import tomlkit
-
     config = load_config()
     with open_terminal() as terminal:
         if config.policy.approval.pin_hash:
@@ -228,13 +230,39 @@ async def choose_pin(ctx: Context) -> Result:
         pin = terminal.secret("New PIN: ")
         if len(pin) < 4 or pin != terminal.secret("Again: "):
             raise BadRequest("the two differ, or the PIN has fewer than 4 characters", "Try again.")
-    text = config.policy_file.read_text("utf-8") if config.policy_file.exists() else ""
-    document = tomlkit.parse(text)
-    table = document.setdefault("approval", tomlkit.table())
-    table["pin_hash"] = hash_pin(pin)
-    private_folder(config.policy_file.parent)
-    write_private(config.policy_file, tomlkit.dumps(document))
+    _set_in_policy(config.policy_file, "approval", "pin_hash", hash_pin(pin))
     return Result(message=f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
+
+
+async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
+    """Let jobs run on this machine without a sandbox, once a person at a terminal said yes; it stays in the policy."""
+    found = await to_thread.run_sync(detect)
+    if found.kind is not Kind.NONE:
+        return Result(message=f"Nothing to allow: jobs on this machine run in a sandbox ({found.kind}).")
+    config = load_config()
+    with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
+        asked.say(f"No sandbox works on this machine: {found.why}.")
+        asked.say("Whoever submits a job to `local` or to a rehearsal then has a shell under your account: it can read")
+        asked.say("your keys and files, change gpuwarden's policy, and approve in your name.")
+        if asked.ask("Type yes to allow it: ") != "yes":
+            raise Refused("not allowed; nothing was changed")
+        await check_pin(ctx, asked)
+    _set_in_policy(config.policy_file, "local", "unsandboxed", True)
+    ctx.ledger.add("policy/local", "policy.allowed", {"what": "local.unsandboxed", "channel": "terminal", "by": user()})
+    return Result(
+        message=f"Jobs on this machine may run without a sandbox ({config.policy_file}).",
+        hint="A server that runs already reads this when it is started again. Take it back by removing the line.",
+    )
+
+
+def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
+    """Set one value in the policy file, keeping everything else in it."""
+    import tomlkit
+
+    document = tomlkit.parse(file.read_text("utf-8") if file.exists() else "")
+    document.setdefault(table, tomlkit.table())[key] = value
+    private_folder(file.parent)
+    write_private(file, tomlkit.dumps(document))
 
 
 def user() -> str:

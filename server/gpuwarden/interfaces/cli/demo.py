@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -26,7 +27,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import JobSpec, Level, Report
 from gpuwarden.core.money import at_most, usd, usd_per_hour
-from gpuwarden.core.policy import Approval, Channel, Policy
+from gpuwarden.core.policy import Approval, Channel, Local, Policy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.cli.approval import ask, has_terminal, open_terminal
@@ -42,6 +43,8 @@ from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
+from gpuwarden.remote.sandbox.detect import detect
+from gpuwarden.remote.sandbox.words import Kind
 
 PLATFORM = "rehearsal/vastai"
 STEPS, SAVE_EVERY, INTERRUPTED_AT = 240, 30, 100
@@ -100,7 +103,9 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _warden(home: Path) -> Context:
-    policy = Policy(platforms=("rehearsal/*",), approval=Approval(channels=("terminal", "rehearsal")))
+    # Its script is part of gpuwarden, so it may run where no sandbox works; it is said.
+    channels = Approval(channels=("terminal", "rehearsal"))
+    policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
     clock = SystemClock()
     return Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, {})
 
@@ -117,6 +122,7 @@ async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     ctx = _warden(home)
     _open_cloud(ctx)
     stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of yours is {MINUTES_PER_SECOND} min on the meter[/]")
+    stage.say(f"[dim]{escape(await to_thread.run_sync(_sandbox))}[/]")
     refused = await _bad_job(ctx, stage)
     job = await _good_job(ctx, stage)
     job = await _watch_training(ctx, stage, job)
@@ -127,6 +133,14 @@ async def _story(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     view, channel = await _approve(ctx, stage, job, yes=yes)
     _bill(ctx, stage, job, view)
     return _result(ctx, job, refused, blocked, pulled, caught, report, view, channel)
+
+
+def _sandbox() -> str:
+    """How the demo's job runs, plainly."""
+    found = detect()
+    if found.kind is not Kind.NONE:
+        return f"its job runs in a sandbox on this machine: {found.kind}"
+    return "no sandbox works on this machine: the demo's own script runs without one; an agent's job would be refused"
 
 
 # -------------------------------------------------------------------------------------------------------- acts

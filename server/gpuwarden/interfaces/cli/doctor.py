@@ -6,14 +6,18 @@ import os
 import shutil
 from pathlib import Path
 
+from anyio import to_thread
 from pydantic import BaseModel
 
 from gpuwarden.app import open_context
 from gpuwarden.config import Config, in_short, load_config
 from gpuwarden.core.errors import WardenError
+from gpuwarden.core.policy import Policy
 from gpuwarden.interfaces.cli.notes_service import summary
 from gpuwarden.interfaces.results import WarnedReply, warned
 from gpuwarden.policy_record import absolute, usual_homes
+from gpuwarden.remote.sandbox.detect import detect
+from gpuwarden.remote.sandbox.words import Kind
 
 
 class SettingReply(BaseModel):
@@ -43,6 +47,7 @@ async def examine() -> DoctorReply:
     """Look at the configuration and at what it needs. Raises BadRequest for a policy that can't be read."""
     config = load_config()
     checks = [_ledger(config), _policy(config), _disk(config.home), _notes()]
+    checks.append(await to_thread.run_sync(_sandbox, config.policy))
     checks += [_program(name, why) for name, why in PROGRAMS]
     bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
     reply = DoctorReply(
@@ -116,6 +121,24 @@ def _disk(home: Path) -> CheckedReply:
     existing = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     return CheckedReply(what="disk", ok=free > 100 << 20, found=f"{free / 2**30:.1f} GiB free at {existing}")
+
+
+def _sandbox(policy: Policy) -> CheckedReply:
+    """What keeps the jobs of this machine in, and what it leaves open."""
+    found = detect()
+    if found.kind is Kind.NONE:
+        then = "jobs run without one, since the policy allows it" if policy.local.unsandboxed else "no job runs here"
+        return CheckedReply(what="sandbox", ok=False, found=f"none works ({found.why}); {then}")
+    opened = [OPEN[found.kind]] if found.kind in OPEN else []
+    opened += ["the policy gives jobs the network"] if policy.local.network else []
+    told = f"; {'; '.join(opened)}" if opened else ""
+    return CheckedReply(what="sandbox", ok=True, found=f"{found.kind} {found.program}".rstrip() + told)
+
+
+OPEN = {
+    Kind.LANDLOCK: "it leaves UDP open, and Unix sockets that have a path",
+    Kind.SANDBOX_EXEC: "gpuwarden's tests have never run it",
+}
 
 
 def _program(name: str, why: str) -> CheckedReply:

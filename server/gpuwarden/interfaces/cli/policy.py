@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def policy() -> None:
-    """Show what you allow, and accept another policy file."""
+    """Show what you allow, accept another policy file, allow jobs without a sandbox."""
 
 
 @policy.command(name="show")
@@ -35,3 +35,18 @@ async def use(file: Path, as_json: bool) -> int:
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 
     return answer(await use_policy(open_context(), file), as_json, "message")
+
+
+@policy.command(name="allow")
+@click.argument("what", type=click.Choice(["local"]), metavar="WHAT")
+@JSON
+@runs_async
+async def allow(what: str, as_json: bool) -> int:
+    """Allow `local`: let jobs run on this machine where no sandbox works.
+
+    It asks a person at a terminal; no flag or variable answers the question.
+    """
+    from gpuwarden.interfaces.cli.approval import allow_local
+
+    assert what == "local"
+    return answer(await allow_local(open_context()), as_json, "message")

@@ -20,10 +20,11 @@ def rehearse_hub(root: Path | None, port: int) -> int:
     """Serve a Hub of pretend repos, for practice offline."""
     import tempfile
 
+    from gpuwarden.config import load_config
     from gpuwarden.rehearsal.hub.server import serve
 
     with tempfile.TemporaryDirectory(prefix="gpuwarden-hub-") as fresh:
-        serve(root or Path(fresh), port, click.echo)
+        serve(root or Path(fresh), port, click.echo, unsandboxed=load_config().policy.local.unsandboxed)
     return 0
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused, by_a_person
+from gpuwarden.backends.base import Confining
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, by_a_person
 from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
@@ -75,6 +76,7 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
 
 
 async def _check(ctx: Context, spec: JobSpec) -> _Checked:
+    await _admit(ctx, spec)
     facts = await gather(ctx, spec)
     findings = tuple(run_rules(rules_of("submit"), facts))
     if any(f.blocks for f in findings):
@@ -88,6 +90,17 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
         )
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
     return _Checked(facts, findings, quote)
+
+
+async def _admit(ctx: Context, spec: JobSpec) -> None:
+    """Refuse what may not or can't run on this machine, before anything is asked or rented."""
+    try:
+        profile = ctx.profile(spec.platform)
+        backend = ctx.backend(profile.backend)
+    except (NotFound, NotSupported):
+        return  # a rule says so, among everything else
+    if isinstance(backend, Confining):
+        await backend.admit(spec, rehearsed=profile.provider is not None)
 
 
 def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:

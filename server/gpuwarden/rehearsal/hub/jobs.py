@@ -29,6 +29,10 @@ from starlette.routing import BaseRoute, Route
 
 from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
 from gpuwarden.rehearsal.hub.store import HubStore, User, iso
+from gpuwarden.remote.sandbox import boxes
+from gpuwarden.remote.sandbox.detect import detect
+from gpuwarden.remote.sandbox.start import start
+from gpuwarden.remote.sandbox.words import Kind, words
 
 # name: (what it is called, dollars per hour, GPUs, gigabytes of GPU memory each); the Hub's list of August 2026.
 FLAVORS: dict[str, tuple[str, float, int, int]] = {
@@ -86,13 +90,17 @@ class RunningJob:
 
 
 class HubJobs:
-    """The routes of jobs. `start_after_s` is how long a job waits in the queue."""
+    """The routes of jobs. `start_after_s` is how long a job waits in the queue.
 
-    def __init__(self, store: HubStore, *, start_after_s: float = 0.0) -> None:
+    `unsandboxed` says that a person allows jobs to run without a sandbox where none works.
+    """
+
+    def __init__(self, store: HubStore, *, start_after_s: float = 0.0, unsandboxed: bool = False) -> None:
         self.store = store
         self.hub = HubRoutes(store)
         self.jobs: dict[str, RunningJob] = {}
         self.start_after_s = start_after_s
+        self.unsandboxed = unsandboxed
         self.endpoint = ""
         self._folder = store.root / "jobs"
         self._bin = store.root / "bin"
@@ -207,30 +215,39 @@ class HubJobs:
         if self.start_after_s:
             threading.Event().wait(self.start_after_s)
         folder = self._folder / job.id
-        folder.mkdir()
-        body = job.body
-        argv = [*body.get("command", ()), *body.get("arguments", ())]
+        (folder / "work").mkdir(parents=True)
         with job.lock:
             if job.stage in FINAL:
                 return
             try:
-                job.process = subprocess.Popen(
-                    argv,
-                    cwd=folder,
-                    env=self._env(job, folder),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    start_new_session=True,
-                )
+                job.process = self._start(job, folder)
             except OSError as error:
                 _finish(job, "ERROR", f"failed to create containerd task: {error}", self.store.clock.now())
                 return
             job.stage, job.started_at = "RUNNING", self.store.clock.now()
         self._watch(job, job.process)
         shutil.rmtree(folder, ignore_errors=True)
+
+    def _start(self, job: RunningJob, folder: Path) -> subprocess.Popen[str]:
+        """Start the command, in a sandbox where one works. It has the network, since the Hub is on loopback."""
+        argv = [*job.body.get("command", ()), *job.body.get("arguments", ())]
+        env, found = self._env(job, folder / "work"), detect()
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        options |= {"errors": "replace"}
+        if found.kind is Kind.NONE and not self.unsandboxed:
+            raise OSError("no sandbox works on this machine; `gpuwarden policy allow local` lets jobs run without one")
+        if found.kind is Kind.NONE:
+            return subprocess.Popen(
+                argv, cwd=folder / "work", env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options
+            )
+        allowed = boxes.Allowed(network=True, caches=False)
+        program = shutil.which(argv[0], path=env.get("PATH"))
+        box = boxes.box_for(str(folder), env, allowed, [p for p in (program, str(self._bin / "uv")) if p])
+        boxes.prepare(box)
+        name, content = boxes.init_source()
+        (folder / name).write_bytes(content)
+        given = {**boxes.environment(found, box), **env}
+        return start(words(found, box, boxes.system(), str(folder / name)), argv, given, **options)
 
     def _watch(self, job: RunningJob, process: subprocess.Popen[str]) -> None:
         limit = job.body.get("timeoutSeconds") or DEFAULT_TIMEOUT_S

@@ -126,9 +126,9 @@ async def _answer(send: Send, status: int, body: bytes, kind: str, headers: dict
 class HubServer:
     """A context manager: the Hub runs in a thread of its own on a free port of loopback."""
 
-    def __init__(self, root: Path, *, port: int = 0, clock: Clock | None = None) -> None:
+    def __init__(self, root: Path, *, port: int = 0, clock: Clock | None = None, unsandboxed: bool = False) -> None:
         self.store = HubStore(root, clock)
-        self.jobs = HubJobs(self.store)
+        self.jobs = HubJobs(self.store, unsandboxed=unsandboxed)
         self.conditions = Conditions(clock=self.store.clock)
         self.app: ASGIApp = make_app(self.store, [*HubViewer(self.store).routes(VIEWER), *self.jobs.routes()])
         self._port = port
@@ -169,7 +169,7 @@ class HubServer:
         self._thread.join(timeout=5)
 
 
-def serve(root: Path, port: int, say: Callable[[str], None] = print) -> None:
+def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandboxed: bool = False) -> None:
     """Serve until interrupted, with the demo's repos; says what to set.
 
     The token is new each time, because whoever has it can run programs here as jobs.
@@ -177,7 +177,7 @@ def serve(root: Path, port: int, say: Callable[[str], None] = print) -> None:
     from gpuwarden.rehearsal.hub.seed import seed
 
     token = f"hf_{secrets.token_hex(17)}"
-    with HubServer(root, port=port) as hub:
+    with HubServer(root, port=port, unsandboxed=unsandboxed) as hub:
         seed(hub.store, token)
         for name, value in {**hub.env, "HF_TOKEN": token}.items():
             say(f"export {name}={value}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from typing import Any, Mapping
 
+from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.process import group_members, has_proc
 from gpuwarden.remote.runner.protocol import Json
 
 RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to say "my child got SIGTERM"
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
@@ -34,10 +36,73 @@ def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
 
     work = folder + "/work"
     os.makedirs(work, mode=0o700, exist_ok=True)
+    if spec.get("sandbox"):
+        return spawn_boxed(folder, spec, env, output)
     return subprocess.Popen(
         spec["argv"], cwd=os.path.join(work, spec.get("cwd") or ""), env=env,
         stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
+
+
+def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
+    """Start the command in a sandbox. The program that makes it gets nothing that the job decides, a job's variables
+    least of all: they go over a pipe to the first program inside, which reports over another how the command ended.
+
+    The signals that end a job are blocked in it: sent to the whole group, they are for the command alone.
+    """
+    import subprocess
+
+    variables = packed(env)
+    given, feed = os.pipe()
+    report, told = os.pipe()
+    ours = {**os.environ, "GPUWARDEN_RUN_DIR": folder}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    try:
+        child = subprocess.Popen(
+            [*spec["sandbox"], str(given), str(told), *spec["argv"]], cwd=folder + "/work", env=ours,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            pass_fds=(given, told),
+        )  # fmt: skip
+    except BaseException:
+        os.close(feed)
+        os.close(report)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(given)
+        os.close(told)
+    write_all(feed, variables)
+    os.close(feed)
+    child.report = report  # type: ignore[attr-defined]
+    return child
+
+
+def packed(env: Mapping[str, str]) -> bytes:
+    """An environment as the first program in a sandbox reads it. Raises ValueError for what can't be one."""
+    if any("=" in name or not name or "\0" in name + value for name, value in env.items()):
+        raise ValueError("illegal environment variable")
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+
+
+def ended(child: Any) -> tuple[int, str]:
+    """Wait for a command that has ended: its exit code or minus its signal, and why it could not be started."""
+    code = child.wait()
+    report = getattr(child, "report", -1)
+    if report < 0:
+        return code, ""
+    os.set_blocking(report, False)
+    try:
+        word, _, rest = os.read(report, 4096).decode("utf-8", "replace").partition("\n")[0].partition(" ")
+    except OSError:
+        word, rest = "", ""
+    finally:
+        os.close(report)
+    if word == "error":
+        return 127, rest
+    if word != "status" or not rest.isdigit():
+        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or there never was one
+    status = int(rest)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), ""
 
 
 def exited(child: Any) -> bool:

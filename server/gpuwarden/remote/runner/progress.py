@@ -28,7 +28,7 @@ class Progress:
 
     def heard(self) -> None:
         """The command put something out: progress, as long as it tells none."""
-        if not self.metrics.inode:
+        if not self.metrics.offset:
             self.moved = time.monotonic()
 
     def take(self, times: int) -> None:

