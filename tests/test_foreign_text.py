@@ -329,7 +329,7 @@ async def test_a_terminal_is_shown_harmless_text(ctx: Context, printed: Callable
 async def test_a_person_who_approves_is_shown_harmless_text(ctx: Context) -> None:
     job = await ended(ctx)
     person = Typed()
-    _show(await request(ctx, job, "terminate"), person)
+    _show(ctx, await request(ctx, job, "terminate"), person)
     assert words(person.shown) >= {"output", "stray"} and not DANGER.search(person.shown)
 
 

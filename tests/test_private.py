@@ -14,7 +14,7 @@ from gpuwarden.interfaces.cli.main import cli
 from gpuwarden.private import private_file, private_folder, write_private
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
-THEIRS = ("/work/", "/fs/", "/volumes/")
+THEIRS = ("/work/", "/fs/", "/volumes/", "/home/.local/")
 """What jobs and pretend machines write is made as they like; it lies in closed folders."""
 FIRST: dict[str, tuple[str, ...]] = {
     "submit": ("submit", "--platform", "local", "--", sys.executable, "-c", "print(1)"),
@@ -37,6 +37,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "mcp": ("mcp",),
     "demo": ("demo", "--help"),
     "rehearse-hub": ("rehearse-hub", "--help"),
+    "policy": ("policy", "show"),
 }
 MORE: dict[str, tuple[str, ...]] = {
     "rehearsal": ("submit", "--platform", "rehearsal/runpod", "--timeout", "60", "--max-cost", "1", "--", "true"),

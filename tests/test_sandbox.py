@@ -424,7 +424,7 @@ async def test_packages_that_are_not_here_need_the_network(
 @pytest.fixture(name="none")
 def none_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process finds no sandbox."""
-    for user in ("backends.local", "serve.approval", "serve.doctor", "serve.demo"):
+    for user in ("backends.local", "interfaces.cli.approval", "interfaces.cli.doctor", "interfaces.cli.demo"):
         monkeypatch.setattr(f"gpuwarden.{user}.detect", lambda: ABSENT)
 
 
