@@ -1,1 +1,0 @@
-"""The doors that agents and people come through."""
