@@ -13,7 +13,8 @@ import pytest
 from fakes import FakeClock
 from gpuwarden.core.errors import Conflict, LedgerError
 from gpuwarden.core.states import Job, Lease, Teardown
-from gpuwarden.ledger.store import VERSION, Ledger
+from gpuwarden.ledger.migrate import VERSION
+from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.records import read_lease
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import NotFound
 from gpuwarden.core.models import Handle, InputFile, Instance, JobSpec, Place, Verb
 from gpuwarden.core.states import Job, Lease, Teardown
-from gpuwarden.ledger.store import Event, Ledger, damaged
+from gpuwarden.ledger.failures import damaged
+from gpuwarden.ledger.store import Event, Ledger
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _job(ledger: Ledger, job_id: str) -> JobRecord:
     accepted = ledger.last(subject, "job.accepted")
     if accepted is None:
         raise NotFound(f"there is no job {job_id!r} in this ledger", "list_instances shows the jobs that it knows.")
-    events = ledger.events(subject)
+    events = ledger.history(subject)
     moved = [e for e in events if e.state is not None][-1]
     by_kind = {e.kind: e for e in events}
     intent, submitted, rented = (
@@ -139,7 +140,7 @@ def _job(ledger: Ledger, job_id: str) -> JobRecord:
     )
 
 
-def _last_place(events: list[Event]) -> Place | None:
+def _last_place(events: Sequence[Event]) -> Place | None:
     placed = [e for e in events if "place" in e.body]
     return Place.model_validate(placed[-1].body["place"]) if placed else None
 
@@ -148,7 +149,7 @@ def _readdressed(ledger: Ledger, place: Place | None, lease: str | None) -> Plac
     """A place at the address that its machine was last seen at; the host key stays that of first contact."""
     if place is None or place.host is None or lease is None:
         return place
-    seen = [e for e in ledger.events(f"lease/{lease}") if (e.body.get("instance") or {}).get("place")]
+    seen = [e for e in ledger.history(f"lease/{lease}") if (e.body.get("instance") or {}).get("place")]
     if not seen:
         return place
     now = Place.model_validate(seen[-1].body["instance"]["place"])
@@ -163,7 +164,7 @@ def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
 
 def _lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
     subject = f"lease/{lease_id}"
-    events = ledger.events(subject)
+    events = ledger.history(subject)
     moves = [e for e in events if e.state is not None]
     if not moves:
         raise NotFound(f"there is no lease {lease_id!r} in this ledger")
@@ -190,7 +191,7 @@ def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
 
 def _teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
     subject = f"teardown/{teardown_id}"
-    events = ledger.events(subject)
+    events = ledger.history(subject)
     moves = [e for e in events if e.state is not None]
     if not moves:
         raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", "teardown_request makes one.")

@@ -1,0 +1,52 @@
+"""Find out whether a ledger is the whole record: against its head file, and against what else its folder keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gpuwarden.ledger.chain import HeadFile
+from gpuwarden.ledger.opening import Opened
+from gpuwarden.ledger.traces import traces
+
+Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a ledger may not tell the whole. `parameters` depend on the code.
+
+    `moved`: another file, or none, is at the path that was opened. `truncated`: {recorded, found} numbers of the last
+    event. `replaced`: {seq} event differs from the one recorded. `lost`: {beside} the ledger began, or is empty,
+    beside the traces of earlier jobs. `read_only`, `behind`: {why} it can't be written; newest events may be missing.
+    """
+
+    code: Code
+    parameters: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether events are missing or were replaced, so that machines may bill that the ledger does not know."""
+        return self.code != "read_only"
+
+
+def trouble_of(path: Path, opened: Opened, file: HeadFile) -> Trouble | None:
+    """Compare a ledger with its recorded head. The head is read first: it is never ahead of the ledger."""
+    if not opened.in_place(path):
+        return Trouble("moved")
+    head = file.read()
+    last = opened.db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
+    if (head is not None and head.lost) or (last == 0 and head is None and traces(path.parent)):
+        return Trouble("lost", {"beside": ", ".join(traces(path.parent))})
+    if opened.behind:
+        return Trouble("behind", {"why": opened.readable_only or ""})
+    if head is not None and head.seq > last:
+        return Trouble("truncated", {"recorded": str(head.seq), "found": str(last)})
+    if head is not None and head.seq:
+        kept = opened.db.execute("SELECT hash FROM events WHERE seq = ?", (head.seq,)).fetchone()
+        if kept is None or kept[0] != head.hash:
+            return Trouble("replaced", {"seq": str(head.seq)})
+    if opened.readable_only is not None:
+        return Trouble("read_only", {"why": opened.readable_only})
+    return None
