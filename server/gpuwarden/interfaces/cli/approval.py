@@ -22,7 +22,8 @@ from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.sanitize import line, plain
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results import Result, torn_down
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import ApprovalGranted, PinWrong, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 
@@ -141,42 +142,40 @@ async def _watch(ctx: Context, view: TeardownView, terminal: Terminal, patience_
 
 
 async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
-    issued = ctx.ledger.last(f"receipt/{receipt}", "receipt.issued")
-    if issued is None:
+    found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    if found is None:
         raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
-    if not issued.body["ask"]:
+    issued = found.data
+    if not issued.ask:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
             hint=f"Run the submit again with --receipt {receipt}.",
         )
-    if ctx.clock.now() > issued.body["expires_at"]:
+    if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
     _show_spending(issued, terminal)
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     await _check_pin(ctx, terminal)
-    grant_spending(ctx, issued, "terminal", _user())
-    job = issued.body.get("job")
-    hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
+    grant_spending(ctx, found, "terminal", _user())
+    hint = (
+        f"check_job {issued.job} goes on with it."
+        if issued.job
+        else f"Run the same submit again with --receipt {receipt}."
+    )
     return Result(code="approved", message="Approved.", hint=hint)
 
 
-def _show_spending(issued: Event, terminal: Terminal) -> None:
-    body = issued.body
-    price = usd_per_hour(body["price"])
-    terminal.say(f"job {body['name']} on {body['platform']}: price {price}, timeout {body['timeout_s']} s")
-    terminal.say(f"  {body['ask']}")
+def _show_spending(issued: ReceiptIssued, terminal: Terminal) -> None:
+    price = usd_per_hour(issued.price)
+    terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
+    terminal.say(f"  {issued.ask}")
 
 
-def grant_spending(ctx: Context, issued: Event, channel: str, by: str) -> None:
+def grant_spending(ctx: Context, issued: Event[ReceiptIssued], channel: str, by: str) -> None:
     """Record a person's yes to one receipt's spending."""
-    body = {
-        "digest": issued.body["facts_digest"],
-        "channel": channel,
-        "by": by,
-        "expires_at": issued.body["expires_at"],
-    }
-    ctx.ledger.add(issued.subject, "approval.granted", body)
+    digest, expires = issued.data.facts_digest, issued.data.expires_at
+    ctx.ledger.add(issued.subject, ApprovalGranted(digest=digest, channel=channel, by=by, expires_at=expires))
 
 
 async def _check_pin(ctx: Context, terminal: Terminal) -> None:
@@ -189,11 +188,11 @@ async def _check_pin(ctx: Context, terminal: Terminal) -> None:
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     """Compare, and count wrong ones so that the PIN can't be tried out. One at a time, or many could try at once."""
     async with ctx.lock("pin"):
-        recent = [e for e in ctx.ledger.events("approval/pin") if ctx.clock.now() - e.at < PIN_WINDOW_S]
+        recent = ctx.ledger.recent(PinWrong, ctx.clock.now() - PIN_WINDOW_S)
         if len(recent) >= PIN_TRIES:
             raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
         if not pin_matches(pin, pin_hash):
-            ctx.ledger.add("approval/pin", "pin.wrong", {"by": _user()})
+            ctx.ledger.add("approval/pin", PinWrong(by=_user()))
             raise Refused("that is not the PIN; nothing was changed")
 
 

@@ -111,7 +111,13 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     folder = _folder(config)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(folder / "guard.py", Path(guard.__file__).read_text("utf-8"))
-    kept = [config.home / "ledger.db", config.policy_file, config.policy_file.parent / "profiles", folder]
+    kept = [
+        config.home / "ledger.db",
+        config.home / "ledger.head",
+        config.policy_file,
+        config.policy_file.parent / "profiles",
+        folder,
+    ]
     values = {
         "home": _plain(config.home),
         "files": [_plain(f) for f in kept],

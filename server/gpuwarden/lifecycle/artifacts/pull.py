@@ -57,10 +57,10 @@ async def pull(
     save_pull(
         ctx,
         Pulled(job=job_id, dest=str(target), manifest=manifest, places=places),
-        bytes=sum(f.size for f in received.files),
-        missing=list(manifest.missing),
+        size=sum(f.size for f in received.files),
+        missing=manifest.missing,
         problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
-        not_taken=list(missing[:20]),
+        not_taken=missing[:20],
     )
     return PullResult(job, target, manifest, received, manifest.missing, log)
 

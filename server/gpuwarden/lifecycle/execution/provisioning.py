@@ -13,13 +13,30 @@ from gpuwarden.core.errors import RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
+from gpuwarden.ledger.events import (
+    AbandonIntent,
+    CreateAbsent,
+    CreateIntent,
+    CreateRefused,
+    CreateUnknown,
+    HostWaiting,
+    JobCanceled,
+    JobFailed,
+    JobProvisioning,
+    JobSubmitting,
+    LeaseAdopted,
+    LeaseCreated,
+    LeaseExtra,
+    LeaseNone,
+    StartRefused,
+)
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
 from gpuwarden.lifecycle.execution.price_change import price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.meter import believed, look, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 from gpuwarden.lifecycle.timeouts import in_time
 
 MAX_GENERATIONS: Final = 5
@@ -30,7 +47,7 @@ FETCH_S: Final = 3600
 async def accepted(ctx: Context, job: JobRecord) -> bool:
     """Begin: rent a machine, or contact the user's own."""
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+        return move(ctx, job, JobCanceled(why="canceled before it was launched"))
     if ctx.profile(job.spec.platform).meter.metered:
         return await _rent(ctx, job)
     try:
@@ -39,8 +56,8 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     except (*MAYBE_DONE, TimeoutError):
         return False  # it does not answer now; the job waits
     except WardenError as refusal:
-        return move(ctx, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
-    return move(ctx, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+        return move(ctx, job, JobFailed(why=f"{refusal.message}. {refusal.hint}", code=refusal.code))
+    return move(ctx, job, JobSubmitting(place=place))
 
 
 async def _rent(ctx: Context, job: JobRecord) -> bool:
@@ -48,10 +65,10 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
     generation = job.generation + 1
     lease = f"{job.id}-i{generation}"
     with ctx.ledger.transaction():
-        intent = {"job": job.id, "platform": job.spec.platform, "generation": generation}
-        ctx.ledger.add(f"lease/{lease}", "create.intent", intent, state=Lease.UNVERIFIED, token=lease)
-        state = None if job.state is Job.PROVISIONING else Job.PROVISIONING
-        ctx.ledger.add(job.subject, "job.provisioning", {"lease": lease, "generation": generation}, state=state)
+        intent = CreateIntent(job=job.id, platform=job.spec.platform, generation=generation)
+        ctx.ledger.add(f"lease/{lease}", intent, token=lease)
+        rents = JobProvisioning(lease=lease, generation=generation)
+        ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
     job = read_job(ctx.ledger, job.id)
     return await _create(ctx, job, read_lease(ctx.ledger, lease), _bounded(ctx, job))
 
@@ -89,48 +106,47 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
     except RateLimited as busy:
-        ctx.ledger.add(lease.subject, "create.refused", {"why": busy.message}, state=Lease.NONE)
+        ctx.ledger.add(lease.subject, CreateRefused(why=busy.message))
         return False
     except WardenError as refusal:
-        ctx.ledger.add(lease.subject, "create.refused", {"why": refusal.message}, state=Lease.NONE)
-        return move(
-            ctx, job, Job.FAILED, f"the platform refused to rent a machine: {refusal.message}", code=refusal.code
-        )
+        ctx.ledger.add(lease.subject, CreateRefused(why=refusal.message))
+        why = f"the platform refused to rent a machine: {refusal.message}"
+        return move(ctx, job, JobFailed(why=why, code=refusal.code))
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which lease {other} stands for")
     if isinstance(answer, Unknown):
-        ctx.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
+        ctx.ledger.add(lease.subject, CreateUnknown(why=answer.why))
         return False
-    _rented(ctx, lease, "lease.created", answer.value)
+    ctx.ledger.add(lease.subject, LeaseCreated(instance=answer.value))
     return True
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
     """Another lease that stands for this very machine: no two jobs are given one, or the end of one ends both."""
-    for name in (n for n in lease_ids(ctx.ledger) if n != lease.id and believed(ctx, n) != "gone"):
-        other = read_lease(ctx.ledger, name)
-        if (other.platform, other.instance_id) == (lease.platform, instance.id):
+    for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
+        if (
+            name != lease.id
+            and believed(ctx, name) != "gone"
+            and read_lease(ctx.ledger, name).platform == lease.platform
+        ):
             return name
     return None
-
-
-def _rented(ctx: Context, lease: LeaseRecord, kind: str, instance: Instance) -> None:
-    ctx.ledger.add(lease.subject, kind, {"instance": instance.model_dump(mode="json")}, state=Lease.METERING)
 
 
 async def provisioning(ctx: Context, job: JobRecord) -> bool:
     """Wait for the machine that was rented; find it first, where the answer was lost."""
     assert job.lease is not None
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+        return move(ctx, job, JobCanceled(why="canceled before it was launched"))
     if over_cap(ctx, job):
-        return move(ctx, job, Job.CANCELED, f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch")
+        why = f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch"
+        return move(ctx, job, JobCanceled(why=why))
     lease = read_lease(ctx.ledger, job.lease)
     if lease.state is Lease.NONE:
         if job.generation >= MAX_GENERATIONS:
-            return move(ctx, job, Job.FAILED, f"no machine was rented in {job.generation} tries")
+            return move(ctx, job, JobFailed(why=f"no machine was rented in {job.generation} tries"))
         return await _rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
@@ -162,17 +178,17 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     if ours:
         first, *others = sorted(ours, key=lambda i: (i.created_at or 0, i.id))
         with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
-            _rented(ctx, lease, "lease.adopted", first)
+            ctx.ledger.add(lease.subject, LeaseAdopted(instance=first))
             for extra in others:
                 record_extra(ctx, lease, extra)
         return True
-    looked = ctx.ledger.last(lease.subject, "create.absent")
+    looked = ctx.ledger.last(lease.subject, CreateAbsent)
     if looked is None:
-        ctx.ledger.add(lease.subject, "create.absent", {"why": "no instance carries the token; one look"})
+        ctx.ledger.add(lease.subject, CreateAbsent(why="no instance carries the token; one look"))
         return False
     if ctx.clock.now() - looked.at < provider.settle_s:
         return False
-    ctx.ledger.add(lease.subject, "lease.none", {"why": "no instance carries the token; two looks"}, state=Lease.NONE)
+    ctx.ledger.add(lease.subject, LeaseNone(why="no instance carries the token; two looks"))
     return True
 
 
@@ -182,10 +198,10 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
     subject = f"lease/{lease.id}-extra{n}"
-    body = {"job": lease.job_id, "platform": lease.platform, "why": "a second instance carries this token"}
+    opened = LeaseExtra(job=lease.job_id, platform=lease.platform, why="a second instance carries this token")
     with ctx.ledger.transaction():
-        ctx.ledger.add(subject, "lease.extra", body, state=Lease.UNVERIFIED)
-        ctx.ledger.add(subject, "lease.adopted", {"instance": extra.model_dump(mode="json")}, state=Lease.METERING)
+        ctx.ledger.add(subject, opened)
+        ctx.ledger.add(subject, LeaseAdopted(instance=extra))
 
 
 async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
@@ -195,7 +211,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance is None:
         if read_lease(ctx.ledger, lease.id).state is not Lease.STOPPED:
             return False
-        return move(ctx, job, Job.FAILED, "the instance was gone before the job could start")
+        return move(ctx, job, JobFailed(why="the instance was gone before the job could start"))
     if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
         settled = price_settled(ctx, job, instance)
         if settled == "no":
@@ -225,34 +241,33 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
         except TimeoutError:
             raise NoContact(f"it did not answer within {STEP_S:g} s") from None
     except NoContact as silence:
-        waiting = ctx.ledger.last(lease.subject, "host.waiting")
+        waiting = ctx.ledger.last(lease.subject, HostWaiting)
         limit = ctx.profile(lease.platform).limits.boot_timeout_s
         if waiting is None:
-            ctx.ledger.add(lease.subject, "host.waiting", {"why": str(silence)})
+            ctx.ledger.add(lease.subject, HostWaiting(why=str(silence)))
         elif ctx.clock.now() - waiting.at > limit:
             why = f"it ran for {limit} s and could not be reached ({silence})"
             return await _abandon(ctx, job, lease, why)
         return False
     except Refused as unfit:
         why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
-        found = [f.model_dump(mode="json") for f in unfit.findings]
-        return move(ctx, job, Job.FAILED, why, code=unfit.code, findings=found)
-    return move(ctx, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+        return move(ctx, job, JobFailed(why=why, code=unfit.code, findings=tuple(unfit.findings)))
+    return move(ctx, job, JobSubmitting(place=place))
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
-    if ctx.ledger.last(lease.subject, "abandon.intent") is None:
-        ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
+    if ctx.ledger.last(lease.subject, AbandonIntent) is None:
+        ctx.ledger.add(lease.subject, AbandonIntent(why=why))
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
-    return move(ctx, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {usd(paid)}")
+    return move(ctx, job, JobFailed(why=f"the instance was given back because {why}; cost so far: {usd(paid)}"))
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
     """Ask for the end of an abandoned instance, again and again: the request may have been lost."""
     subject = f"lease/{lease_id}"
-    if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, "abandon.intent") is not None:
+    if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, AbandonIntent) is not None:
         await request_end(ctx, lease_id, "terminate")
 
 
@@ -263,4 +278,4 @@ async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
     try:
         await ctx.provider(lease.platform).start(instance.id)
     except WardenError as error:
-        ctx.ledger.add(lease.subject, "start.refused", {"why": error.message})
+        ctx.ledger.add(lease.subject, StartRefused(why=error.message))

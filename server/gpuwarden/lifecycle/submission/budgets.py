@@ -7,9 +7,10 @@ from typing import Final
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.ledger.events import ApprovalGranted
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, lease_ids_of, read_job, read_lease
 from gpuwarden.rules.facts import SubmitFacts
 
 DAY_S = 86_400
@@ -58,10 +59,9 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
 
 def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
     """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
-    day, leases = ctx.clock.now() - DAY_S, [lease_now(ctx, name) for name in lease_ids(ctx.ledger)]
-    total = 0.0
-    for job in (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger) if job_id != without):
-        mine = [lease for lease in leases if lease.job_id == job.id]
+    day, total = ctx.clock.now() - DAY_S, 0.0
+    for job in (read_job(ctx.ledger, job_id) for job_id in _costing(ctx, day) if job_id != without):
+        mine = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
         if job.spec.platform.startswith(REHEARSAL) is not pretend:
             continue
         if job.accepted_at > day:
@@ -69,6 +69,13 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
         else:
             total += sum(_billed(ctx, job, lease, day) for lease in mine)
     return total
+
+
+def _costing(ctx: Context, since: float) -> list[str]:
+    """Return the jobs that can have cost anything since then: those that moved, and those whose machines may bill."""
+    moved = ctx.ledger.subjects("job", *(s for s in Job if s is not Job.REFUSED), since=since)
+    billing = (read_lease(ctx.ledger, name).job_id for name in lease_ids(ctx.ledger, *LIVE_LEASES))
+    return list(dict.fromkeys((*(s.removeprefix("job/") for s in moved), *billing)))
 
 
 def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
@@ -103,5 +110,5 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 def spending_approved(ctx: Context, receipt: str) -> bool:
     """Whether a person approved this receipt's spending, and the approval has not expired."""
-    granted = ctx.ledger.last(f"receipt/{receipt}", "approval.granted")
-    return granted is not None and bool(ctx.clock.now() <= granted.body["expires_at"])
+    granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
+    return granted is not None and granted.data.holds_at(ctx.clock.now())
