@@ -12,10 +12,9 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 GENESIS: Final = "0" * 64
 """Stands for the hash before the first event."""
@@ -31,12 +30,15 @@ def link(before: str, row: tuple[Any, ...]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+BreakCode = Literal["changed", "missing", "undecodable"]
+
+
 @dataclass(frozen=True)
 class Break:
-    """The first event that does not fit the chain. `code`: changed, missing, undecodable."""
+    """The first event that does not fit the chain."""
 
     seq: int
-    code: str
+    code: BreakCode
     subject: str = ""
     kind: str = ""
 
@@ -90,8 +92,3 @@ class HeadFile:
                 os.close(fd)
         except OSError:
             return
-
-
-def rows(db: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    """A table that follows the events, in a fixed order, to compare two of them."""
-    yield from db.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3")  # noqa: S608 - the caller's constant

@@ -45,8 +45,8 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def rebuilt(db: sqlite3.Connection) -> sqlite3.Connection:
-    """Build the tables that follow the events again, from the events alone, in a database in memory."""
-    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    """Build the tables that follow the events again, from these alone, in a database that lasts until it is closed."""
+    fresh = sqlite3.connect("", isolation_level=None)
     create(fresh)
     fresh.execute("BEGIN")
     for row in db.execute(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from gpuwarden.core.sanitize import line
 from gpuwarden.ledger.chain import HeadFile
 from gpuwarden.ledger.opening import Opened
 from gpuwarden.ledger.traces import traces
@@ -29,6 +30,35 @@ class Trouble:
     def incomplete(self) -> bool:
         """Whether events are missing or were replaced, so that machines may bill that the ledger does not know."""
         return self.code != "read_only"
+
+    @property
+    def message(self) -> str:
+        """Say what is known, on one line."""
+        return line(_MESSAGES[self.code].format_map(self.parameters), 400)
+
+    @property
+    def hint(self) -> str:
+        """Say what to do next."""
+        return _HINTS.get(self.code, _LOOK)
+
+
+_MESSAGES: Final[dict[Code, str]] = {
+    "moved": "the ledger was moved, removed or replaced while it was open",
+    "truncated": "events are missing from the ledger: {recorded} were recorded and {found} are there",
+    "replaced": "the ledger is not the one that was written here: event {seq} differs from the one recorded",
+    "lost": "the ledger is new or empty, and jobs were submitted from here before (see {beside})",
+    "behind": "the ledger can't be written ({why}), and its newest events can't be read",
+    "read_only": "the ledger can't be written ({why}); nothing new is recorded",
+}
+_LOOK: Final = (
+    "Look at every platform's console: machines may be billing that this ledger does not know. Bring a copy of the "
+    "ledger back; when none exists and the consoles are clear, remove ledger.head beside it to go on with this one."
+)
+_HINTS: Final[dict[Code, str]] = {
+    "moved": "Bring the file back, then start gpuwarden again. Machines may be billing; see the platforms' consoles.",
+    "behind": "Free some disk space, then look again. Machines may be billing; see the platforms' consoles.",
+    "read_only": "Free some disk space, or check the permissions of its folder.",
+}
 
 
 def trouble_of(path: Path, opened: Opened, file: HeadFile) -> Trouble | None:

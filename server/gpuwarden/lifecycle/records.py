@@ -41,7 +41,10 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         machine = ledger.history(f"lease/{rented.data.lease}") if rented else ()
         found = fold_job(job_id, ledger.history(subject), machine)
     if found is None:
-        raise NotFound(f"there is no job {job_id!r} in this ledger", "list_instances shows the jobs that it knows.")
+        doubt = ledger.trouble()
+        lost = f"{doubt.message[:1].upper()}{doubt.message[1:]}. {doubt.hint}" if doubt and doubt.incomplete else ""
+        hint = lost or "list_instances shows the jobs that it knows."
+        raise NotFound(f"there is no job {job_id!r} in this ledger", hint)
     return found
 
 

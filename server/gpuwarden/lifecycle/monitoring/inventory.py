@@ -14,6 +14,7 @@ from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
+from gpuwarden.ledger.trouble import Trouble
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import proceed
@@ -60,12 +61,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All rows, the unmetered jobs that run, and the platforms whose list could not be read."""
+    """All rows, the unmetered jobs that run, and the platforms whose list could not be read.
+
+    `ledger` says why the ledger may not know every machine.
+    """
 
     rows: tuple[Row, ...]
     jobs: tuple[JobRecord, ...]
     unknown: dict[str, str]
     accounts: tuple[Funds, ...] = ()
+    ledger: Trouble | None = None
 
 
 async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
@@ -130,7 +135,7 @@ async def list_instances(ctx: Context) -> Inventory:
         rows += _rows(ctx, platform, [lease for lease in there if lease.platform == platform], machines)
     running = [read_job(ctx.ledger, j) for j in job_ids(ctx.ledger, *OPEN_JOBS)]
     unmetered = tuple(j for j in running if j.lease is None)
-    return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(ctx)))
+    return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(ctx)), ctx.ledger.trouble())
 
 
 async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
@@ -152,6 +157,8 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
             trouble[platform] = answer.why
             return
         found[platform] = answer.value
+        if ctx.ledger.readable_only is not None:
+            _see(ctx, platform, answer.value)
         trouble.update(await _reopen(ctx, platform, answer.value))
         mine = [lease for lease in there if lease.platform == platform]
         await look_at_funds(ctx, platform, answer.value, mine)
@@ -161,6 +168,14 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
             for platform in platforms:
                 together.start_soon(survey, platform)
     return found, trouble
+
+
+def _see(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> None:
+    """Keep what a list says of our machines in this process, where the ledger can't be written."""
+    for instance in listed:
+        lease = _lease_of(ctx, platform, instance)
+        if lease is not None:
+            ctx.seen.setdefault(lease.id, instance)
 
 
 def _still_there(ctx: Context) -> list[LeaseRecord]:

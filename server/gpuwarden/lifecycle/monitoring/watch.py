@@ -89,6 +89,8 @@ class Watcher:
         found = await conditions(self.ctx, self._raised)
         news = self._settle(found, self._held(found))
         trouble |= await deliver(self.ctx, news)
+        if (doubt := self.ctx.ledger.trouble()) is not None:
+            trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
         return Round(tuple(news), tuple(self._raised.values()), trouble)
 
     # --------------------------------------------------------------------------------------------------- back-off

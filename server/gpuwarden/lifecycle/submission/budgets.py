@@ -24,6 +24,8 @@ def spending_question(ctx: Context, facts: SubmitFacts) -> str:
         return ""
     if facts.worst_cost is None:
         return "its price is unknown"
+    if (doubt := ctx.ledger.trouble()) is not None and doubt.incomplete:
+        return f"what was spent today is unknown, because {doubt.message}"
     if over := over_caps(ctx, facts.spec.platform, facts.worst_cost):
         return over
     if (twin := _same_work(ctx, facts)) is not None:
