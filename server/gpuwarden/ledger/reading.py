@@ -123,6 +123,12 @@ class Reader:
         rows = self._all(f"SELECT subject FROM current WHERE {' AND '.join(where)} ORDER BY seq", *values)  # noqa: S608
         return [row[0] for row in rows]
 
+    def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
+        """Return the ids of the jobs that have leases in the given states, or any that moved after a time."""
+        where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
+        sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
+        return [row[0] for row in self._all(sql, *values)]
+
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
         """Return the subjects that moved last, the latest first; with `before`, those that come after that row."""
         where, values = ["machine = ?"], list[object]([machine])

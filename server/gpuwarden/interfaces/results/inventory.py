@@ -94,7 +94,7 @@ def listed(inventory: Inventory) -> InstancesReply:
 
 
 def _billing(rows: Sequence[Row], *, sure: bool) -> str:
-    """Count the machines that bill. Unless `sure`, others may bill that the ledger does not know: then no zero is told."""
+    """Count the machines that bill. Unless `sure`, others may bill unknown to the ledger: then no zero is told."""
     billing, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
     told = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
     told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []

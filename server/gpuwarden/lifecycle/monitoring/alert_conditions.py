@@ -13,7 +13,7 @@ from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import JobPreempted, LeaseCameBack
-from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import onward
 from gpuwarden.lifecycle.monitoring.balances import known_funds
@@ -25,6 +25,8 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_
 from gpuwarden.remote.ssh.connect import HostKeyChanged
 
 DAY_S: Final = 86_400.0
+OVERLAP_S: Final = 600.0
+"""How far the clocks of two processes that write one ledger may be apart."""
 IDLE_PERCENT: Final = 5.0
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
@@ -212,12 +214,25 @@ def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:
-    """Return what the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each."""
-    ended = (s.removeprefix("lease/") for s in ctx.ledger.subjects("lease", since=ctx.clock.now() - DAY_S))
-    total = 0.0
-    for name in dict.fromkeys((*lease_ids(ctx.ledger, *LIVE_LEASES), *ended)):
+    """Return what the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each.
+
+    What a machine has cost that ended does not change, so each is looked at once in a process.
+    """
+    now = ctx.clock.now()
+    day = now - DAY_S
+    for name in ctx.ledger.subjects("lease", since=max(day, ctx.ended_until - OVERLAP_S)):
         await checkpoint()
-        lease = lease_now(ctx, name)
+        lease = lease_now(ctx, name.removeprefix("lease/"))
+        ctx.ended.pop(lease.id, None)
+        if lease.state not in LIVE_LEASES:
+            ctx.ended[lease.id] = Ended(lease.since, _last_day(ctx, lease), lease.platform.startswith(REHEARSAL))
+    ctx.ended_until = now
+    for name in [name for name, ended in ctx.ended.items() if ended.at <= day]:
+        del ctx.ended[name]
+    total = sum(ended.cost for ended in ctx.ended.values() if ended.pretend is pretend)
+    for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):
+        await checkpoint()
+        lease = lease_now(ctx, lease_id)
         if lease.platform.startswith(REHEARSAL) is pretend:
             total += _last_day(ctx, lease)
     return total

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
@@ -23,7 +24,7 @@ from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
 from gpuwarden.lifecycle.monitoring.balances import Funds, known_funds, look_at_funds
 from gpuwarden.lifecycle.monitoring.expirations import Deadline, clocks_of, stopped_at
 from gpuwarden.lifecycle.monitoring.meter import lease_now
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, lease_ids_of, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job, read_lease
 from gpuwarden.lifecycle.timeouts import in_time
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     trouble: dict[str, str] = {}
     slow: set[str] = set()
     for job_id in unsettled(ctx):
+        await checkpoint()  # a look that needs no network would let nobody else run
         platform = read_job(ctx.ledger, job_id).spec.platform
         if job_id in skip:
             continue
@@ -116,8 +118,7 @@ def what_went_wrong(error: Exception) -> str:
 
 def unsettled(ctx: Context) -> list[str]:
     """The jobs that are not over, or whose machine may bill."""
-    live = (read_lease(ctx.ledger, lease).job_id for lease in lease_ids(ctx.ledger, *LIVE_LEASES))
-    return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *live)))
+    return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *ctx.ledger.jobs_with_leases(*LIVE_LEASES))))
 
 
 def leases_of(ctx: Context, job: JobRecord) -> list[str]:
@@ -129,7 +130,7 @@ async def list_instances(ctx: Context) -> Inventory:
     """Reconcile, then list every machine of every platform that was used from here or has an account's key."""
     trouble = await reconcile(ctx)
     listed, unread = await sweep(ctx)
-    there = _still_there(ctx)
+    there = await _still_there(ctx)
     rows: list[Row] = []
     for platform, machines in listed.items():
         rows += _rows(ctx, platform, [lease for lease in there if lease.platform == platform], machines)
@@ -143,7 +144,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
 
     Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
     """
-    there = _still_there(ctx)
+    there = await _still_there(ctx)
     platforms = sorted({*ctx.ledger.platforms(), *ctx.configured()})
     found: dict[str, tuple[Instance, ...]] = dict.fromkeys(platforms, ())
     trouble: dict[str, str] = {}
@@ -178,10 +179,13 @@ def _see(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> None:
             ctx.seen.setdefault(lease.id, instance)
 
 
-def _still_there(ctx: Context) -> list[LeaseRecord]:
+async def _still_there(ctx: Context) -> list[LeaseRecord]:
     """Return the leases whose machines may bill, or lie stopped with their disks, oldest move first."""
-    names = (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting())
-    return [read_lease(ctx.ledger, name.removeprefix("lease/")) for name in names]
+    found = []
+    for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
+        await checkpoint()
+        found.append(read_lease(ctx.ledger, name.removeprefix("lease/")))
+    return found
 
 
 def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:

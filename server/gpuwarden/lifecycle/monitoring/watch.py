@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from anyio.lowlevel import checkpoint
+
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
 from gpuwarden.lifecycle.context import Context
@@ -81,7 +83,7 @@ class Watcher:
         waiting = {job for job, at in self._next.items() if now < at}
         self.ctx.observed.clear()
         trouble = await reconcile(self.ctx, skip=waiting)
-        self._back_off(trouble, waiting)
+        await self._back_off(trouble, waiting)
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
             trouble |= (await sweep(self.ctx))[1]
@@ -95,13 +97,14 @@ class Watcher:
 
     # --------------------------------------------------------------------------------------------------- back-off
 
-    def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
+    async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
         """Look at what did not answer half as often each time, and at the rest every round."""
         live = unsettled(self.ctx)
         for job_id in set(self._misses) - set(live):
             self._misses.pop(job_id)
             self._next.pop(job_id, None)
         for job_id in (j for j in live if j not in waiting):
+            await checkpoint()
             if job_id in trouble or self._doubtful(job_id):
                 n = self._misses[job_id] = self._misses.get(job_id, 0) + 1
                 self._next[job_id] = self.ctx.clock.now() + min(self.every_s * 2 ** min(n, 20), MAX_WAIT_S)

@@ -10,10 +10,11 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.ledger.events import ApprovalGranted
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, lease_ids_of, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
 from gpuwarden.rules.facts import SubmitFacts
 
 DAY_S = 86_400
+OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 IDLE_H: Final = 1.0
 """How many hours a machine whose job has ended is taken to bill on."""
 
@@ -50,7 +51,7 @@ def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str
 def _same_work(ctx: Context, facts: SubmitFacts) -> JobRecord | None:
     """A live job that runs the same program with equal arguments and inputs, whatever its name, limits or machine."""
     wanted = _work(facts.spec, facts.inputs)
-    live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS)))
+    live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
     paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
     return next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
 
@@ -74,10 +75,9 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
 
 
 def _costing(ctx: Context, since: float) -> list[str]:
-    """Return the jobs that can have cost anything since then: those that moved, and those whose machines may bill."""
-    moved = ctx.ledger.subjects("job", *(s for s in Job if s is not Job.REFUSED), since=since)
-    billing = (read_lease(ctx.ledger, name).job_id for name in lease_ids(ctx.ledger, *LIVE_LEASES))
-    return list(dict.fromkeys((*(s.removeprefix("job/") for s in moved), *billing)))
+    """Return the jobs that can have cost anything since then: the open ones, and those whose machines bill or did."""
+    billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=since))
+    return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed)))
 
 
 def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
