@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from gpuwarden.core.models import (
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import Job
 from gpuwarden.ledger import events as ev
+from gpuwarden.ledger.chain import COLUMNS, link
+from gpuwarden.ledger.migrate import INSERT
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S
@@ -147,6 +149,7 @@ class House:
         self.ctx._providers["vastai"] = Cloud()  # type: ignore[assignment]  # noqa: SLF001
         self.ctx._backends |= {"local": Runs(), "ssh": Runs()}  # type: ignore[dict-item]  # noqa: SLF001
         self.jobs = 0
+        self.model: list[tuple[Any, ...]] = []
         for job in LIVE:
             self.write(begins(job, self.platform))
 
@@ -157,14 +160,39 @@ class House:
 
     def grow(self, jobs: int) -> None:
         """Let jobs end, one a minute, so that most of them ended long ago."""
+        if not self.jobs:
+            self.end_one("jmodel")
         while self.jobs < jobs:
-            with self.ledger.transaction():
-                for n in range(self.jobs, min(jobs, self.jobs + 500)):
-                    self.clock.time += MINUTE
-                    self.write(begins(f"j{n}", self.platform))
-                    self.write(ends(f"j{n}", self.platform))
-            self.jobs = min(jobs, self.jobs + 500)
+            until = min(jobs, self.jobs + 500)
+            self.repeat(f"j{n}x" for n in range(self.jobs, until))
+            self.jobs = until
         self.clock.time += DAY_S / 2
+
+    def end_one(self, job: str) -> None:
+        """A whole life as the use cases record it; its rows are the model of all others."""
+        first = self.ledger.count()
+        self.write(begins(job, self.platform))
+        self.write(ends(job, self.platform))
+        self.model = [row[2:] for row in self.rows(first)]
+
+    def rows(self, after: int) -> list[tuple[Any, ...]]:
+        """The events after a number, as they are stored."""
+        db = self.ledger._db  # noqa: SLF001
+        return db.execute(f"SELECT {COLUMNS} FROM events WHERE seq > ? ORDER BY seq", (after,)).fetchall()  # noqa: S608
+
+    def repeat(self, jobs: Iterable[str]) -> None:
+        """The model's rows again for other jobs, chained as any event is."""
+        db = self.ledger._db  # noqa: SLF001
+        with self.ledger.transaction():
+            seq, before = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            for job in jobs:
+                self.clock.time += MINUTE
+                for columns in self.model:
+                    texts = (c.replace("jmodel", job) if isinstance(c, str) else c for c in columns)
+                    seq += 1
+                    row = (seq, self.clock.time, *texts)
+                    before = link(before, row)
+                    db.execute(INSERT, (*row, before))
 
 
 def p99(work: Callable[[int], object], times: int = 500, clock: Callable[[], float] = time.process_time) -> float:

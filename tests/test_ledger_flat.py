@@ -12,6 +12,7 @@ from bench.ledger import LIVE, House, begins, longest_wait, machine
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.ledger import events as ev
+from gpuwarden.ledger.audit import audit
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.meter import believed, spent
 from gpuwarden.lifecycle.monitoring.watch import Watcher
@@ -68,6 +69,7 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
             "alerts": ledger.standing_alerts,
         }
 
+    assert audit(many.ledger.path).broken is None
     first, second = operations(few), operations(many)
     grew = {
         name: (before, after)
@@ -93,9 +95,9 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     while pages[-1]:
         pages.append(house.ledger.page("job", limit=10, before=pages[-1][-1]))
     shown = [row.subject for page in pages for row in page]
-    assert shown == [f"job/{j}" for j in reversed(job_ids(house.ledger))] and len(shown) == 27
+    assert shown == [f"job/{j}" for j in reversed(job_ids(house.ledger))] and len(shown) == 28
     succeeded = house.ledger.page("job", Job.SUCCEEDED, limit=100)
-    assert [r.state for r in succeeded] == ["succeeded"] * 25
+    assert [r.state for r in succeeded] == ["succeeded"] * 26
     assert (succeeded[0].platform, succeeded[0].name) == ("local", "train") and succeeded[0].opened <= succeeded[
         0
     ].since
@@ -106,7 +108,7 @@ def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
     ledger, lease = house.ledger, f"{LIVE[0]}-i1"
     assert ledger.platforms() == ["vastai"] and ledger.leases_of_instance(f"m-{LIVE[0]}") == [f"lease/{lease}"]
     assert ledger.subjects("lease", job=LIVE[0]) == [f"lease/{lease}"] and ledger.resting() == []
-    assert ledger.subjects("teardown", job="j1") == ["teardown/tj1"]
+    assert ledger.subjects("teardown", job="j1x") == ["teardown/tj1x"]
     off = machine(LIVE[0], InstanceState.STOPPED)
     ledger.add(f"lease/{lease}", ev.LeaseStopped(saw="stopped", instance=off))
     assert ledger.resting() == [f"lease/{lease}"] and believed(house.ctx, lease) == "stopped"

@@ -33,7 +33,7 @@ class Opened:
         if self.readable_only is not None:
             raise LedgerError(
                 f"the ledger {path} can't be written: {self.readable_only}",
-                "Free some disk space and check its permissions, then call again; nothing was launched.",
+                "Free some disk space or mend its permissions, then start gpuwarden again; nothing was launched.",
             )
         if not self.in_place(path):
             raise LedgerError(

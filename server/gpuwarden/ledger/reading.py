@@ -18,7 +18,7 @@ from gpuwarden.ledger.events import AlertRaised, Body, kinds_of
 from gpuwarden.ledger.failures import translated
 
 B = TypeVar("B", bound=Body)
-KEPT_SUBJECTS: Final = 1_000
+KEPT_SUBJECTS: Final = 500
 """Subjects whose events a process keeps in memory."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 

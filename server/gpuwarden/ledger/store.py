@@ -42,9 +42,18 @@ class Ledger(Reader):
         self._tail: Head | None = None
         self._opened: Opened = open_ledger(path, self._head)
         super().__init__(path, self._opened.db)
-        self._sound = self._opened.readable_only is None and self.trouble() is None
-        if self._sound and self._head.read() is None and (last := self._last()).seq:
+        try:
+            self._sound = self._is_sound()
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_sound(self) -> bool:
+        """Whether the head may follow this ledger: not one that lost events, or the loss would be forgotten."""
+        sound = self.readable_only is None and self.trouble() is None
+        if sound and self._head.read() is None and (last := self._last()).seq:
             self._head.write(last)
+        return sound
 
     @property
     def readable_only(self) -> str | None:
