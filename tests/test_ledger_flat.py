@@ -103,6 +103,17 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     ].since
 
 
+def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
+    ledger = grown(tmp_path, "local", 5).ledger
+    spec = {"name": "x", "platform": "local", "script": "print(1)", "timeout_s": 60}
+    for name, more in {"new": {"script_digest": "sha256:a"}, "old": {}, "other": {"script_digest": "sha256:b"}}.items():
+        ledger.append(f"job/{name}", "job.accepted", {"spec": spec, **more}, state=Job.ACCEPTED)
+        ledger.add(f"job/{name}", ev.JobSubmitting())
+        ledger.add(f"job/{name}", ev.JobSucceeded())
+    assert ledger.jobs_of_script("sha256:a", Job.SUCCEEDED) == ["job/new", "job/old"]
+    assert ledger.jobs_of_script("sha256:c", Job.SUCCEEDED) == ["job/old"], "the others took no script along"
+
+
 def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
     house = grown(tmp_path, "vastai", 3)
     ledger, lease = house.ledger, f"{LIVE[0]}-i1"

@@ -149,6 +149,11 @@ class Reader:
             found.append(row[0])
         return found
 
+    def jobs_of_script(self, digest: str, state: str) -> list[str]:
+        """Return the subjects of the jobs in a state that have a script, and of those whose script is not recorded."""
+        sql = "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script IS ?"
+        return [row[0] for known in (digest, None) for row in self._all(sql, state, known)]
+
     def leases_of_instance(self, instance_id: str) -> list[str]:
         """Return the subjects of the leases whose machine was last seen under a provider's id, oldest first."""
         sql = "SELECT subject FROM current WHERE instance = ? AND machine = 'lease' ORDER BY seq"

@@ -42,6 +42,7 @@ CREATE TABLE current (
   job      TEXT,                                      -- the job that a lease or a teardown belongs to
   platform TEXT,
   name     TEXT,                                      -- of a job
+  script   TEXT,                                      -- digest of a job's script, empty without one; NULL: not recorded
   instance TEXT,                                      -- the provider's id of a lease's machine, as last seen
   rest     TEXT                                       -- of a stopped lease: `gone`, or `stopped` with its disk
 ) STRICT, WITHOUT ROWID;
@@ -50,17 +51,19 @@ CREATE INDEX current_by_time ON current (machine, since, seq);
 CREATE INDEX current_by_state ON current (machine, state, since, seq);
 CREATE INDEX current_by_job ON current (job, machine) WHERE job IS NOT NULL;
 CREATE INDEX current_by_instance ON current (instance) WHERE instance IS NOT NULL;
+CREATE INDEX current_by_script ON current (script, state) WHERE machine = 'job';
 CREATE INDEX current_by_platform ON current (machine, platform);
 CREATE INDEX current_at_rest ON current (seq) WHERE rest = 'stopped' AND state = 'stopped';
 
 CREATE TRIGGER events_move AFTER INSERT ON events WHEN NEW.state IS NOT NULL
 BEGIN
-  INSERT INTO current (subject, machine, state, since, seq, opened, job, platform, name)
+  INSERT INTO current (subject, machine, state, since, seq, opened, job, platform, name, script)
   VALUES (
     NEW.subject, substr(NEW.subject, 1, instr(NEW.subject, '/') - 1), NEW.state, NEW.at, NEW.seq, NEW.at,
     json_extract(NEW.body, '$.job'),
     coalesce(json_extract(NEW.body, '$.spec.platform'), json_extract(NEW.body, '$.platform')),
-    coalesce(json_extract(NEW.body, '$.spec.name'), json_extract(NEW.body, '$.name'))
+    coalesce(json_extract(NEW.body, '$.spec.name'), json_extract(NEW.body, '$.name')),
+    coalesce(json_extract(NEW.body, '$.script_digest'), iif(json_type(NEW.body, '$.spec.script') = 'text', NULL, ''))
   )
   ON CONFLICT (subject) DO UPDATE SET state = excluded.state, since = excluded.since, seq = excluded.seq;
 END;

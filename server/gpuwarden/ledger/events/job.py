@@ -31,7 +31,10 @@ class ReceiptIssued(Body):
 
 
 class JobAccepted(Body):
-    """A job was accepted against a receipt. `price` is USD an hour when it was checked, `worst_cost` USD."""
+    """A job was accepted against a receipt. `price` is USD an hour when it was checked, `worst_cost` USD.
+
+    `script_digest` is empty for a job without a script, None where an older ledger did not record it.
+    """
 
     event: Literal["job.accepted"] = "job.accepted"
     MOVES_TO: ClassVar = Job.ACCEPTED
@@ -41,6 +44,7 @@ class JobAccepted(Body):
     worst_cost: float | None = None
     price: float | None = None
     receipt: str = ""
+    script_digest: str | None = None
     inputs: tuple[InputFile, ...] = ()
 
 

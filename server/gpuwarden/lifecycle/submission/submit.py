@@ -10,7 +10,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from gpuwarden.core.errors import BadRequest, Conflict, Refused, by_a_person
-from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
+from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.core.sanitize import line, scrubbed, secret_values
@@ -180,6 +180,7 @@ async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
         worst_cost=checked.facts.worst_cost,
         price=checked.facts.price,
         receipt=receipt,
+        script_digest="" if spec.script is None else digest(spec.script),
         inputs=checked.facts.inputs,
     )
     async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
