@@ -67,6 +67,8 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
             "unsettled": lambda: unsettled(w),
             "leases": lambda: (leases_of(w, job), lease_ids(ledger, *LIVE_LEASES), ledger.resting()),
             "alerts": ledger.standing_alerts,
+            "script": lambda: ledger.jobs_of_script("sha256:x", Job.SUCCEEDED),
+            "guard": lambda: ledger._all("SELECT run_dir FROM live_runs"),
         }
 
     assert audit(many.ledger.path).broken is None
