@@ -105,10 +105,10 @@ CREATE VIEW jobs AS SELECT substr(subject, 5) AS id, state, since FROM current W
 CREATE VIEW leases AS SELECT substr(subject, 7) AS id, state, since FROM current WHERE machine = 'lease';
 CREATE VIEW teardowns AS SELECT substr(subject, 10) AS id, state, since FROM current WHERE machine = 'teardown';
 
--- The run folders of jobs that have not ended, for the shell guard. CROSS keeps SQLite from going over every job.
+-- The run folders of jobs that have not ended, for the shell guard. CROSS and + keep SQLite from going over every job.
 CREATE VIEW live_runs AS
   SELECT json_extract(e.body, '$.handle.run_dir') AS run_dir
-  FROM current c CROSS JOIN events e ON e.subject = c.subject AND e.kind = 'job.submitted'
+  FROM current c CROSS JOIN events e ON e.subject = c.subject AND +e.kind = 'job.submitted'
   WHERE c.machine = 'job' AND c.state IN (
     'draft', 'accepted', 'provisioning', 'submitting', 'queued', 'running', 'preempted', 'unknown'
   );
