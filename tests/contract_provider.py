@@ -80,7 +80,7 @@ class Desk:
         wanted = {"name": "train", "platform": rig.platform, "command": ("true",), "gpu": gpu, "timeout_s": 600}
         spec = JobSpec.model_validate({**wanted, "outputs": ("out",), **more})
         body = {"spec": spec.model_dump(mode="json"), "worst_cost": None, "price": None}
-        self.ctx.ledger.add("job/j1", "job.accepted", body, state=Job.ACCEPTED)
+        self.ctx.ledger.append("job/j1", "job.accepted", body, state=Job.ACCEPTED)
 
     async def rent(self) -> LeaseRecord:
         """Rent, and let the machine come up."""
@@ -273,9 +273,9 @@ class ProviderContract:
         rig = desk.rig
         made = await self.rent(rig, desk.lease_id)
         subject, intent = f"lease/{desk.lease_id}", {"job": "j1", "platform": rig.platform, "generation": 1}
-        desk.ctx.ledger.add(subject, "create.intent", intent, state=Lease.UNVERIFIED)
+        desk.ctx.ledger.append(subject, "create.intent", intent, state=Lease.UNVERIFIED)
         body = {"instance": made.model_dump(mode="json")}
-        desk.ctx.ledger.add(subject, "lease.created", body, state=Lease.METERING)
+        desk.ctx.ledger.append(subject, "lease.created", body, state=Lease.METERING)
         rig.use_account(1)
         assert all(isinstance(answer, Unknown) for answer in await desk.looks())
         assert desk.lease.account is None and desk.lease.state is Lease.UNVERIFIED

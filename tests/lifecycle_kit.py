@@ -15,7 +15,8 @@ from gpuwarden.core.clock import Clock
 from gpuwarden.core.models import JobSpec, Level, Report, Verdict
 from gpuwarden.core.policy import Caps, Local, Policy
 from gpuwarden.core.states import JOB, LEASE, LIVE_LEASES, TEARDOWN, Job, Lease, Teardown
-from gpuwarden.ledger.store import Event, Ledger
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job

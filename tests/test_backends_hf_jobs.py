@@ -85,8 +85,8 @@ async def test_run_poll_and_read_the_log_in_pieces(backend: HfJobsBackend, serve
     assert (await backend.logs(handle, -4)).text == "bye\n"
     assert (await backend.logs(handle, chunk.next)).text == ""
     (sent,) = server.jobs.jobs.values()
-    assert sent.body["labels"]["gpuwarden-job"] == "j1"
-    assert "hunter22" not in json.dumps([sent.body[k] for k in ("command", "environment", "labels")])
+    assert sent.request["labels"]["gpuwarden-job"] == "j1"
+    assert "hunter22" not in json.dumps([sent.request[k] for k in ("command", "environment", "labels")])
 
 
 async def test_a_script_arrives_as_it_is_and_gets_its_arguments(backend: HfJobsBackend) -> None:

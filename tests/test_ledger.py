@@ -13,7 +13,8 @@ import pytest
 from fakes import FakeClock
 from gpuwarden.core.errors import Conflict, LedgerError
 from gpuwarden.core.states import Job, Lease, Teardown
-from gpuwarden.ledger.store import VERSION, Ledger
+from gpuwarden.ledger.migrate import VERSION
+from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.records import read_lease
 
 
@@ -23,7 +24,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
-    ledger.add("job/j1", "job.accepted", {"a": 1}, state=Job.ACCEPTED)
+    ledger.append("job/j1", "job.accepted", {"a": 1}, state=Job.ACCEPTED)
     db = sqlite3.connect(ledger.path)
     for statement in ("UPDATE events SET at = 0", "DELETE FROM events", "REPLACE INTO events SELECT * FROM events"):
         with pytest.raises(sqlite3.DatabaseError):
@@ -33,12 +34,12 @@ def test_events_can_be_neither_changed_nor_removed(ledger: Ledger) -> None:
 
 
 def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger) -> None:
-    ledger.add("job/j1", "job.accepted", state=Job.ACCEPTED)
-    ledger.add("job/j1", "note")
-    ledger.add("job/j1", "job.submitting", state=Job.SUBMITTING)
+    ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
+    ledger.append("job/j1", "note")
+    ledger.append("job/j1", "job.submitting", state=Job.SUBMITTING)
     assert ledger.state("job/j1") == Job.SUBMITTING
     with pytest.raises(Conflict, match="legal from submitting"):
-        ledger.add("job/j1", "job.refused", state=Job.REFUSED)
+        ledger.append("job/j1", "job.refused", state=Job.REFUSED)
     assert ledger.count() == 3
     assert ledger.subjects("job", Job.SUBMITTING) == ["job/j1"]
     assert ledger.subjects("lease") == []
@@ -46,35 +47,35 @@ def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger)
 
 def test_machines_start_where_they_must(ledger: Ledger) -> None:
     with pytest.raises(Conflict):
-        ledger.add("lease/l1", "lease.stopped", state=Lease.STOPPED)
-    ledger.add("teardown/t1", "teardown.requested", state=Teardown.REQUESTED)
+        ledger.append("lease/l1", "lease.stopped", state=Lease.STOPPED)
+    ledger.append("teardown/t1", "teardown.requested", state=Teardown.REQUESTED)
     with pytest.raises(Conflict):
-        ledger.add("teardown/t1", "teardown.executing", state=Teardown.EXECUTING)
+        ledger.append("teardown/t1", "teardown.executing", state=Teardown.EXECUTING)
 
 
 def test_a_token_is_used_once_per_kind(ledger: Ledger) -> None:
-    ledger.add("job/j1", "submit.intent", token="j1-a1")
-    ledger.add("job/j1", "create.intent", token="j1-a1")
+    ledger.append("job/j1", "submit.intent", token="j1-a1")
+    ledger.append("job/j1", "create.intent", token="j1-a1")
     with pytest.raises(Conflict, match="only once"):
-        ledger.add("job/j2", "submit.intent", token="j1-a1")
+        ledger.append("job/j2", "submit.intent", token="j1-a1")
     used = ledger.used("submit.intent", "j1-a1")
     assert used is not None and used.subject == "job/j1"
 
 
 def test_a_transaction_is_all_or_nothing(ledger: Ledger) -> None:
     with pytest.raises(Conflict), ledger.transaction():
-        ledger.add("job/j1", "job.accepted", state=Job.ACCEPTED)
-        ledger.add("job/j1", "x", token="t")
-        ledger.add("job/j1", "x", token="t")
+        ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
+        ledger.append("job/j1", "x", token="t")
+        ledger.append("job/j1", "x", token="t")
     assert ledger.count() == 0
 
 
 def test_two_processes_can_not_make_the_same_move(ledger: Ledger) -> None:
     other = Ledger(ledger.path, FakeClock())
-    ledger.add("job/j1", "job.accepted", state=Job.ACCEPTED)
-    other.add("job/j1", "job.canceled", state=Job.CANCELED)
+    ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
+    other.append("job/j1", "job.canceled", state=Job.CANCELED)
     with pytest.raises(Conflict):
-        ledger.add("job/j1", "job.provisioning", state=Job.PROVISIONING)
+        ledger.append("job/j1", "job.provisioning", state=Job.PROVISIONING)
 
 
 RACER = """
@@ -87,7 +88,7 @@ ledger = Ledger(Path(sys.argv[1]), SystemClock())
 won = 0
 for n in range(50):
     try:
-        ledger.add("job/j%d" % n, "submit.intent", token="t%d" % n)
+        ledger.append("job/j%d" % n, "submit.intent", token="t%d" % n)
         won += 1
     except Conflict:
         pass
@@ -115,7 +116,7 @@ def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) ->
 
 def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
     for n in range(200):
-        ledger.add(f"job/j{n}", "note", {"text": "x" * 300})
+        ledger.append(f"job/j{n}", "note", {"text": "x" * 300})
     ledger.close()
     with ledger.path.open("r+b") as f:
         f.seek(4096)
@@ -132,7 +133,7 @@ def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
     ledger: Ledger, before: bytes, after: bytes
 ) -> None:
     """The database can't tell: it has no sums over its pages."""
-    ledger.add("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
+    ledger.append("lease/j1-i1", "create.intent", {"platform": "local", "job": "j1"}, state="unverified")
     ledger.close()
     raw = ledger.path.read_bytes()
     assert raw.count(before) == 1

@@ -111,9 +111,9 @@ async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> N
     fresh = open_house(house.folder / "old", house.clock)
     fresh._providers[PLATFORM] = RehearsalProvider(house.first)
     intent = {"job": job, "platform": PLATFORM, "generation": 1}
-    fresh.ledger.add(lease.subject, "create.intent", intent, state=Lease.UNVERIFIED)
+    fresh.ledger.append(lease.subject, "create.intent", intent, state=Lease.UNVERIFIED)
     body = {"instance": lease.instance.model_dump(mode="json")} if lease.instance else {}
-    fresh.ledger.add(lease.subject, "lease.created", body, state=Lease.METERING)
+    fresh.ledger.append(lease.subject, "lease.created", body, state=Lease.METERING)
     house.first.terminate(lease.instance_id)
     house.clock.ahead += 60
     for _ in range(3):

@@ -373,7 +373,7 @@ class Slow(Terminal):
 
     def secret(self, prompt: str) -> str:
         for _ in range(approval.PIN_TRIES):
-            self.ctx.ledger.add("approval/pin", "pin.wrong", {"by": "another terminal"})
+            self.ctx.ledger.append("approval/pin", "pin.wrong", {"by": "another terminal"})
         return self.pin
 
 

@@ -23,11 +23,11 @@ FACT = {"trigger": "idle", "effect": "gone", "verified": "2026-09", "source": "h
 def rented(ctx: Context, tmp_path: Path, platform: str, *states: InstanceState, **spec: object) -> None:
     """A job and a lease whose machine was seen in these states, a day apart."""
     body = {"spec": training(tmp_path / "said", platform=platform, **spec).model_dump(mode="json")}
-    ctx.ledger.add("job/j1", "job.accepted", body, state=Job.ACCEPTED)
-    ctx.ledger.add("lease/l1", "create.intent", {"job": "j1", "platform": platform}, state=Lease.UNVERIFIED)
+    ctx.ledger.append("job/j1", "job.accepted", body, state=Job.ACCEPTED)
+    ctx.ledger.append("lease/l1", "create.intent", {"job": "j1", "platform": platform}, state=Lease.UNVERIFIED)
     for n, state in enumerate(states):
         seen = Instance(id="i1", state=state, created_at=ctx.clock.now() - 60 if n == 0 else None)
-        ctx.ledger.add(
+        ctx.ledger.append(
             "lease/l1",
             "lease.observed",
             {"instance": seen.model_dump(mode="json")},

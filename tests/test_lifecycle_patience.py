@@ -121,11 +121,13 @@ async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_i
     monkeypatch.setattr(provider, "get", never)
     for n in (1, 2, 3):
         body = {"spec": training(tmp_path / "said", platform="vastai").model_dump(mode="json")}
-        w.ledger.add(f"job/j{n}", "job.accepted", body, state=Job.ACCEPTED)
-        w.ledger.add(f"lease/j{n}-i1", "create.intent", {"job": f"j{n}", "platform": "vastai"}, state=Lease.UNVERIFIED)
-        w.ledger.add(f"job/j{n}", "job.provisioning", {"lease": f"j{n}-i1", "generation": 1}, state=Job.PROVISIONING)
+        w.ledger.append(f"job/j{n}", "job.accepted", body, state=Job.ACCEPTED)
+        w.ledger.append(
+            f"lease/j{n}-i1", "create.intent", {"job": f"j{n}", "platform": "vastai"}, state=Lease.UNVERIFIED
+        )
+        w.ledger.append(f"job/j{n}", "job.provisioning", {"lease": f"j{n}-i1", "generation": 1}, state=Job.PROVISIONING)
         seen = Instance(id=f"{4_200_000 + n}", state=InstanceState.BOOTING)
-        w.ledger.add(
+        w.ledger.append(
             f"lease/j{n}-i1", "lease.created", {"instance": seen.model_dump(mode="json")}, state=Lease.METERING
         )
     with anyio.fail_after(20):

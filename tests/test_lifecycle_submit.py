@@ -90,7 +90,7 @@ async def test_spending_above_the_caps_asks_a_person_first(tmp_path: Path, clock
     with pytest.raises(NeedsApproval):
         await submit(ctx, spec, receipt=first.receipt)
     assert not records(cloud) and not ctx.ledger.subjects("job")
-    ctx.ledger.add(f"receipt/{first.receipt}", "approval.granted", {"expires_at": clock.now() + 60})
+    ctx.ledger.append(f"receipt/{first.receipt}", "approval.granted", {"expires_at": clock.now() + 60})
     done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job and len(records(cloud)) == 1
 

@@ -345,8 +345,8 @@ def test_the_command_line_prints_one_round(
     assert main.run(["watch", "--once", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["code"] == "ok"
     spec = training(tmp_path / "said").model_dump(mode="json")
-    ctx.ledger.add("job/j1", "job.accepted", {"spec": spec}, state=Job.ACCEPTED)
-    ctx.ledger.add("job/j1", "job.failed", {"why": "[red]boom"}, state=Job.FAILED)
+    ctx.ledger.append("job/j1", "job.accepted", {"spec": spec}, state=Job.ACCEPTED)
+    ctx.ledger.append("job/j1", "job.failed", {"why": "[red]boom"}, state=Job.FAILED)
     assert main.run(["watch", "--once", "--json"]) == 1
     body = json.loads(capsys.readouterr().out)
     assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])

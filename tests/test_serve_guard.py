@@ -374,12 +374,12 @@ def test_live_runs_are_read_from_the_ledger(tmp_path: Path) -> None:
     ctx = open_house(tmp_path, FakeClock())
     for job, state in (("j1", Job.RUNNING), ("j2", Job.SUCCEEDED)):
         spec = {"spec": training(tmp_path).model_dump(mode="json")}
-        ctx.ledger.add(f"job/{job}", "job.accepted", spec, state=Job.ACCEPTED)
+        ctx.ledger.append(f"job/{job}", "job.accepted", spec, state=Job.ACCEPTED)
         handle = Handle(backend="local", token=job, run_dir=f"/r/{job}", place=Place(platform="local", run_root="/r"))
-        ctx.ledger.add(f"job/{job}", "job.submitting", {}, state=Job.SUBMITTING)
-        ctx.ledger.add(f"job/{job}", "job.submitted", {"handle": handle.model_dump(mode="json")}, state=Job.RUNNING)
+        ctx.ledger.append(f"job/{job}", "job.submitting", {}, state=Job.SUBMITTING)
+        ctx.ledger.append(f"job/{job}", "job.submitted", {"handle": handle.model_dump(mode="json")}, state=Job.RUNNING)
         if state is not Job.RUNNING:
-            ctx.ledger.add(f"job/{job}", "job.succeeded", {}, state=state)
+            ctx.ledger.append(f"job/{job}", "job.succeeded", {}, state=state)
     assert live_runs(str(tmp_path)) == ("/r/j1",)
     assert live_runs(str(tmp_path / "nowhere")) == ()
 

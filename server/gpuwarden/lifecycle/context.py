@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from filelock import FileLock, Timeout
@@ -37,6 +37,14 @@ LOCK_PATIENCE_S = 60.0
 """How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
 
 
+class Ended(NamedTuple):
+    """One machine whose meter stopped: when, and what it cost in its last day, in USD. `pretend` of a rehearsal."""
+
+    at: float
+    cost: float
+    pretend: bool
+
+
 @dataclass
 class Context:
     """One process's view of the house. `env` is where the values of named secrets come from."""
@@ -62,6 +70,9 @@ class Context:
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
     """By job: what its backend said at this process's last look, or why it said nothing."""
+    ended: dict[str, Ended] = field(default_factory=dict)
+    ended_until: float = 0.0
+    """By lease: what machines cost that ended in the last day, and when this process last looked for more."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
     """By platform: the account's money at this process's last look; None where nothing could bill."""
     _backends: dict[str, Backend] = field(default_factory=dict)

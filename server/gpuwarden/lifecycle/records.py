@@ -1,102 +1,27 @@
-"""Jobs, leases and teardowns as the ledger tells them. These are views: nothing here is stored."""
+"""Read jobs, leases, teardowns and receipts from the ledger as they are now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 from gpuwarden.core.errors import NotFound
-from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
-from gpuwarden.core.states import Job, Lease, Teardown
-from gpuwarden.ledger.store import Event, Ledger, damaged
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered.
-
-    `price` is what an hour was to cost when the job was checked, in US dollars; None where nobody told.
-    """
-
-    id: str
-    state: Job
-    since: float
-    accepted_at: float
-    spec: JobSpec
-    worst_cost: float | None
-    price: float | None
-    why: str
-    attempt: int
-    generation: int
-    lease: str | None
-    place: Place | None
-    handle: Handle | None
-    cancel_requested: bool
-    inputs: tuple[InputFile, ...] = ()
-    declared: tuple[str, ...] = ()
-    """Outputs that were declared after the submission, in a pull."""
-
-    @property
-    def subject(self) -> str:
-        """The job's name in the ledger."""
-        return f"job/{self.id}"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Every declared output: those of the spec, then those that were declared later."""
-        return (*self.spec.outputs, *self.declared)
-
-
-@dataclass(frozen=True)
-class LeaseRecord:
-    """One instance's meter as far as we know it. `instance` is the provider's last understood answer.
-
-    `account` is the one that rented it; None in a ledger of before that was recorded.
-    """
-
-    id: str
-    job_id: str
-    platform: str
-    state: Lease
-    since: float
-    opened_at: float
-    instance_id: str | None
-    instance: Instance | None
-    fingerprint: str | None = None
-    """Of the host key that the machine showed at first contact."""
-    account: Account | None = None
-
-    @property
-    def subject(self) -> str:
-        """The lease's name in the ledger."""
-        return f"lease/{self.id}"
-
-    @property
-    def cost(self) -> float | None:
-        """What it has cost by the provider's last answer."""
-        return self.instance.cost_usd if self.instance else None
-
-
-@dataclass(frozen=True)
-class TeardownRecord:
-    """One request to stop or terminate. `digest` is of the facts that a person is asked about."""
-
-    id: str
-    state: Teardown
-    since: float
-    job_id: str
-    lease: str
-    verb: Verb
-    digest: str | None
-    expires_at: float | None
-    findings: tuple[dict[str, str], ...]
-    without_proof: bool
-
-    @property
-    def subject(self) -> str:
-        """The teardown's name in the ledger."""
-        return f"teardown/{self.id}"
+from gpuwarden.core.states import Job, Lease
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import Body, JobAccepted, JobProvisioning, PriceAsk
+from gpuwarden.ledger.failures import damaged
+from gpuwarden.ledger.fold import (
+    JobRecord,
+    LeaseRecord,
+    ReceiptRecord,
+    TeardownRecord,
+    fold_job,
+    fold_lease,
+    fold_receipt,
+    fold_teardown,
+)
+from gpuwarden.ledger.store import Ledger
 
 
 @contextmanager
@@ -109,119 +34,48 @@ def _reading(subject: str) -> Iterator[None]:
 
 
 def read_job(ledger: Ledger, job_id: str) -> JobRecord:
-    """The job with that id. Raises NotFound; a name is never an identity."""
-    with _reading(f"job/{job_id}"):
-        return _job(ledger, job_id)
-
-
-def _job(ledger: Ledger, job_id: str) -> JobRecord:
+    """Return the job with that id. Raises NotFound; a name is never an identity."""
     subject = f"job/{job_id}"
-    accepted = ledger.last(subject, "job.accepted")
-    if accepted is None:
-        raise NotFound(f"there is no job {job_id!r} in this ledger", "list_instances shows the jobs that it knows.")
-    events = ledger.events(subject)
-    moved = [e for e in events if e.state is not None][-1]
-    by_kind = {e.kind: e for e in events}
-    intent, submitted, rented = (
-        by_kind.get("submit.intent"),
-        by_kind.get("job.submitted"),
-        by_kind.get("job.provisioning"),
-    )
-    lease = str(rented.body["lease"]) if rented else None
-    handle = Handle.model_validate(submitted.body["handle"]) if submitted else None
-    if handle is not None:
-        handle = handle.model_copy(update={"place": _readdressed(ledger, handle.place, lease)})
-    return JobRecord(
-        id=job_id,
-        state=Job(moved.state or ""),
-        since=moved.at,
-        accepted_at=accepted.at,
-        spec=JobSpec.model_validate(accepted.body["spec"]),
-        worst_cost=accepted.body.get("worst_cost"),
-        price=accepted.body.get("price"),
-        why=str(moved.body.get("why", "")),
-        attempt=int(intent.body["attempt"]) if intent else 0,
-        generation=int(rented.body["generation"]) if rented else 0,
-        lease=lease,
-        place=_readdressed(ledger, _last_place(events), lease),
-        handle=handle,
-        cancel_requested="cancel.requested" in by_kind,
-        inputs=tuple(InputFile.model_validate(row) for row in accepted.body.get("inputs", ())),
-        declared=tuple(by_kind["outputs.declared"].body["outputs"]) if "outputs.declared" in by_kind else (),
-    )
-
-
-def _last_place(events: list[Event]) -> Place | None:
-    placed = [e for e in events if "place" in e.body]
-    return Place.model_validate(placed[-1].body["place"]) if placed else None
-
-
-def _readdressed(ledger: Ledger, place: Place | None, lease: str | None) -> Place | None:
-    """A place at the address that its machine was last seen at; the host key stays that of first contact."""
-    if place is None or place.host is None or lease is None:
-        return place
-    seen = [e for e in ledger.events(f"lease/{lease}") if (e.body.get("instance") or {}).get("place")]
-    if not seen:
-        return place
-    now = Place.model_validate(seen[-1].body["instance"]["place"])
-    return place.model_copy(update={"host": now.host, "port": now.port, "user": now.user})
+    with _reading(subject):
+        rented = ledger.last(subject, JobProvisioning)
+        machine = ledger.history(f"lease/{rented.data.lease}") if rented else ()
+        found = fold_job(job_id, ledger.history(subject), machine)
+    if found is None:
+        doubt = ledger.trouble()
+        lost = f"{doubt.message[:1].upper()}{doubt.message[1:]}. {doubt.hint}" if doubt and doubt.incomplete else ""
+        hint = lost or "list_instances shows the jobs that it knows."
+        raise NotFound(f"there is no job {job_id!r} in this ledger", hint)
+    return found
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
-    """The lease with that id. Raises NotFound."""
-    with _reading(f"lease/{lease_id}"):
-        return _lease(ledger, lease_id)
-
-
-def _lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
+    """Return the lease with that id. Raises NotFound."""
     subject = f"lease/{lease_id}"
-    events = ledger.events(subject)
-    moves = [e for e in events if e.state is not None]
-    if not moves:
+    with _reading(subject):
+        found = fold_lease(lease_id, ledger.history(subject))
+    if found is None:
         raise NotFound(f"there is no lease {lease_id!r} in this ledger")
-    seen = [e for e in events if "instance" in e.body]
-    instance = Instance.model_validate(seen[-1].body["instance"]) if seen else None
-    bound = [e.body["account"] for e in events if "account" in e.body]
-    return LeaseRecord(
-        id=lease_id,
-        job_id=str(moves[0].body["job"]),
-        platform=str(moves[0].body["platform"]),
-        state=Lease(moves[-1].state or ""),
-        since=moves[-1].at,
-        opened_at=moves[0].at,
-        instance_id=instance.id if instance else None,
-        instance=instance,
-        fingerprint=next((e.body["fingerprint"] for e in events if e.kind == "host.trusted"), None),
-        account=Account.model_validate(bound[-1]) if bound else None,
-    )
+    return found
 
 
 def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
-    """The teardown with that id. Raises NotFound."""
-    with _reading(f"teardown/{teardown_id}"):
-        return _teardown(ledger, teardown_id)
-
-
-def _teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
+    """Return the teardown with that id. Raises NotFound."""
     subject = f"teardown/{teardown_id}"
-    events = ledger.events(subject)
-    moves = [e for e in events if e.state is not None]
-    if not moves:
+    with _reading(subject):
+        found = fold_teardown(teardown_id, ledger.history(subject))
+    if found is None:
         raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", "teardown_request makes one.")
-    judged = [e for e in events if "digest" in e.body]
-    last = judged[-1].body if judged else {}
-    return TeardownRecord(
-        id=teardown_id,
-        state=Teardown(moves[-1].state or ""),
-        since=moves[-1].at,
-        job_id=str(moves[0].body["job"]),
-        lease=str(moves[0].body["lease"]),
-        verb=moves[0].body["verb"],
-        digest=last.get("digest"),
-        expires_at=last.get("expires_at"),
-        findings=tuple(last.get("findings", ())),
-        without_proof=bool(last.get("without_proof", False)),
-    )
+    return found
+
+
+def read_receipt(ledger: Ledger, receipt_id: str) -> ReceiptRecord:
+    """Return the receipt with that id. Raises NotFound."""
+    subject = f"receipt/{receipt_id}"
+    with _reading(subject):
+        found = fold_receipt(receipt_id, ledger.history(subject))
+    if found is None:
+        raise NotFound(f"there is no receipt {receipt_id!r} in this ledger", "Submit without a receipt to get one.")
+    return found
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
@@ -235,14 +89,48 @@ def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
 
 
-def story(ledger: Ledger, name: str | None = None) -> list[Event]:
-    """Every event in order, or those of one job with its leases, teardowns and receipt, or of one of these."""
-    events: list[Event] = []
+def lease_ids_of(ledger: Ledger, job_id: str, *states: Lease) -> list[str]:
+    """Return the ids of a job's leases, oldest move first."""
+    return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states, job=job_id)]
+
+
+def story(ledger: Ledger, name: str | None = None) -> list[Event[Any]]:
+    """Return every event in order, or those of one job with its leases, teardowns and receipts, or of one of these."""
+    if name is None:
+        return _whole(ledger)
+    wanted = {name, *(f"{kind}/{name}" for kind in ("job", "lease", "teardown", "receipt"))}
+    wanted |= {s for kind in ("lease", "teardown") for s in ledger.subjects(kind, job=name)}
+    found = {e.seq: e for subject in wanted for e in ledger.history(subject)}
+    receipts = {r for e in found.values() if (r := _receipt(e.data)) is not None}
+    found |= {e.seq: e for receipt in receipts for e in ledger.history(f"receipt/{receipt}")}
+    return [found[seq] for seq in sorted(found)]
+
+
+def _whole(ledger: Ledger) -> list[Event[Any]]:
+    events: list[Event[Any]] = []
     while page := ledger.events(after=events[-1].seq if events else 0):
         events += page
-    if name is None:
-        return events
-    wanted = {name, *(f"{kind}/{name}" for kind in ("job", "lease", "teardown", "receipt"))}
-    wanted |= {e.subject for e in events if e.body.get("job") == name}
-    wanted |= {f"receipt/{e.body['receipt']}" for e in events if e.subject in wanted and "receipt" in e.body}
-    return [e for e in events if e.subject in wanted]
+    return events
+
+
+def _receipt(body: Body) -> str | None:
+    """Return the receipt that an event of a job names, if it names one."""
+    if isinstance(body, JobAccepted):
+        return body.receipt
+    return body.ticket if isinstance(body, PriceAsk) else None
+
+
+__all__ = [
+    "JobRecord",
+    "LeaseRecord",
+    "ReceiptRecord",
+    "TeardownRecord",
+    "job_ids",
+    "lease_ids",
+    "lease_ids_of",
+    "read_job",
+    "read_lease",
+    "read_receipt",
+    "read_teardown",
+    "story",
+]

@@ -11,12 +11,15 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 
 @cli.command()
+@click.option("--ledger", is_flag=True, help="Check every event of the ledger instead, and name the first broken one.")
 @JSON
 @runs_async
-async def doctor(as_json: bool) -> int:
+async def doctor(as_json: bool, ledger: bool) -> int:
     """Show every setting with its origin, and what is missing."""
-    from gpuwarden.interfaces.cli.doctor import examine
+    from gpuwarden.interfaces.cli.doctor import examine, examine_ledger
 
+    if ledger:
+        return answer(await examine_ledger(), as_json, "message")
     return answer(await examine(), as_json, "doctor")
 
 

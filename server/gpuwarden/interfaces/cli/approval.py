@@ -24,7 +24,8 @@ from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.sanitize import line, plain
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results import Result, torn_down
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed
 from gpuwarden.private import private_folder, write_private
@@ -161,46 +162,49 @@ async def _watch(ctx: Context, view: TeardownView, terminal: Terminal, patience_
 
 
 async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
-    issued = ctx.ledger.last(f"receipt/{receipt}", "receipt.issued")
-    if issued is None:
+    found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
+    if found is None:
         raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
-    if not issued.body["ask"]:
+    issued = found.data
+    if not issued.ask:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
             hint=f"Run the submit again with --receipt {receipt}.",
         )
-    if ctx.clock.now() > issued.body["expires_at"]:
+    if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
     _warn(ctx, terminal)
     _show_spending(issued, terminal)
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     await check_pin(ctx, terminal)
-    grant_spending(ctx, issued, "terminal", user())
-    job = issued.body.get("job")
-    hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
+    grant_spending(ctx, found, "terminal", user())
+    hint = (
+        f"check_job {issued.job} goes on with it."
+        if issued.job
+        else f"Run the same submit again with --receipt {receipt}."
+    )
     return Result(code="approved", message="Approved.", hint=hint)
 
 
-def _show_spending(issued: Event, terminal: Terminal) -> None:
-    body = issued.body
-    price = usd_per_hour(body["price"])
-    terminal.say(f"job {body['name']} on {body['platform']}: price {price}, timeout {body['timeout_s']} s")
-    if body["worst_cost"] is not None:
-        terminal.say(f"  {at_most(body['worst_cost'])}")
-    terminal.say(f"  {body['ask']}")
+def _show_spending(issued: ReceiptIssued, terminal: Terminal) -> None:
+    price = usd_per_hour(issued.price)
+    terminal.say(f"job {issued.name} on {issued.platform}: price {price}, timeout {issued.timeout_s} s")
+    if issued.worst_cost is not None:
+        terminal.say(f"  {at_most(issued.worst_cost)}")
+    terminal.say(f"  {issued.ask}")
 
 
-def grant_spending(ctx: Context, issued: Event, channel: str, by: str) -> None:
+def grant_spending(ctx: Context, issued: Event[ReceiptIssued], channel: str, by: str) -> None:
     """Record a person's yes to one receipt's spending."""
-    body = {
-        "digest": issued.body["facts_digest"],
-        "channel": channel,
-        "by": by,
-        "policy": ctx.policy_digest,
-        "expires_at": issued.body["expires_at"],
-    }
-    ctx.ledger.add(issued.subject, "approval.granted", body)
+    granted = ApprovalGranted(
+        digest=issued.data.facts_digest,
+        channel=channel,
+        by=by,
+        policy=ctx.policy_digest,
+        expires_at=issued.data.expires_at,
+    )
+    ctx.ledger.add(issued.subject, granted)
 
 
 async def check_pin(ctx: Context, terminal: Terminal) -> None:
@@ -213,11 +217,11 @@ async def check_pin(ctx: Context, terminal: Terminal) -> None:
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     """Compare, and count wrong ones so that the PIN can't be tried out. One at a time, or many could try at once."""
     async with ctx.lock("pin"):
-        recent = [e for e in ctx.ledger.events("approval/pin") if ctx.clock.now() - e.at < PIN_WINDOW_S]
+        recent = ctx.ledger.recent(PinWrong, ctx.clock.now() - PIN_WINDOW_S)
         if len(recent) >= PIN_TRIES:
             raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
         if not pin_matches(pin, pin_hash):
-            ctx.ledger.add("approval/pin", "pin.wrong", {"by": user()})
+            ctx.ledger.add("approval/pin", PinWrong(by=user()))
             raise Refused("that is not the PIN; nothing was changed")
 
 
@@ -248,7 +252,7 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
             raise Refused("not allowed; nothing was changed")
         await check_pin(ctx, asked)
     _set_in_policy(config.policy_file, "local", "unsandboxed", True)
-    ctx.ledger.add("policy/local", "policy.allowed", {"what": "local.unsandboxed", "channel": "terminal", "by": user()})
+    ctx.ledger.add("policy/local", PolicyAllowed(what="local.unsandboxed", channel="terminal", by=user()))
     return Result(
         message=f"Jobs on this machine may run without a sandbox ({config.policy_file}).",
         hint="A server that runs already reads this when it is started again. Take it back by removing the line.",

@@ -32,6 +32,7 @@ from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.cli.approval import ask, has_terminal, open_terminal
 from gpuwarden.interfaces.cli.console import colored, when
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, JobPreempted
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -349,8 +350,8 @@ def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> Non
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 3))
     for event in ctx.ledger.events():
-        if event.state is not None or event.kind in {"approval.granted", "artifacts.pulled", "artifacts.verified"}:
-            note = str(event.body.get("why") or event.body.get("verdict") or event.body.get("by") or "")
+        if event.state is not None or isinstance(event.data, ArtifactsPulled | ArtifactsVerified):
+            note = event.data.gist
             subject = event.subject.replace(job.id, "..")
             table.add_row(when(event.at)[11:], escape(subject), event.kind, f"[dim]{escape(note[:60])}[/]")
     stage.console.print(table)
@@ -374,7 +375,7 @@ def _result(
     channel: str,
 ) -> dict[str, Any]:
     """What happened, read back from the ledger, the log and the files."""
-    preemptions = len(ctx.ledger.events(job.subject, kind="job.preempted"))
+    preemptions = len(ctx.ledger.events(job.subject, kind=JobPreempted))
     resumed = _resumed(pulled)
     lease = lease_now(ctx, view.lease.id)
     proven = report.verdict == "proven"

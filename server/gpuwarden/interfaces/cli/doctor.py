@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 from anyio import to_thread
 from pydantic import BaseModel
@@ -12,9 +13,13 @@ from pydantic import BaseModel
 from gpuwarden.app import open_context
 from gpuwarden.config import Config, in_short, load_config
 from gpuwarden.core.errors import WardenError
+from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import Policy
+from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli.notes_service import summary
-from gpuwarden.interfaces.results import WarnedReply, warned
+from gpuwarden.interfaces.results import Result, WarnedReply, warned
+from gpuwarden.ledger.audit import audit
+from gpuwarden.ledger.chain import BreakCode
 from gpuwarden.policy_record import absolute, usual_homes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind
@@ -36,11 +41,50 @@ class CheckedReply(BaseModel):
     found: str
 
 
+class LedgerReply(Result):
+    """What a walk over the whole ledger found. `first_broken` is the number of the first event that does not fit."""
+
+    path: str
+    events: int
+    first_broken: int | None = None
+
+
 class DoctorReply(WarnedReply):
     """Everything that is in force."""
 
     settings: list[SettingReply]
     checks: list[CheckedReply]
+
+
+async def examine_ledger() -> LedgerReply:
+    """Walk the ledger's whole chain of hashes and compare what follows from it. Raises LedgerError without a ledger."""
+    ctx = open_context("doctor")
+    found = await to_thread.run_sync(audit, ctx.ledger.path)
+    reply = LedgerReply(path=str(ctx.ledger.path), events=ctx.ledger.count())
+    doubt = ctx.ledger.trouble()
+    if found.broken is not None:
+        at = found.broken
+        what = f"event {at.seq}" + (f" ({line(at.kind, 60)} of {line(at.subject, 80)})" if at.kind else "")
+        reply = reply.model_copy(update={"ok": False, "first_broken": at.seq, "message": f"{what} {_BROKEN[at.code]}."})
+    elif doubt is not None and doubt.incomplete:
+        reply = reply.model_copy(update={"ok": False, "message": f"{doubt.message[:1].upper()}{doubt.message[1:]}."})
+    elif found.differs:
+        names = ", ".join(found.differs)
+        reply = reply.model_copy(update={"ok": False, "message": f"The table {names} does not follow from the events."})
+    if reply.ok:
+        return reply.model_copy(update={"message": f"The chain of {counted(reply.events, 'event')} is whole."})
+    return reply.model_copy(update={"code": "ledger_damaged", "hint": doubt.hint if doubt else _RESTORE})
+
+
+_BROKEN: Final[dict[BreakCode, str]] = {
+    "changed": "was changed, or one before it was: its hash does not fit",
+    "missing": "is missing",
+    "undecodable": "holds bytes that are not text",
+}
+_RESTORE: Final = (
+    "Nothing after it can be relied on. Bring a copy of the ledger back, and look at every platform's console: "
+    "machines may be billing."
+)
 
 
 async def examine() -> DoctorReply:
@@ -94,6 +138,9 @@ def in_short_unless_secret(path: str, value: object) -> str:
 def _ledger(config: Config) -> CheckedReply:
     try:
         ctx = open_context("doctor")
+        doubt = ctx.ledger.trouble()
+        if doubt is not None:
+            return CheckedReply(what="ledger", ok=False, found=f"{doubt.message}. {doubt.hint}")
     except WardenError as error:
         return CheckedReply(what="ledger", ok=False, found=f"{error.message} {error.hint}")
     usual = usual_homes()

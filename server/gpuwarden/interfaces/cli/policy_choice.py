@@ -17,6 +17,7 @@ from gpuwarden.interfaces.cli.doctor import (
     setting_rows,
 )
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
+from gpuwarden.ledger.events import PolicyAccepted
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.policy_record import Record, absolute, write_record
 
@@ -73,9 +74,15 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     if terminal.ask("Type yes to put it in force: ") != "yes":
         raise Refused("not accepted; the policy stays as it is", "gpuwarden policy show says what is in force.")
     await check_pin(ctx, terminal)
-    was = {"path": str(before.policy_file), "digest": before.digest}
-    body = {"path": str(file), "digest": digest, "was": was, "channel": "terminal", "by": user()}
-    ctx.ledger.add("policy/file", "policy.accepted", body)
+    accepted = PolicyAccepted(
+        path=str(file),
+        digest=digest,
+        was_path=str(before.policy_file),
+        was_digest=before.digest,
+        channel="terminal",
+        by=user(),
+    )
+    ctx.ledger.add("policy/file", accepted)
     write_record(ctx.home, Record(path=str(file), digest=digest, at=ctx.clock.now(), chosen=True))
     return Result(
         message=f"{file} is the policy file of the ledger in {ctx.home} from now on.",

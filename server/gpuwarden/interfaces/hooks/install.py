@@ -147,6 +147,7 @@ def _told(config: Config, settings: list[Path]) -> str:
 
     kept = [
         config.home / "ledger.db",
+        config.home / "ledger.head",
         config.home / RECORD,
         config.policy_file,
         config.policy_file.parent / "profiles",

@@ -75,9 +75,16 @@ def listed(inventory: Inventory) -> InstancesReply:
     """A reply to list_instances."""
     rows = [_instance(row) for row in inventory.rows]
     unknown = {named(k, 80): quoted(v) for k, v in inventory.unknown.items()}
+    trouble = inventory.ledger
+    lost = trouble is not None and trouble.incomplete
+    told = [_billing(inventory.rows, sure=not lost)] + (["Not everything could be seen."] if unknown else [])
+    if trouble is not None:  # first, where it puts everything else into doubt
+        told.insert(0 if lost else len(told), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
-        code="unknown" if unknown else "ok",
-        message=_billing(inventory.rows) + (" Not everything could be seen." if unknown else ""),
+        ok=not lost,
+        code="ledger_incomplete" if lost else "unknown" if unknown else "ok",
+        message=" ".join(filter(None, told)),
+        hint=trouble.hint if trouble is not None else "",
         instances=rows[:100],
         accounts=[_account(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],
@@ -85,10 +92,13 @@ def listed(inventory: Inventory) -> InstancesReply:
     )
 
 
-def _billing(rows: Sequence[Row]) -> str:
-    sure, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
-    told = [f"{counted(sure, 'machine')} {'is' if sure < 2 else 'are'} billing"] if sure or not maybe else []
+def _billing(rows: Sequence[Row], *, sure: bool) -> str:
+    """Count the machines that bill. Unless `sure`, others may bill unknown to the ledger: then no zero is told."""
+    billing, maybe = (sum(row.billing is state for row in rows) for state in (True, None))
+    told = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
     told += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
+    if not sure:
+        return f"{', and '.join(told).capitalize()} as far as it is known." if billing or maybe else ""
     return f"{', and '.join(told).capitalize()}."
 
 

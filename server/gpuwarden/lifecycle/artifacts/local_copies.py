@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
-from gpuwarden.core.models import Frozen, LogChunk, Manifest, Report, Verdict, digest
+from gpuwarden.core.models import Frozen, Level, LogChunk, Manifest, Report, Verdict, digest
 from gpuwarden.core.safe_names import LOG_NAME
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.private import private_folder, write_private
@@ -50,27 +51,41 @@ class Pulled(Frozen):
         return digest([self.dest, self.manifest.digest, sorted(self.places.items())])
 
 
-def save_pull(ctx: Context, pulled: Pulled, **body: object) -> None:
+def save_pull(
+    ctx: Context,
+    pulled: Pulled,
+    *,
+    size: int,
+    missing: Sequence[str] = (),
+    problems: Sequence[str] = (),
+    not_taken: Sequence[str] = (),
+) -> None:
     """Keep a pull: the roster in a file of its own, its digest in the ledger."""
     name = f"{pulled.job}-{pulled.digest[7:23]}.json"
     write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
-    ctx.ledger.add(
-        f"job/{pulled.job}",
-        "artifacts.pulled",
-        {"record": name, "digest": pulled.digest, "dest": pulled.dest, "files": len(pulled.places), **body},
+    event = ArtifactsPulled(
+        record=name,
+        digest=pulled.digest,
+        dest=pulled.dest,
+        files=len(pulled.places),
+        bytes=size,
+        missing=tuple(missing),
+        problems=tuple(problems),
+        not_taken=tuple(not_taken),
     )
+    ctx.ledger.add(f"job/{pulled.job}", event)
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
     """The latest pull of a job, None when there was none or its record was changed or lost."""
-    event = ctx.ledger.last(f"job/{job_id}", "artifacts.pulled")
+    event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     if event is None:
         return None
     try:
-        pulled = Pulled.model_validate_json((ctx.home / "pulls" / event.body["record"]).read_bytes())
+        pulled = Pulled.model_validate_json((ctx.home / "pulls" / event.data.record).read_bytes())
     except (OSError, ValueError):
         return None
-    return pulled if pulled.digest == event.body["digest"] else None
+    return pulled if pulled.digest == event.data.digest else None
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
@@ -109,28 +124,30 @@ def seal(pulled: Pulled) -> str | None:
 def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | None, report: Report) -> None:
     """Record a verification, unless the files changed while they were read."""
     sealed = before if before == seal(pulled) else None
-    body = {
-        "verdict": report.verdict,
-        "level": report.level,
-        "pull": pulled.digest,
-        "seal": sealed,
-        "problems": list(report.reasons[:20]),
-        "equal": all(f.sealed for f in report.files),
-        "files": len(report.files),
-        "bytes": report.bytes,
-        "unread": list(report.unread[:50]) if report.readable is Verdict.PROVEN else [],
-        "aside": list(report.aside[:50]) if report.readable is Verdict.PROVEN else [],
-    }
-    ctx.ledger.add(job.subject, "artifacts.verified", body)
+    readable = report.readable is Verdict.PROVEN
+    event = ArtifactsVerified(
+        verdict=report.verdict,
+        level=report.level,
+        pull=pulled.digest,
+        seal=sealed,
+        problems=tuple(report.reasons[:20]),
+        equal=all(f.sealed for f in report.files),
+        files=len(report.files),
+        bytes=report.bytes,
+        unread=tuple(report.unread[:50]) if readable else (),
+        aside=tuple(report.aside[:50]) if readable else (),
+    )
+    ctx.ledger.add(job.subject, event)
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
     """The verdict on the copy as it lies here now."""
-    event: Event | None = ctx.ledger.last(f"job/{job_id}", "artifacts.verified")
-    if event is None or event.body["pull"] != pulled.digest or event.body["seal"] is None:
+    event = ctx.ledger.last(f"job/{job_id}", ArtifactsVerified)
+    proof = event.data if event else None
+    if proof is None or proof.pull != pulled.digest or proof.seal is None:
         return Standing()
-    if event.body["level"] not in {"load", "resume"} or event.body["seal"] != seal(pulled):
+    if proof.level not in {Level.LOAD, Level.RESUME} or proof.seal != seal(pulled):
         return Standing()
-    body = event.body
-    known = {"problems": body["problems"], "unread": body.get("unread", ()), "aside": body.get("aside", ())}
-    return Standing(verdict=body["verdict"], equal=body.get("equal", False), **known)
+    return Standing(
+        verdict=proof.verdict, equal=proof.equal, problems=proof.problems, unread=proof.unread, aside=proof.aside
+    )

@@ -12,6 +12,7 @@ from gpuwarden.backends.base import Backend, roster, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
+from gpuwarden.ledger.events import OutputsDeclared
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
 from gpuwarden.lifecycle.artifacts.seal_keys import believed
 from gpuwarden.lifecycle.context import Context
@@ -67,10 +68,10 @@ async def pull(
     save_pull(
         ctx,
         Pulled(job=job_id, dest=str(target), manifest=manifest, places=places),
-        bytes=sum(f.size for f in received.files),
-        missing=list(manifest.missing),
+        size=sum(f.size for f in received.files),
+        missing=manifest.missing,
         problems=[f"{p.path}: {p.why}" for p in received.problems[:20]],
-        not_taken=list(missing[:20]),
+        not_taken=missing[:20],
     )
     return PullResult(job, target, manifest, received, manifest.missing, log)
 
@@ -87,7 +88,7 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
         raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
     if new:
-        ctx.ledger.add(job.subject, "outputs.declared", {"outputs": [*job.declared, *new]})
+        ctx.ledger.add(job.subject, OutputsDeclared(outputs=(*job.declared, *new)))
     return (*job.outputs, *new)
 
 

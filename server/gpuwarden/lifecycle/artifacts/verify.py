@@ -16,6 +16,7 @@ from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.models import Level, Manifest, Report
+from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
@@ -26,7 +27,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import (
 from gpuwarden.lifecycle.artifacts.verify_hub import look_hub, verify_hub
 from gpuwarden.lifecycle.artifacts.verify_remote import LOOK_S, verify_there
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.records import job_ids, read_job
+from gpuwarden.lifecycle.records import read_job
 
 Where = Literal["auto", "here", "instance"]
 Count = Callable[[int], None]
@@ -50,7 +51,7 @@ async def verify(
     """
     if not what.strip() or (against is not None and not against.strip()):
         raise BadRequest("an empty path names nothing", "Name a file or folder; the working folder is a dot.")
-    if what in job_ids(ctx.ledger):
+    if ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}:
         return await _verify_job(ctx, what, level, against, where, budget, progress)
     if where == "instance":
         raise BadRequest(f"{what[:120]!r} is no job, so there is no instance to look on", "Give a job id.")

@@ -20,6 +20,7 @@ from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported
 from gpuwarden.core.models import Level, Report, clean_path
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.files import SCHEME
+from gpuwarden.ledger.events import ArtifactsExaminedThere
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 
@@ -95,8 +96,10 @@ async def verify_there(
     found, compared = _findings(answer)
     made = report(found, level, f"{job.id} on {job.spec.platform}", compared=_other(against, compared))
     made = made.model_copy(update={"not_checked": (CLAIM, *made.not_checked)})
-    body = {"verdict": made.verdict, "level": level, "files": len(made.files), "problems": list(made.reasons[:20])}
-    ctx.ledger.add(job.subject, "artifacts.examined_there", body)
+    event = ArtifactsExaminedThere(
+        verdict=made.verdict, level=level, files=len(made.files), problems=tuple(made.reasons[:20])
+    )
+    ctx.ledger.add(job.subject, event)
     return made
 
 

@@ -19,6 +19,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
+from gpuwarden.ledger.events import ArtifactsPulled, JobEnded
 from gpuwarden.lifecycle.artifacts.local_copies import (
     Pulled,
     Standing,
@@ -32,7 +33,6 @@ from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
     TeardownRecord,
-    lease_ids,
     read_job,
     read_lease,
 )
@@ -102,8 +102,8 @@ def _is_off(machine: Answer[Instance | None]) -> bool:
 
 def _pulled_after_end(ctx: Context, job: JobRecord) -> bool:
     """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
-    pull = ctx.ledger.last(job.subject, "artifacts.pulled")
-    end = ctx.ledger.last(job.subject, *(f"job.{state}" for state in TERMINAL_JOBS))
+    pull = ctx.ledger.last(job.subject, ArtifactsPulled)
+    end = ctx.ledger.last(job.subject, JobEnded)
     return pull is not None and end is not None and pull.seq > end.seq
 
 
@@ -176,12 +176,9 @@ def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]
 def _others(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
     """Jobs that have not ended and use the same instance."""
     found = []
-    for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):
-        other = read_lease(ctx.ledger, lease_id)
-        same = other.instance_id is not None and (other.platform, other.instance_id) == (
-            lease.platform,
-            lease.instance_id,
-        )
+    for subject in ctx.ledger.leases_of_instance(lease.instance_id) if lease.instance_id else ():
+        other = read_lease(ctx.ledger, subject.removeprefix("lease/"))
+        same = other.platform == lease.platform and other.state in LIVE_LEASES
         if same and other.job_id != job.id and read_job(ctx.ledger, other.job_id).state not in TERMINAL_JOBS:
             found.append(other.job_id)
     return tuple(found)

@@ -10,13 +10,24 @@ import contextlib
 import secrets as random
 import shlex
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError, by_a_person
 from gpuwarden.core.models import Unknown, Verb, Verdict
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease, Teardown
+from gpuwarden.ledger.events import (
+    ApprovalGranted,
+    ApprovalUsed,
+    LeaseStopping,
+    TeardownAwaitingHuman,
+    TeardownBlocked,
+    TeardownNeedsHuman,
+    TeardownRequested,
+    TeardownVerifiedStopped,
+    TeardownWithdrawn,
+)
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, verified_now
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.ending.facts import facts_digest, gather
@@ -28,7 +39,7 @@ from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
     TeardownRecord,
-    lease_ids,
+    lease_ids_of,
     read_job,
     read_lease,
     read_teardown,
@@ -118,7 +129,7 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 
 def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
     """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
-    live = [name for name in lease_ids(ctx.ledger, *LIVE_LEASES) if read_lease(ctx.ledger, name).job_id == job.id]
+    live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
     if job.lease is None or job.lease in live or not live:
         return job.lease
     return job.lease if verb == "terminate" and believed(ctx, job.lease) == "stopped" else live[0]
@@ -129,36 +140,36 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
 
     A request under way is finished first.
     """
-    for subject in ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS):
+    job = read_lease(ctx.ledger, lease).job_id
+    for subject in ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS, job=job):
         found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
         if found.lease != lease:
             continue
         if found.verb == verb or found.state is Teardown.EXECUTING:
             return found.id
-        why = {"why": f"{verb} was asked for"}
+        why = f"{verb} was asked for"
         with ctx.ledger.transaction():
             if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
-                ctx.ledger.add(found.subject, "teardown.requested", why, state=Teardown.REQUESTED)
-            ctx.ledger.add(found.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+                ctx.ledger.add(found.subject, TeardownRequested(why=why))
+            ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
     ended = _ended_by(ctx, lease, verb)
     if ended is not None:
         return ended
-    job = read_lease(ctx.ledger, lease).job_id
     if believed(ctx, lease) == "gone":
         raise Conflict(
             f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
         )
     ticket = f"t{random.token_hex(5)}"
-    body = {"job": job, "lease": lease, "verb": verb}
-    ctx.ledger.add(f"teardown/{ticket}", "teardown.requested", body, state=Teardown.REQUESTED)
+    ctx.ledger.add(f"teardown/{ticket}", TeardownRequested(job=job, lease=lease, verb=verb))
     return ticket
 
 
 def _ended_by(ctx: Context, lease: str, verb: Verb) -> str | None:
     """The finished request that `verb` would only repeat: asking again must not ask a person again."""
-    if read_lease(ctx.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
+    record = read_lease(ctx.ledger, lease)
+    if record.state not in {Lease.STOPPED, Lease.NONE}:
         return None
-    for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
+    for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED, job=record.job_id)):
         found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
         if found.lease == lease and found.verb in {verb, "terminate"}:
             return found.id
@@ -172,8 +183,8 @@ async def _proceed(ctx: Context, ticket: str) -> TeardownView:
     elif record.state is Teardown.APPROVED:
         await _execute(ctx, record)
     elif record.state in OPEN_TEARDOWNS and believed(ctx, record.lease) == "gone":
-        why = {"why": "the instance is gone without it, and its meter was seen to have stopped"}
-        ctx.ledger.add(record.subject, "teardown.withdrawn", why, state=Teardown.WITHDRAWN)
+        why = "the instance is gone without it, and its meter was seen to have stopped"
+        ctx.ledger.add(record.subject, TeardownWithdrawn(why=why))
     elif record.state in OPEN_TEARDOWNS:
         return await _judge(ctx, record)
     return _view(ctx, read_teardown(ctx.ledger, ticket))
@@ -195,20 +206,12 @@ async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
 def _record_judgement(
     ctx: Context, record: TeardownRecord, seen: str, findings: tuple[Finding, ...], state: Teardown
 ) -> None:
-    body: dict[str, Any] = {
-        "digest": seen,
-        "findings": [f.model_dump(mode="json") for f in findings],
-        "expires_at": ctx.clock.now() + ctx.policy.approval.ttl_s,
-    }
+    judged = TeardownBlocked if state is Teardown.BLOCKED else TeardownAwaitingHuman
+    event = judged(digest=seen, findings=findings, expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s)
     with ctx.ledger.transaction():
         if record.state is state is Teardown.AWAITING_HUMAN:
-            ctx.ledger.add(record.subject, "teardown.requested", {"why": "the facts changed"}, state=Teardown.REQUESTED)
-        ctx.ledger.add(
-            record.subject,
-            f"teardown.{state}",
-            body,
-            state=None if record.state is state is Teardown.BLOCKED else state,
-        )
+            ctx.ledger.add(record.subject, TeardownRequested(why="the facts changed"))
+        ctx.ledger.add(record.subject, event, moves=not record.state is state is Teardown.BLOCKED)
 
 
 def _view(
@@ -220,7 +223,7 @@ def _view(
     pulled: Pulled | None = None,
 ) -> TeardownView:
     if findings is None:
-        findings = tuple(Finding.model_validate(f) for f in record.findings)
+        findings = record.findings
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
     copy_at = pulled.dest if pulled else None
     return TeardownView(record, job, lease, findings, dying, kept, copy_at, ctx.unseen.get(record.lease, ""))
@@ -256,7 +259,7 @@ async def approve(
 async def _judge_afresh(ctx: Context, record: TeardownRecord) -> None:
     """Send an expired request back and judge it again, with a new time to live."""
     if record.state is Teardown.AWAITING_HUMAN:
-        ctx.ledger.add(record.subject, "teardown.requested", {"why": "the ticket expired"}, state=Teardown.REQUESTED)
+        ctx.ledger.add(record.subject, TeardownRequested(why="the ticket expired"))
     await _judge(ctx, read_teardown(ctx.ledger, record.id))
 
 
@@ -287,50 +290,48 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
 
 def _grant(ctx: Context, view: TeardownView, seen: str, channel: Channel, by: str, loss: str | None) -> None:
     record = view.record
-    body = {
-        "digest": seen,
-        "channel": channel,
-        "by": by,
-        "policy": ctx.policy_digest,
-        "expires_at": ctx.clock.now() + ctx.policy.approval.ttl_s,
-        "findings": list(record.findings),
-        "without_proof": loss is not None and record.state is Teardown.BLOCKED,
-    }
+    granted = ApprovalGranted(
+        digest=seen,
+        channel=channel,
+        by=by,
+        policy=ctx.policy_digest,
+        expires_at=ctx.clock.now() + ctx.policy.approval.ttl_s,
+        findings=record.findings,
+        without_proof=loss is not None and record.state is Teardown.BLOCKED,
+    )
     with ctx.ledger.transaction():
         if record.state is Teardown.BLOCKED:
-            why = {"why": "a person gave up what has no proof", "without_proof": True, **body}
-            ctx.ledger.add(record.subject, "teardown.awaiting_human", why, state=Teardown.AWAITING_HUMAN)
-        ctx.ledger.add(record.subject, "approval.granted", body, state=Teardown.APPROVED)
+            given_up = TeardownAwaitingHuman(
+                why="a person gave up what has no proof", **granted.model_dump(exclude={"event", "why"})
+            )
+            ctx.ledger.add(record.subject, given_up)
+        ctx.ledger.add(record.subject, granted)
 
 
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
     """Use an approval, once, and ask the provider. `fresh`: the facts were compared a moment ago, under this lock."""
-    granted = ctx.ledger.last(record.subject, "approval.granted")
+    granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
-    if not fresh and not await _still_true(ctx, record, granted.body):
+    if not fresh and not await _still_true(ctx, record, granted.data):
         return
     lease = read_lease(ctx.ledger, record.lease)
     with ctx.ledger.transaction():
-        used = {"channel": granted.body["channel"], "digest": granted.body["digest"], "verb": record.verb}
-        ctx.ledger.add(
-            record.subject, "approval.used", used, state=Teardown.EXECUTING, token=f"{record.id}-{granted.seq}"
-        )
+        used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
+        ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
         if lease.state in {Lease.METERING, Lease.UNVERIFIED}:
-            ctx.ledger.add(
-                lease.subject, "lease.stopping", {"ticket": record.id, "verb": record.verb}, state=Lease.STOPPING
-            )
+            ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))
 
 
-async def _still_true(ctx: Context, record: TeardownRecord, granted: dict[str, Any]) -> bool:
+async def _still_true(ctx: Context, record: TeardownRecord, granted: ApprovalGranted) -> bool:
     """Whether an approval that was not carried out at once still stands. If not, the request goes back."""
     facts, pulled = await gather(ctx, record)
     findings = tuple(run_rules(rules_of("teardown"), facts))
-    expired = ctx.clock.now() > granted["expires_at"]
-    if not expired and facts_digest(record, facts, pulled, findings) == granted["digest"]:
+    expired = not granted.holds_at(ctx.clock.now())
+    if not expired and facts_digest(record, facts, pulled, findings) == granted.digest:
         return True
     why = "the approval expired" if expired else "the facts changed after the approval"
-    ctx.ledger.add(record.subject, "teardown.requested", {"why": why}, state=Teardown.REQUESTED)
+    ctx.ledger.add(record.subject, TeardownRequested(why=why))
     await _judge(ctx, read_teardown(ctx.ledger, record.id))
     return False
 
@@ -342,13 +343,14 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
         await request_end(ctx, record.lease, record.verb)
         await tend(ctx, record.lease)
     if _done(ctx, record):
-        body = {"cost_usd": lease_now(ctx, record.lease).cost, "why": "the meter was seen to have stopped"}
-        ctx.ledger.add(record.subject, "teardown.verified_stopped", body, state=Teardown.VERIFIED_STOPPED)
+        cost = lease_now(ctx, record.lease).cost
+        stopped = TeardownVerifiedStopped(cost_usd=cost, why="the meter was seen to have stopped")
+        ctx.ledger.add(record.subject, stopped)
     elif record.state is Teardown.EXECUTING and ctx.clock.now() - record.since > PATIENCE_S:
         unseen = ctx.unseen.get(record.lease, "")
         why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
         why += f": {unseen}" if unseen else ""
-        ctx.ledger.add(record.subject, "teardown.needs_human", {"why": why}, state=Teardown.NEEDS_HUMAN)
+        ctx.ledger.add(record.subject, TeardownNeedsHuman(why=why))
 
 
 def _done(ctx: Context, record: TeardownRecord) -> bool:
@@ -359,5 +361,5 @@ def _done(ctx: Context, record: TeardownRecord) -> bool:
 async def withdraw(ctx: Context, ticket: str, why: str) -> TeardownRecord:
     """Take a request back before it is carried out."""
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
-        ctx.ledger.add(f"teardown/{ticket}", "teardown.withdrawn", {"why": why}, state=Teardown.WITHDRAWN)
+        ctx.ledger.add(f"teardown/{ticket}", TeardownWithdrawn(why=why))
     return read_teardown(ctx.ledger, ticket)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from gpuwarden.core.errors import RateLimited, WardenError
 from gpuwarden.core.models import Instance, InstanceState, Unknown, Verb
 from gpuwarden.core.profile import Profile
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.events import LeaseLook, VerbSent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -30,8 +30,8 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb) -> None:
     platform asked us to wait. A refusal or a lost reply is recorded, and the next call asks again.
     """
     lease = lease_now(ctx, lease_id)
-    last = ctx.ledger.last(lease.subject, "lease.look")
-    if lease.instance is None or (last is not None and last.body["saw"] == "gone"):
+    last = ctx.ledger.last(lease.subject, LeaseLook)
+    if lease.instance is None or (last is not None and last.data.saw == "gone"):
         return  # the second look confirms it
     step = next_verb(ctx.profile(lease.platform), lease.instance, verb)
     if step is not None and ctx.clock.now() >= _not_before(ctx, lease, step):
@@ -49,36 +49,31 @@ def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
 
 def _not_before(ctx: Context, lease: LeaseRecord, verb: Verb) -> float:
     """When a verb may be sent, in seconds since the epoch."""
-    sent = ctx.ledger.last(lease.subject, "verb.sent")
+    sent = ctx.ledger.last(lease.subject, VerbSent)
     if sent is None:
         return 0.0
-    taken = sent.body["verb"] == verb and sent.body["answer"] == "taken"
-    return sent.at + ASK_AGAIN_S if taken else float(sent.body.get("not_before", 0.0))
+    return sent.at + ASK_AGAIN_S if sent.data.verb == verb and sent.data.taken else sent.data.not_before or 0.0
 
 
 async def _send(ctx: Context, lease: LeaseRecord, instance: Instance, verb: Verb) -> None:
     provider = Bound(ctx, lease)
-    body: dict[str, Any] = {"verb": verb, "answer": "taken"}
     try:
         answer = await (provider.stop if verb == "stop" else provider.terminate)(instance.id)
-        if isinstance(answer, Unknown):
-            body["answer"] = answer.why
+        why = answer.why if isinstance(answer, Unknown) else None
+        sent = VerbSent(verb=verb, taken=True) if why is None else VerbSent(verb=verb, taken=False, why=why)
     except RateLimited as busy:
-        body |= {"answer": busy.message, "not_before": ctx.clock.now() + _wait(ctx, lease, busy)}
+        not_before = ctx.clock.now() + _wait(ctx, lease, busy)
+        sent = VerbSent(verb=verb, taken=False, why=busy.message, not_before=not_before)
     except WardenError as error:
-        body["answer"] = error.message
-    ctx.ledger.add(lease.subject, "verb.sent", body)
+        sent = VerbSent(verb=verb, taken=False, why=error.message)
+    ctx.ledger.add(lease.subject, sent)
 
 
 def _wait(ctx: Context, lease: LeaseRecord, busy: RateLimited) -> float:
     """As long as the platform asks for, and twice as long after each refusal in a row."""
     refused = 0
-    for event in reversed(_sent(ctx, lease)):
-        if "not_before" not in event.body:
+    for event in reversed(ctx.ledger.events(lease.subject, kind=VerbSent)):
+        if event.data.not_before is None:
             break
         refused += 1
     return max(min(busy.after_s or 0.0, LONGEST_ASKED_S), min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S))
-
-
-def _sent(ctx: Context, lease: LeaseRecord) -> list[Event]:
-    return [e for e in ctx.ledger.events(lease.subject) if e.kind == "verb.sent"]

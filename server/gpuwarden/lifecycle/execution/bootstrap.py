@@ -11,6 +11,7 @@ from gpuwarden.backends.base import Backend, Keyed
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.models import Place
 from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.ledger.events import HostChecked, HostTrusted
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
@@ -47,8 +48,8 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
 
 def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
     """A place as the provider tells it, with the host key that the machine showed at first contact."""
-    trusted = ctx.ledger.last(f"lease/{lease_id}", "host.trusted")
-    return place.model_copy(update={"host_key": trusted.body["host_key"]}) if trusted else place
+    trusted = ctx.ledger.last(f"lease/{lease_id}", HostTrusted)
+    return place.model_copy(update={"host_key": trusted.data.host_key}) if trusted else place
 
 
 async def greet_own(ctx: Context, place: Place) -> Place:
@@ -60,17 +61,17 @@ async def greet_own(ctx: Context, place: Place) -> Place:
     if not isinstance(backend, Keyed):
         return place
     key, subject = await backend.host_key(place), f"host/{place.host}"
-    trusted = ctx.ledger.last(subject, "host.trusted")
-    if trusted is None or trusted.body["host_key"] != key.line:
+    trusted = ctx.ledger.last(subject, HostTrusted)
+    if trusted is None or trusted.data.host_key != key.line:
         if trusted is not None and key.first_contact:
-            raise _another(place, trusted.body["fingerprint"], key.fingerprint)
-        ctx.ledger.add(subject, "host.trusted", _contact(place, key))
+            raise _another(place, trusted.data.fingerprint, key.fingerprint)
+        ctx.ledger.add(subject, _contact(place, key))
     return place.model_copy(update={"host_key": key.line})
 
 
 async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
     """What a machine of the user's own is like, for the submit gate. Its key comes first: another one gets nothing."""
-    met = ctx.ledger.last(f"host/{place.host}", "host.trusted") is not None
+    met = ctx.ledger.last(f"host/{place.host}", HostTrusted) is not None
     pinned = await greet_own(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
 
@@ -84,15 +85,15 @@ def _another(place: Place, before: str, now: str) -> HostKeyChanged:
     return changed
 
 
-def _contact(place: Place, key: HostKey) -> dict[str, object]:
+def _contact(place: Place, key: HostKey) -> HostTrusted:
     how = "trusted on first use" if key.first_contact else "listed in known_hosts"
-    return {
-        "host_key": key.line,
-        "fingerprint": key.fingerprint,
-        "host": place.host,
-        "port": place.port,
-        "why": f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
-    }
+    return HostTrusted(
+        host_key=key.line,
+        fingerprint=key.fingerprint,
+        host=place.host,
+        port=place.port,
+        why=f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
+    )
 
 
 async def _trust(ctx: Context, lease: LeaseRecord, backend: Keyed, place: Place) -> str:
@@ -102,19 +103,18 @@ async def _trust(ctx: Context, lease: LeaseRecord, backend: Keyed, place: Place)
         raise
     except WardenError as silence:
         raise NoContact(silence.message) from silence
-    ctx.ledger.add(lease.subject, "host.trusted", _contact(place, key))
+    ctx.ledger.add(lease.subject, _contact(place, key))
     return key.line
 
 
 async def _look_over(ctx: Context, lease: LeaseRecord, backend: Backend, place: Place) -> list[Finding]:
     """The findings on this machine: those in the ledger, else those of a look now."""
-    checked = ctx.ledger.last(lease.subject, "host.checked")
+    checked = ctx.ledger.last(lease.subject, HostChecked)
     if checked is not None:
-        return [Finding.model_validate(f) for f in checked.body["findings"]]
+        return list(checked.data.findings)
     findings = await backend.check(place)
     lost = next((f for f in findings if f.rule == "PF-HOST-001" and f.severity is Severity.UNKNOWN), None)
     if lost is not None:
         raise NoContact(lost.message)
-    body = {"findings": [f.model_dump(mode="json") for f in findings]}
-    ctx.ledger.add(lease.subject, "host.checked", body)
+    ctx.ledger.add(lease.subject, HostChecked(findings=tuple(findings)))
     return findings

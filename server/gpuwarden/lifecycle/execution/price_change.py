@@ -14,6 +14,7 @@ from gpuwarden.core.errors import by_a_person
 from gpuwarden.core.models import Instance
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.states import Job
+from gpuwarden.ledger.events import JobAccepted, PriceAccepted, PriceAsk, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.submission.budgets import over_caps, spending_approved
@@ -27,35 +28,35 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
     price, allowed = machine.price_usd_per_hour, _allowed(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
-    asked = ctx.ledger.last(job.subject, "price.ask")
-    if asked is None or price > asked.body["price"] * ROUNDING:
+    asked = ctx.ledger.last(job.subject, PriceAsk)
+    if asked is None or price > asked.data.price * ROUNDING:
         question = _question(ctx, job, price, allowed)
         if question:
             _ask(ctx, job, price, question)
             return "ask"
-        ctx.ledger.add(job.subject, "price.accepted", {"price": price, "why": _said(price, allowed)})
+        ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_said(price, allowed)))
         return "yes"
-    if spending_approved(ctx, asked.body["ticket"]):
-        ctx.ledger.add(job.subject, "price.accepted", {"price": price, "why": "a person approved it"})
+    if spending_approved(ctx, asked.data.ticket):
+        ctx.ledger.add(job.subject, PriceAccepted(price=price, why="a person approved it"))
         return "yes"
-    return "ask" if ctx.clock.now() <= asked.body["expires_at"] else "no"
+    return "ask" if ctx.clock.now() <= asked.data.expires_at else "no"
 
 
 def price_question(ctx: Context, job: JobRecord) -> str:
     """What a person is asked about a job's machine and has not answered; empty when nothing is open."""
-    asked = ctx.ledger.last(job.subject, "price.ask")
-    if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.body["ticket"]):
+    asked = ctx.ledger.last(job.subject, PriceAsk)
+    if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.data.ticket):
         return ""
     return (
-        f"{asked.body['why']}. Nothing is launched, and the machine bills. {by_a_person(asked.body['ticket'])}; "
+        f"{asked.data.why}. Nothing is launched, and the machine bills. {by_a_person(asked.data.ticket)}; "
         "check_job goes on then. Without a yes it is given back when the boot limit is over."
     )
 
 
 def _allowed(ctx: Context, job: JobRecord) -> float | None:
     """The price that was checked, or a higher one that was settled since."""
-    settled = ctx.ledger.last(job.subject, "price.accepted")
-    return float(settled.body["price"]) if settled else job.price
+    settled = ctx.ledger.last(job.subject, PriceAccepted)
+    return settled.data.price if settled else job.price
 
 
 def _said(price: float, allowed: float) -> str:
@@ -64,9 +65,9 @@ def _said(price: float, allowed: float) -> str:
 
 def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:
     """Why a person has to be asked; empty when the job stays inside the caps, which nobody had to lift for it."""
-    accepted = ctx.ledger.last(job.subject, "job.accepted")
-    issued = ctx.ledger.last(f"receipt/{accepted.body['receipt']}", "receipt.issued") if accepted else None
-    if issued is not None and issued.body["ask"]:
+    accepted = ctx.ledger.last(job.subject, JobAccepted)
+    issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
+    if issued is not None and issued.data.ask:
         return f"{_said(price, allowed)}, which a person approved"
     if job.worst_cost is None or job.price is None:
         return f"{_said(price, allowed)}, and what the job may cost at most is unknown"
@@ -77,21 +78,18 @@ def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str
 def _ask(ctx: Context, job: JobRecord, price: float, question: str) -> None:
     """Issue a ticket that `approve` knows. It fits no submission, so it can't rent a second machine."""
     ticket = f"r{random.token_hex(8)}"
-    body = {
-        "job": job.id,
-        "ask": question,
-        "price": price,
-        "expires_at": ctx.clock.now() + ctx.profile(job.spec.platform).limits.boot_timeout_s,
-        "name": job.spec.name,
-        "platform": job.spec.platform,
-        "timeout_s": job.spec.timeout_s,
-        "spec_digest": "",
-        "facts_digest": "",
-    }
+    expires = ctx.clock.now() + ctx.profile(job.spec.platform).limits.boot_timeout_s
+    issued = ReceiptIssued(
+        job=job.id,
+        ask=question,
+        price=price,
+        expires_at=expires,
+        name=job.spec.name,
+        platform=job.spec.platform,
+        timeout_s=job.spec.timeout_s,
+        spec_digest="",
+        facts_digest="",
+    )
     with ctx.ledger.transaction():
-        ctx.ledger.add(f"receipt/{ticket}", "receipt.issued", body)
-        ctx.ledger.add(
-            job.subject,
-            "price.ask",
-            {"ticket": ticket, "price": price, "expires_at": body["expires_at"], "why": question},
-        )
+        ctx.ledger.add(f"receipt/{ticket}", issued)
+        ctx.ledger.add(job.subject, PriceAsk(ticket=ticket, price=price, expires_at=expires, why=question))

@@ -13,6 +13,24 @@ from gpuwarden.core.errors import AuthFailed, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import Job, Lease
+from gpuwarden.ledger.events import (
+    AbandonIntent,
+    CreateAbsent,
+    CreateDoubted,
+    CreateIntent,
+    CreateRefused,
+    CreateUnknown,
+    HostWaiting,
+    JobCanceled,
+    JobFailed,
+    JobProvisioning,
+    JobSubmitting,
+    LeaseAdopted,
+    LeaseCreated,
+    LeaseExtra,
+    LeaseNone,
+    StartRefused,
+)
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.ending.termination import request_end
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
@@ -20,7 +38,7 @@ from gpuwarden.lifecycle.execution.price_change import price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.accounts import Bound, account_in_use
 from gpuwarden.lifecycle.monitoring.meter import believed, given_back, look, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease
 
 MAX_GENERATIONS: Final = 5
 FETCH_S: Final = 3600
@@ -30,7 +48,7 @@ FETCH_S: Final = 3600
 async def accepted(ctx: Context, job: JobRecord) -> bool:
     """Begin: rent a machine, or contact the user's own."""
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+        return move(ctx, job, JobCanceled(why="canceled before it was launched"))
     if ctx.profile(job.spec.platform).meter.metered:
         return await _rent(ctx, job)
     try:
@@ -39,8 +57,8 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     except (*MAYBE_DONE, TimeoutError):
         return False  # it does not answer now; the job waits
     except WardenError as refusal:
-        return move(ctx, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
-    return move(ctx, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+        return move(ctx, job, JobFailed(why=f"{refusal.message}. {refusal.hint}", code=refusal.code))
+    return move(ctx, job, JobSubmitting(place=place))
 
 
 async def _rent(ctx: Context, job: JobRecord) -> bool:
@@ -52,11 +70,10 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
     generation = job.generation + 1
     lease = f"{job.id}-i{generation}"
     with ctx.ledger.transaction():
-        intent = {"job": job.id, "platform": job.spec.platform, "generation": generation}
-        intent["account"] = account.model_dump(mode="json")
-        ctx.ledger.add(f"lease/{lease}", "create.intent", intent, state=Lease.UNVERIFIED, token=lease)
-        state = None if job.state is Job.PROVISIONING else Job.PROVISIONING
-        ctx.ledger.add(job.subject, "job.provisioning", {"lease": lease, "generation": generation}, state=state)
+        intent = CreateIntent(job=job.id, platform=job.spec.platform, generation=generation, account=account)
+        ctx.ledger.add(f"lease/{lease}", intent, token=lease)
+        rents = JobProvisioning(lease=lease, generation=generation)
+        ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
     job = read_job(ctx.ledger, job.id)
     return await _create(ctx, job, read_lease(ctx.ledger, lease), _bounded(ctx, job))
 
@@ -94,17 +111,17 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     except MAYBE_DONE as lost:
         answer = Unknown(lost.message)
     except WardenError as refusal:
-        ctx.ledger.add(lease.subject, "create.doubted", {"why": refusal.message, "code": refusal.code})
+        ctx.ledger.add(lease.subject, CreateDoubted(why=refusal.message, code=refusal.code))
         return await _doubted(ctx, job, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which lease {other} stands for")
     if isinstance(answer, Unknown):
-        ctx.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
+        ctx.ledger.add(lease.subject, CreateUnknown(why=answer.why))
         return False
     with ctx.ledger.transaction():
-        _rented(ctx, lease, "lease.created", answer.value)
+        ctx.ledger.add(lease.subject, LeaseCreated(instance=answer.value))
         if answer.value.state is InstanceState.FAILED:
             _intend_to_abandon(ctx, lease, answer.value.why)
     if answer.value.state is InstanceState.FAILED:
@@ -119,50 +136,50 @@ async def _doubted(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
         return False
     if found.value:
         return _take_on(ctx, lease, found.value)
-    doubted = ctx.ledger.last(lease.subject, "create.doubted")
+    doubted = ctx.ledger.last(lease.subject, CreateDoubted)
     assert doubted is not None
-    ctx.ledger.add(lease.subject, "create.refused", {"why": doubted.body["why"]}, state=Lease.NONE)
+    ctx.ledger.add(lease.subject, CreateRefused(why=doubted.data.why))
     return _refused_for_good(ctx, job, lease)
 
 
 def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     """Fail a job whose request was refused; one that was refused for its hurry, or got lost, is asked again."""
-    doubted = ctx.ledger.last(lease.subject, "create.doubted")
-    if doubted is None or doubted.body["code"] == RateLimited.code:
+    doubted = ctx.ledger.last(lease.subject, CreateDoubted)
+    if doubted is None or doubted.data.code == RateLimited.code:
         return False
-    return _refused(ctx, job, doubted.body["why"], doubted.body["code"])
+    return _refused(ctx, job, doubted.data.why, doubted.data.code)
 
 
 def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
-    return move(ctx, job, Job.FAILED, f"the platform refused to rent a machine: {why}", code=code)
+    return move(ctx, job, JobFailed(why=f"the platform refused to rent a machine: {why}", code=code))
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
     """Another lease that stands for this very machine: no two jobs are given one, or the end of one ends both."""
-    for name in (n for n in lease_ids(ctx.ledger) if n != lease.id and believed(ctx, n) != "gone"):
-        other = read_lease(ctx.ledger, name)
-        if (other.platform, other.instance_id) == (lease.platform, instance.id):
+    for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
+        if (
+            name != lease.id
+            and believed(ctx, name) != "gone"
+            and read_lease(ctx.ledger, name).platform == lease.platform
+        ):
             return name
     return None
-
-
-def _rented(ctx: Context, lease: LeaseRecord, kind: str, instance: Instance) -> None:
-    ctx.ledger.add(lease.subject, kind, {"instance": instance.model_dump(mode="json")}, state=Lease.METERING)
 
 
 async def provisioning(ctx: Context, job: JobRecord) -> bool:
     """Wait for the machine that was rented; find it first, where the answer was lost."""
     assert job.lease is not None
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+        return move(ctx, job, JobCanceled(why="canceled before it was launched"))
     if over_cap(ctx, job):
-        return move(ctx, job, Job.CANCELED, f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch")
+        why = f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch"
+        return move(ctx, job, JobCanceled(why=why))
     lease = read_lease(ctx.ledger, job.lease)
     if lease.state is Lease.NONE:
         if _refused_for_good(ctx, job, lease):
             return True
         if job.generation >= MAX_GENERATIONS:
-            return move(ctx, job, Job.FAILED, f"no machine was rented in {job.generation} tries")
+            return move(ctx, job, JobFailed(why=f"no machine was rented in {job.generation} tries"))
         return await _rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
@@ -188,13 +205,13 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
         return False
     if found.value:
         return _take_on(ctx, lease, found.value)
-    looked = ctx.ledger.last(lease.subject, "create.absent")
+    looked = ctx.ledger.last(lease.subject, CreateAbsent)
     if looked is None:
-        ctx.ledger.add(lease.subject, "create.absent", {"why": "no instance carries the token; one look"})
+        ctx.ledger.add(lease.subject, CreateAbsent(why="no instance carries the token; one look"))
         return False
     if ctx.clock.now() - looked.at < ctx.provider(lease.platform).settle_s:
         return False
-    ctx.ledger.add(lease.subject, "lease.none", {"why": "no instance carries the token; two looks"}, state=Lease.NONE)
+    ctx.ledger.add(lease.subject, LeaseNone(why="no instance carries the token; two looks"))
     return True
 
 
@@ -218,7 +235,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
 def _take_on(ctx: Context, lease: LeaseRecord, found: tuple[Instance, ...]) -> bool:
     """Adopt the first of the instances that carry a lease's token, and keep the others in sight."""
     with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
-        _rented(ctx, lease, "lease.adopted", found[0])
+        ctx.ledger.add(lease.subject, LeaseAdopted(instance=found[0]))
         for extra in found[1:]:
             record_extra(ctx, lease, extra)
     return True
@@ -230,13 +247,11 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
     subject = f"lease/{lease.id}-extra{n}"
-    body: dict[str, object] = {"job": lease.job_id, "platform": lease.platform}
-    body["why"] = "a second instance carries this token"
-    if lease.account is not None:
-        body["account"] = lease.account.model_dump(mode="json")
+    why = "a second instance carries this token"
+    opened = LeaseExtra(job=lease.job_id, platform=lease.platform, account=lease.account, why=why)
     with ctx.ledger.transaction():
-        ctx.ledger.add(subject, "lease.extra", body, state=Lease.UNVERIFIED)
-        ctx.ledger.add(subject, "lease.adopted", {"instance": extra.model_dump(mode="json")}, state=Lease.METERING)
+        ctx.ledger.add(subject, opened)
+        ctx.ledger.add(subject, LeaseAdopted(instance=extra))
 
 
 async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
@@ -246,7 +261,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance is None:
         if read_lease(ctx.ledger, lease.id).state is not Lease.STOPPED:
             return False
-        return move(ctx, job, Job.FAILED, "the instance was gone before the job could start")
+        return move(ctx, job, JobFailed(why="the instance was gone before the job could start"))
     if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
         settled = price_settled(ctx, job, instance)
         if settled == "no":
@@ -256,9 +271,9 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance.state is InstanceState.RUNNING:
         return await _meet(ctx, job, lease, instance)
     limit = ctx.profile(lease.platform).limits.boot_timeout_s
-    refused = ctx.ledger.last(lease.subject, "create.doubted")
+    refused = ctx.ledger.last(lease.subject, CreateDoubted)
     if instance.state is InstanceState.STOPPED and refused is not None:
-        return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.body['why']})")
+        return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.data.why})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
     if instance.state is InstanceState.BOOTING and ctx.clock.now() - lease.opened_at > limit:
@@ -279,19 +294,18 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
         except TimeoutError:
             raise NoContact(f"it did not answer within {STEP_S:g} s") from None
     except NoContact as silence:
-        waiting = ctx.ledger.last(lease.subject, "host.waiting")
+        waiting = ctx.ledger.last(lease.subject, HostWaiting)
         limit = ctx.profile(lease.platform).limits.boot_timeout_s
         if waiting is None:
-            ctx.ledger.add(lease.subject, "host.waiting", {"why": str(silence)})
+            ctx.ledger.add(lease.subject, HostWaiting(why=str(silence)))
         elif ctx.clock.now() - waiting.at > limit:
             why = f"it ran for {limit} s and could not be reached ({silence})"
             return await _abandon(ctx, job, lease, why)
         return False
     except Refused as unfit:
         why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
-        found = [f.model_dump(mode="json") for f in unfit.findings]
-        return move(ctx, job, Job.FAILED, why, code=unfit.code, findings=found)
-    return move(ctx, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
+        return move(ctx, job, JobFailed(why=why, code=unfit.code, findings=tuple(unfit.findings)))
+    return move(ctx, job, JobSubmitting(place=place))
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
@@ -299,21 +313,21 @@ async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -
     why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
-    return move(ctx, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {usd(paid)}")
+    return move(ctx, job, JobFailed(why=f"the instance was given back because {why}; cost so far: {usd(paid)}"))
 
 
 def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
     """Record once that an instance is given back; the reason that was recorded."""
-    intent = ctx.ledger.last(lease.subject, "abandon.intent")
+    intent = ctx.ledger.last(lease.subject, AbandonIntent)
     if intent is None:
-        intent = ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
-    return str(intent.body["why"])
+        intent = ctx.ledger.add(lease.subject, AbandonIntent(why=why))
+    return intent.data.why
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
     """Ask for the end of an abandoned instance, again and again: the request may have been lost."""
     subject = f"lease/{lease_id}"
-    if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, "abandon.intent") is not None:
+    if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, AbandonIntent) is not None:
         await request_end(ctx, lease_id, "terminate")
 
 
@@ -324,4 +338,4 @@ async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
     try:
         await Bound(ctx, lease).start(instance.id)
     except WardenError as error:
-        ctx.ledger.add(lease.subject, "start.refused", {"why": error.message})
+        ctx.ledger.add(lease.subject, StartRefused(why=error.message))

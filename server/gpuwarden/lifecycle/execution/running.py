@@ -12,6 +12,21 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observ
 from gpuwarden.core.money import usd
 from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.core.states import Job, Lease
+from gpuwarden.ledger.events import (
+    FolderGone,
+    JobCanceled,
+    JobFailed,
+    JobObserved,
+    JobPreempted,
+    JobQueued,
+    JobRunning,
+    JobSubmitted,
+    JobSubmitting,
+    JobSucceeded,
+    JobUnknown,
+    MachineSeen,
+    SubmitIntent,
+)
 from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.execution.bootstrap import pinned
@@ -31,6 +46,18 @@ SAVE_GRACE_S: Final = 120.0
 """What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 
 
+OBSERVED: Final[dict[Job, type[JobObserved]]] = {
+    Job.QUEUED: JobQueued,
+    Job.RUNNING: JobRunning,
+    Job.UNKNOWN: JobUnknown,
+    Job.PREEMPTED: JobPreempted,
+    Job.SUCCEEDED: JobSucceeded,
+    Job.FAILED: JobFailed,
+    Job.CANCELED: JobCanceled,
+}
+"""The event of each state that an observation can move a job to."""
+
+
 async def submitting(ctx: Context, job: JobRecord) -> bool:
     """Launch the attempt that was announced, once however often this is called."""
     assert job.place is not None
@@ -40,7 +67,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
         if launched is None:
             return False
         if not launched:
-            return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+            return move(ctx, job, JobCanceled(why="canceled before it was launched"))
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Known) and (stopped := _machine_lost(ctx, job, answer.value)) is not None:
@@ -48,8 +75,8 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     token = f"{job.id}-a{attempt}"
     secrets = _secret_values(ctx, job)
     ctx.known_secrets.remember(secrets.values())
-    if ctx.ledger.used("submit.intent", token) is None:
-        ctx.ledger.add(job.subject, "submit.intent", {"attempt": attempt}, token=token)
+    if ctx.ledger.used(SubmitIntent, token) is None:
+        ctx.ledger.add(job.subject, SubmitIntent(attempt=attempt), token=token)
     backend = ctx.backend(ctx.profile(job.spec.platform).backend)
     if backend.seals:
         secrets[SEAL_KEY] = job_key(ctx, job.id)
@@ -60,16 +87,15 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:
-        return move(ctx, job, Job.FAILED, f"the job could not be launched: {refusal.message}", code=refusal.code)
-    body = {"handle": handle.model_dump(mode="json"), "attempt": attempt}
-    ctx.ledger.add(job.subject, "job.submitted", body, state=Job.RUNNING)
-    return True
+        why = f"the job could not be launched: {refusal.message}"
+        return move(ctx, job, JobFailed(why=why, code=refusal.code))
+    return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt))
 
 
 def _attempt(ctx: Context, job: JobRecord) -> int:
     """The attempt that the present move to *submitting* announced; the first is 1."""
-    moved = ctx.ledger.last(job.subject, "job.submitting")
-    return int(moved.body.get("attempt", 1)) if moved else 1
+    moved = ctx.ledger.last(job.subject, JobSubmitting)
+    return moved.data.attempt if moved else 1
 
 
 async def _launched(ctx: Context, job: JobRecord, attempt: int) -> bool | None:
@@ -115,14 +141,14 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     body = {"why": why, **told}
     kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # what the job itself may have said
-    return move(ctx, job, state, **kept)
+    return move(ctx, job, OBSERVED[state].model_validate(kept))
 
 
 def _remember(ctx: Context, job: JobRecord, seen: Observation) -> None:
     """Keep which start of its machine a job runs on: a later one proves that its process is dead."""
-    known = ctx.ledger.last(job.subject, "machine.seen")
-    if seen.machine and (known is None or known.body["machine"] != seen.machine):
-        ctx.ledger.add(job.subject, "machine.seen", {"machine": seen.machine})
+    known = ctx.ledger.last(job.subject, MachineSeen)
+    if seen.machine and (known is None or known.data.machine != seen.machine):
+        ctx.ledger.add(job.subject, MachineSeen(machine=seen.machine))
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, str]:
@@ -130,14 +156,14 @@ def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Jo
 
     A volume may come up late, so the second look is a while later.
     """
-    known = ctx.ledger.last(job.subject, "machine.seen")
+    known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or not seen.machine:
         return Job.UNKNOWN, f"{seen.why}. {_CLOSE}"
-    if known.body["machine"] == seen.machine:
+    if known.data.machine == seen.machine:
         return Job.UNKNOWN, f"{seen.why}, which has not started anew since: somebody removed it. {_CLOSE}"
-    before = ctx.ledger.last(job.subject, "folder.gone")
-    if before is None or before.body["machine"] != seen.machine or before.seq < known.seq:
-        ctx.ledger.add(job.subject, "folder.gone", {"machine": seen.machine, "why": f"{seen.why}; one look"})
+    before = ctx.ledger.last(job.subject, FolderGone)
+    if before is None or before.data.machine != seen.machine or before.seq < known.seq:
+        ctx.ledger.add(job.subject, FolderGone(machine=seen.machine, why=f"{seen.why}; one look"))
     elif ctx.clock.now() - before.at >= FOLDER_GONE_S:
         return Job.FAILED, (f"{CAME_BACK}, seen twice: its process is dead, and what only lay there is gone")
     return Job.UNKNOWN, f"{seen.why}, and the machine was started anew; another look will tell"
@@ -198,7 +224,7 @@ async def _end(ctx: Context, job: JobRecord) -> bool:
     assert job.handle is not None
     observed = await observe(ctx, job)
     if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and not observed.why.startswith(DIED):
-        return move(ctx, job, observed.state, observed.why)
+        return move(ctx, job, OBSERVED[observed.state](why=observed.why))
     try:
         grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
         result = await ctx.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
@@ -207,38 +233,39 @@ async def _end(ctx: Context, job: JobRecord) -> bool:
     if result == "pending":
         return False
     why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}"
-    return move(ctx, job, Job.CANCELED, why)
+    return move(ctx, job, JobCanceled(why=why))
 
 
 async def preempted(ctx: Context, job: JobRecord) -> bool:
     """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled on request")
+        return move(ctx, job, JobCanceled(why="canceled on request"))
     if over_cap(ctx, job):
-        return move(ctx, job, Job.CANCELED, f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}")
+        return move(ctx, job, JobCanceled(why=f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}"))
     if job.attempt > job.spec.max_restarts:
-        return move(ctx, job, Job.FAILED, f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}")
+        why = f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}"
+        return move(ctx, job, JobFailed(why=why))
     place = job.place
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
-            ended = _lease_ended(ctx, job)
-            return ended and move(ctx, job, Job.FAILED, "the machine was taken back for good, with what was on it")
+            why = "the machine was taken back for good, with what was on it"
+            return _lease_ended(ctx, job) and move(ctx, job, JobFailed(why=why))
         if answer.value.state is InstanceState.INTERRUPTED:
             await restart(ctx, read_lease(ctx.ledger, job.lease), answer.value)
         if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
             return False
         place = pinned(ctx, job.lease, answer.value.place)
     assert place is not None
-    return move(ctx, job, Job.SUBMITTING, "relaunch", attempt=job.attempt + 1, place=place.model_dump(mode="json"))
+    return move(ctx, job, JobSubmitting(why="relaunch", attempt=job.attempt + 1, place=place))
 
 
 def _machine_lost(ctx: Context, job: JobRecord, instance: Instance | None) -> bool | None:
     """Handle a machine that went away while a launch was being made; None when it is there."""
     if instance is None:
-        return _lease_ended(ctx, job) and move(ctx, job, Job.FAILED, "the instance was gone before the launch")
+        return _lease_ended(ctx, job) and move(ctx, job, JobFailed(why="the instance was gone before the launch"))
     if instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-        return move(ctx, job, Job.PREEMPTED, "the machine was taken back before the launch")
+        return move(ctx, job, JobPreempted(why="the machine was taken back before the launch"))
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuwarden.core.errors import BadReply, Unreachable
-from gpuwarden.core.states import Job
+from gpuwarden.ledger.events import Body
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import spent
 from gpuwarden.lifecycle.records import JobRecord
@@ -12,9 +12,9 @@ MAYBE_DONE = (Unreachable, BadReply)
 """After these nobody knows whether the call was carried out."""
 
 
-def move(ctx: Context, job: JobRecord, state: Job, why: str = "", **body: object) -> bool:
-    """Record a job's move; True, so that a step can end with it."""
-    ctx.ledger.add(job.subject, f"job.{state}", {"why": why, **body}, state=state)
+def move(ctx: Context, job: JobRecord, event: Body) -> bool:
+    """Record a job's move and return True, so that a step can end with it."""
+    ctx.ledger.add(job.subject, event)
     return True
 
 

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Account, Answer, Instance, InstanceState, Known, Unknown
+from gpuwarden.ledger.events import LeaseAccount
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
@@ -112,7 +113,7 @@ class Bound:
         if not shows(answer.value):
             return self._unknown(found)
         account = await account_in_use(self.ctx, self.lease.platform)
-        self.ctx.ledger.add(self.lease.subject, "lease.account", {"account": account.model_dump(mode="json")})
+        self.ctx.ledger.add(self.lease.subject, LeaseAccount(account=account))
         return answer
 
     async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:

@@ -6,22 +6,27 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from anyio.lowlevel import checkpoint
+
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
-from gpuwarden.lifecycle.context import REHEARSAL, Context
+from gpuwarden.ledger.events import JobPreempted, LeaseCameBack
+from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import onward
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
-from gpuwarden.lifecycle.monitoring.inventory import leases_of
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease
+from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
+from gpuwarden.lifecycle.monitoring.meter import lease_now, spent
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, lease_ids, read_job
 from gpuwarden.remote.ssh.connect import HostKeyChanged
 
 DAY_S: Final = 86_400.0
+OVERLAP_S: Final = 600.0
+"""How far the clocks of two processes that write one ledger may be apart."""
 IDLE_PERCENT: Final = 5.0
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "disk_filling", "inodes_filling"})
 """Kinds that only a look at the machine can raise or clear."""
@@ -51,20 +56,30 @@ class Condition:
         return self.subject, self.kind, self.mark
 
 
-def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> list[Condition]:
-    """Everything that is so now. `raised` are the alerts that stand: what is near its limit stays until it is well."""
-    found = [*_budgets(ctx), *_accounts(ctx, raised)]
-    for job_id in job_ids(ctx.ledger):
+async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> list[Condition]:
+    """Return everything that is so now. Other tasks run between one job and the next.
+
+    `raised` are the alerts that stand: what is near its limit stays until it is well.
+    """
+    found = [*await _budgets(ctx), *_accounts(ctx, raised)]
+    for job_id in _telling(ctx):
+        await checkpoint()
         job = read_job(ctx.ledger, job_id)
-        live = leases_of(ctx, job)
-        if job.state in TERMINAL_JOBS and not live and not _recent(ctx, job.since):
-            continue
         found += _of_job(ctx, job, raised)
-        found += [c for name in live for c in _of_lease(ctx, job, lease_now(ctx, name))]
-    resting = [name for name in lease_ids(ctx.ledger, Lease.STOPPED) if believed(ctx, name) == "stopped"]
-    for lease in (lease_now(ctx, name) for name in resting):
+        found += [c for name in leases_of(ctx, job) for c in _of_lease(ctx, job, lease_now(ctx, name))]
+    for name in ctx.ledger.resting():
+        await checkpoint()
+        lease = lease_now(ctx, name.removeprefix("lease/"))
         found += _clocks(ctx, read_job(ctx.ledger, lease.job_id), lease)
     return found
+
+
+def _telling(ctx: Context) -> list[str]:
+    """Return the jobs that something may be so of: the unsettled, and those that failed or were interrupted lately."""
+    day = ctx.clock.now() - DAY_S
+    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
+    preempted = (e.subject for e in ctx.ledger.recent(JobPreempted, day))
+    return list(dict.fromkeys((*unsettled(ctx), *(s.removeprefix("job/") for s in (*failed, *preempted)))))
 
 
 def _recent(ctx: Context, at: float) -> bool:
@@ -78,7 +93,7 @@ def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
         yield Condition(job.subject, "failed", f"{job.id} failed: {why}{_next(ctx, job)}", mark=str(job.since))
-    taken = ctx.ledger.last(job.subject, "job.preempted")
+    taken = ctx.ledger.last(job.subject, JobPreempted)
     if taken is not None and _recent(ctx, taken.at):
         yield Condition(job.subject, "preempted", f"{job.id} was interrupted{_next(ctx, job)}", mark=str(taken.seq))
     if job.state in TERMINAL_JOBS:
@@ -145,7 +160,7 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
         text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
         yield Condition(lease.subject, "cost_cap", f"{text}May it go? {_give_back(job)}.")
-    back = ctx.ledger.last(lease.subject, "lease.came_back")
+    back = ctx.ledger.last(lease.subject, LeaseCameBack)
     if back is not None and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
         text = f"{machine} was believed ended and runs again; it bills. Next: `gpuwarden teardown {job.id}`."
         yield Condition(lease.subject, "came_back", text, mark=str(back.seq))
@@ -181,12 +196,14 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
 # ------------------------------------------------------------------------------------------------------- all of it
 
 
-def _budgets(ctx: Context) -> Iterator[Condition]:
+async def _budgets(ctx: Context) -> list[Condition]:
+    found = []
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
         cap = ctx.policy.caps_for(platform).per_day_usd
-        if cap > 0 and (billed := billed_today(ctx, pretend=bool(platform))) >= cap:
+        if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
             text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
-            yield Condition(subject, "day_budget", text)
+            found.append(Condition(subject, "day_budget", text))
+    return found
 
 
 def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
@@ -199,13 +216,29 @@ def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator
             yield Condition(subject, "danger_clock", line(text, 400))
 
 
-def billed_today(ctx: Context, *, pretend: bool) -> float:
-    """What the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each."""
-    return sum(
-        _last_day(ctx, lease_now(ctx, name))
-        for name in lease_ids(ctx.ledger)
-        if read_lease(ctx.ledger, name).platform.startswith(REHEARSAL) is pretend
-    )
+async def billed_today(ctx: Context, *, pretend: bool) -> float:
+    """Return what the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each.
+
+    What a machine has cost that ended does not change, so each is looked at once in a process.
+    """
+    now = ctx.clock.now()
+    day = now - DAY_S
+    for name in ctx.ledger.subjects("lease", since=max(day, ctx.ended_until - OVERLAP_S)):
+        await checkpoint()
+        lease = lease_now(ctx, name.removeprefix("lease/"))
+        ctx.ended.pop(lease.id, None)
+        if lease.state not in LIVE_LEASES:
+            ctx.ended[lease.id] = Ended(lease.since, _last_day(ctx, lease), lease.platform.startswith(REHEARSAL))
+    ctx.ended_until = now
+    for name in [name for name, ended in ctx.ended.items() if ended.at <= day]:
+        del ctx.ended[name]
+    total = sum(ended.cost for ended in ctx.ended.values() if ended.pretend is pretend)
+    for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):
+        await checkpoint()
+        lease = lease_now(ctx, lease_id)
+        if lease.platform.startswith(REHEARSAL) is pretend:
+            total += _last_day(ctx, lease)
+    return total
 
 
 def _last_day(ctx: Context, lease: LeaseRecord) -> float:

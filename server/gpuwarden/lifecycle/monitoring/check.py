@@ -8,6 +8,7 @@ from gpuwarden.core.errors import Conflict, WardenError
 from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
+from gpuwarden.ledger.events import CancelRequested
 from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
@@ -99,7 +100,7 @@ async def cancel(ctx: Context, job_id: str) -> JobRecord:
             await ctx.backend(job.handle.backend).stop(job.handle)
         return job
     if not job.cancel_requested:
-        ctx.ledger.add(job.subject, "cancel.requested", {"from": job.state})
+        ctx.ledger.add(job.subject, CancelRequested(from_state=job.state))
     return await advance(ctx, job_id)
 
 

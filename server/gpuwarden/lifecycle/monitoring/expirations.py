@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuwarden.core.deadlines import Deadline
-from gpuwarden.core.models import Instance, InstanceState
+from gpuwarden.core.models import InstanceState
+from gpuwarden.ledger.fold import answers
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 
@@ -14,12 +15,11 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
     """When a machine was first seen off in its present rest; None while it is not off."""
     if lease.instance is None or lease.instance.state not in OFF:
         return None
-    seen = [e for e in ctx.ledger.events(lease.subject) if "instance" in e.body]
     first: float | None = None
-    for event in reversed(seen):
-        if Instance.model_validate(event.body["instance"]).state not in OFF:
+    for at, instance in reversed(answers(ctx.ledger.history(lease.subject))):
+        if instance.state not in OFF:
             break
-        first = event.at
+        first = at
     return ctx.clock.now() if first is None else first
 
 
@@ -47,5 +47,5 @@ def _ends_at(ctx: Context, lease: LeaseRecord) -> float | None:
     """When the platform ends the machine, as it last told; some tell it only in their answer to the create."""
     if lease.instance is not None and lease.instance.ends_at is not None:
         return lease.instance.ends_at
-    told = [at for e in ctx.ledger.events(lease.subject) if (at := (e.body.get("instance") or {}).get("ends_at"))]
-    return float(told[-1]) if told else None
+    seen = answers(ctx.ledger.history(lease.subject))
+    return next((instance.ends_at for _, instance in reversed(seen) if instance.ends_at), None)

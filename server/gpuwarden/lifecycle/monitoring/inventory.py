@@ -5,23 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Final
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
-from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Lease
+from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.core.task_groups import first_error
+from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
+from gpuwarden.ledger.trouble import Trouble
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of, stopped_at
-from gpuwarden.lifecycle.monitoring.meter import believed, lease_now
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown
+from gpuwarden.lifecycle.monitoring.meter import lease_now
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job, read_lease
 from gpuwarden.lifecycle.timeouts import in_time
 
 logger = logging.getLogger(__name__)
+OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
+UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
+"""Teardowns that go on without a further question."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All rows, the unmetered jobs that run, and the platforms whose list could not be read."""
+    """All rows, the unmetered jobs that run, and the platforms whose list could not be read.
+
+    `ledger` says why the ledger may not know every machine.
+    """
 
     rows: tuple[Row, ...]
     jobs: tuple[JobRecord, ...]
     unknown: dict[str, str]
     accounts: tuple[Funds, ...] = ()
+    ledger: Trouble | None = None
 
 
 async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
@@ -69,7 +80,8 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     trouble: dict[str, str] = {}
     slow: set[str] = set()
     open_jobs = unsettled(ctx)
-    if not open_jobs and not ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS):
+    under_way = ctx.ledger.subjects("teardown", *UNDER_WAY)
+    if not open_jobs and not under_way:
         return trouble
     # Most looks at the inventory move nothing on; what starts, copies and proves jobs is imported when one does.
     from gpuwarden.lifecycle.ending.teardown import proceed
@@ -77,6 +89,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     from gpuwarden.lifecycle.execution.provisioning import tend
 
     for job_id in open_jobs:
+        await checkpoint()  # a look that needs no network would let nobody else run
         platform = read_job(ctx.ledger, job_id).spec.platform
         if job_id in skip:
             continue
@@ -93,13 +106,11 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
             slow.add(platform)  # its other jobs would each take as long, and everybody waits
-    for subject in ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS):
-        record = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
-        if record.state in {"approved", "executing", "needs_human"}:
-            try:
-                await proceed(ctx, record.id)
-            except Exception as error:
-                trouble[record.id] = what_went_wrong(error)
+    for ticket in (s.removeprefix("teardown/") for s in ctx.ledger.subjects("teardown", *UNDER_WAY)):
+        try:
+            await proceed(ctx, ticket)
+        except Exception as error:
+            trouble[ticket] = what_went_wrong(error)
     return trouble
 
 
@@ -114,26 +125,25 @@ def what_went_wrong(error: Exception) -> str:
 
 def unsettled(ctx: Context) -> list[str]:
     """The jobs that are not over, or whose machine may bill."""
-    live = {read_lease(ctx.ledger, lease).job_id for lease in lease_ids(ctx.ledger, *LIVE_LEASES)}
-    return [j for j in job_ids(ctx.ledger) if j in live or read_job(ctx.ledger, j).state not in TERMINAL_JOBS]
+    return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *ctx.ledger.jobs_with_leases(*LIVE_LEASES))))
 
 
 def leases_of(ctx: Context, job: JobRecord) -> list[str]:
     """The live leases of a job."""
-    return [name for name in lease_ids(ctx.ledger, *LIVE_LEASES) if read_lease(ctx.ledger, name).job_id == job.id]
+    return lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
 
 
 async def list_instances(ctx: Context) -> Inventory:
     """Reconcile, then list every machine of every platform that was used from here or has an account's key."""
     trouble = await reconcile(ctx)
     listed, unread = await sweep(ctx)
-    leases = [read_lease(ctx.ledger, name) for name in lease_ids(ctx.ledger)]
+    there = await _still_there(ctx)
     rows: list[Row] = []
     for platform, machines in listed.items():
-        rows += _rows(ctx, platform, [lease for lease in leases if lease.platform == platform], machines)
-    running = [read_job(ctx.ledger, j) for j in job_ids(ctx.ledger)]
-    unmetered = tuple(j for j in running if j.lease is None and j.state not in TERMINAL_JOBS)
-    return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(ctx)))
+        rows += _rows(ctx, platform, [lease for lease in there if lease.platform == platform], machines)
+    running = [read_job(ctx.ledger, j) for j in job_ids(ctx.ledger, *OPEN_JOBS)]
+    unmetered = tuple(j for j in running if j.lease is None)
+    return Inventory(tuple(rows), unmetered, trouble | unread, tuple(known_funds(ctx)), ctx.ledger.trouble())
 
 
 async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
@@ -141,8 +151,8 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
 
     Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
     """
-    leases = [read_lease(ctx.ledger, lease) for lease in lease_ids(ctx.ledger)]
-    platforms = sorted({lease.platform for lease in leases} | set(ctx.configured()))
+    there = await _still_there(ctx)
+    platforms = sorted({*ctx.ledger.platforms(), *ctx.configured()})
     found: dict[str, tuple[Instance, ...]] = dict.fromkeys(platforms, ())
     trouble: dict[str, str] = {}
 
@@ -155,8 +165,10 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
             trouble[platform] = answer.why
             return
         found[platform] = answer.value
-        mine = [lease for lease in leases if lease.platform == platform]
-        trouble.update(await _reopen(ctx, mine, answer.value))
+        if ctx.ledger.readable_only is not None:
+            _see(ctx, platform, answer.value)
+        trouble.update(await _reopen(ctx, platform, answer.value))
+        mine = [lease for lease in there if lease.platform == platform]
         await look_at_funds(ctx, platform, answer.value, mine)
 
     with first_error():
@@ -166,13 +178,38 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
     return found, trouble
 
 
-async def _reopen(ctx: Context, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> dict[str, str]:
+def _see(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> None:
+    """Keep what a list says of our machines in this process, where the ledger can't be written."""
+    for instance in listed:
+        lease = _lease_of(ctx, platform, instance)
+        if lease is not None:
+            ctx.seen.setdefault(lease.id, instance)
+
+
+async def _still_there(ctx: Context) -> list[LeaseRecord]:
+    """Return the leases whose machines may bill, or lie stopped with their disks, oldest move first."""
+    found = []
+    for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
+        await checkpoint()
+        found.append(read_lease(ctx.ledger, name.removeprefix("lease/")))
+    return found
+
+
+def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
+    """Return the lease that a listed machine was last seen under, else the one whose token it carries."""
+    known = (f"lease/{instance.token}",) if ctx.ledger.state(f"lease/{instance.token}") is not None else ()
+    for subject in (*reversed(ctx.ledger.leases_of_instance(instance.id)), *known):
+        lease = read_lease(ctx.ledger, subject.removeprefix("lease/"))
+        if lease.platform == platform:
+            return lease
+    return None
+
+
+async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
     """Take machines of ours back into sight that are listed although they were believed gone or never rented."""
-    by_id = {lease.instance_id: lease for lease in mine if lease.instance_id}
-    by_token = {lease.id: lease for lease in mine}
     trouble = {}
     for instance in listed:
-        lease = by_id.get(instance.id) or by_token.get(instance.token)
+        lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:
             continue
         try:
@@ -186,7 +223,7 @@ async def _reopen(ctx: Context, mine: list[LeaseRecord], listed: tuple[Instance,
 async def _take_back(ctx: Context, lease: LeaseRecord, listed: Instance) -> None:
     from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
 
-    body = {"instance": listed.model_dump(mode="json"), "why": "it is listed although it was believed gone"}
+    why = "it is listed although it was believed gone"
     if lease.instance_id == listed.id:
         if lease.state is Lease.STOPPED:
             await tend(ctx, lease.id)
@@ -194,20 +231,24 @@ async def _take_back(ctx: Context, lease: LeaseRecord, listed: Instance) -> None
         record_extra(ctx, lease, listed)
     elif lease.state is Lease.NONE:
         with ctx.ledger.transaction():
-            ctx.ledger.add(lease.subject, "lease.unverified", body, state=Lease.UNVERIFIED)
-            ctx.ledger.add(lease.subject, "lease.adopted", body, state=Lease.METERING)
+            ctx.ledger.add(lease.subject, LeaseUnverified(instance=listed, why=why))
+            ctx.ledger.add(lease.subject, LeaseAdopted(instance=listed, why=why))
     else:
         await tend(ctx, lease.id)
 
 
-def _rows(ctx: Context, platform: str, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
-    # A stopped machine is no forgotten one: its disk may bill for as long as it exists.
-    there = [lease for lease in mine if lease.state in LIVE_LEASES or believed(ctx, lease.id) == "stopped"]
+def _rows(ctx: Context, platform: str, there: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
+    # A stopped machine is not a forgotten one: its disk may bill for as long as it exists.
     shown = {lease.instance_id for lease in there}
-    ended = {lease.instance_id: lease for lease in mine}
     return [_ours(ctx, lease) for lease in there] + [
-        _listed(ctx, platform, i, ended.get(i.id)) for i in listed if i.id not in shown
+        _listed(ctx, platform, i, _ended_lease(ctx, platform, i)) for i in listed if i.id not in shown
     ]
+
+
+def _ended_lease(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
+    """Return the lease that a machine was seen under before it was believed gone."""
+    lease = _lease_of(ctx, platform, instance)
+    return lease if lease is not None and lease.instance_id == instance.id else None
 
 
 def _listed(ctx: Context, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:

@@ -8,12 +8,24 @@ bill must not have grown in between. An answer under another account's key is no
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Unknown
 from gpuwarden.core.states import LIVE_LEASES, Lease
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import (
+    AbandonIntent,
+    LeaseBody,
+    LeaseCameBack,
+    LeaseGone,
+    LeaseLook,
+    LeaseMetering,
+    LeaseObserved,
+    LeaseStopped,
+    LeaseUnverified,
+)
+from gpuwarden.ledger.fold import answers, ended_as
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.accounts import Bound
 from gpuwarden.lifecycle.records import LeaseRecord, read_lease
@@ -65,59 +77,49 @@ def spent(ctx: Context, lease_id: str) -> float | None:
     if price is None:
         return lease.cost if lease.cost == 0 else None
     end = lease.since if believed(ctx, lease_id) == "gone" else ctx.clock.now()
-    seen = _told(ctx, lease)
+    seen = answers(ctx.ledger.history(lease.subject))
     total = 0.0
-    for event, until in zip(seen, [*(e.at for e in seen[1:]), end], strict=True):
-        then = Instance.model_validate(event.body["instance"])
+    for (at, then), until in zip(seen, [*(later for later, _ in seen[1:]), end], strict=True):
         off = then.meter is False
         rate = (then.stopped_usd_per_hour or 0.0) if off else (then.price_usd_per_hour or price)
-        total += max(0.0, rate) * max(0.0, until - event.at) / 3600
+        total += max(0.0, rate) * max(0.0, until - at) / 3600
     return total
 
 
 def price_of(ctx: Context, lease: LeaseRecord) -> float | None:
     """The last price an hour that the provider told of a machine; one of nothing, or of less, is none."""
-    prices = [Instance.model_validate(e.body["instance"]).price_usd_per_hour for e in _told(ctx, lease)]
+    prices = [instance.price_usd_per_hour for _, instance in answers(ctx.ledger.history(lease.subject))]
     prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
     return next((p for p in reversed(prices) if p is not None and p > 0), None)
 
 
-def _told(ctx: Context, lease: LeaseRecord) -> list[Event]:
-    """The provider's answers about a machine that the ledger keeps."""
-    return [e for e in ctx.ledger.events(lease.subject) if e.body.get("instance")]
-
-
 def believed(ctx: Context, lease_id: str) -> str | None:
     """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
-    subject = f"lease/{lease_id}"
-    if ctx.ledger.state(subject) == Lease.NONE:
-        return "gone"
-    last = ctx.ledger.last(subject, "lease.stopped", "lease.gone")
-    return str(last.body["saw"]) if last and ctx.ledger.state(subject) == Lease.STOPPED else None
+    return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
     """Whether an instance is given back that never ran anything: only its end ends what it costs, disk included."""
-    return ctx.ledger.last(lease.subject, "abandon.intent") is not None
+    return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
 def _doubt(ctx: Context, lease: LeaseRecord, why: str) -> None:
     ctx.unseen[lease.id] = why
     if lease.state is Lease.METERING:
-        ctx.ledger.add(lease.subject, "lease.unverified", {"why": why}, state=Lease.UNVERIFIED)
+        ctx.ledger.add(lease.subject, LeaseUnverified(why=why))
 
 
 def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    last = ctx.ledger.last(lease.subject, "lease.look")
-    if last is not None and last.body["saw"] != "alive":
-        _record(ctx, lease, "lease.look", {"saw": "alive"}, instance)
+    last = ctx.ledger.last(lease.subject, LeaseLook)
+    if last is not None and last.data.saw != "alive":
+        ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
     if lease.state is Lease.UNVERIFIED:
-        _record(ctx, lease, "lease.metering", {}, instance, Lease.METERING)
+        ctx.ledger.add(lease.subject, LeaseMetering(instance=instance))
     elif lease.state is Lease.STOPPED:
         why = "the instance was seen running after it had been seen stopped or gone"
-        _record(ctx, lease, "lease.came_back", {"why": why}, instance, Lease.METERING)
+        ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
     elif lease.instance is None or _moved(lease.instance, instance):
-        _record(ctx, lease, "lease.observed", {}, instance)
+        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
 
 
 def _moved(before: Instance, now: Instance) -> bool:
@@ -125,31 +127,28 @@ def _moved(before: Instance, now: Instance) -> bool:
     return before.state is not now.state or (now.place is not None and before.place != now.place)
 
 
-def _confirm(ctx: Context, lease: LeaseRecord, saw: str, instance: Instance | None) -> None:
+def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
     """Believe "gone" or "stopped" on the second look that agrees."""
     if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
         return
-    last = ctx.ledger.last(lease.subject, "lease.look")
+    last = ctx.ledger.last(lease.subject, LeaseLook)
     settle_s = ctx.provider(lease.platform).settle_s
     if last is None or not _agrees(last, saw, instance, ctx.clock.now()):
-        _record(ctx, lease, "lease.look", {"saw": saw, "cost": instance.cost_usd if instance else None}, instance)
+        _record(ctx, lease, LeaseLook(saw=saw, cost=instance.cost_usd if instance else None), instance)
     elif ctx.clock.now() - last.at >= settle_s:
-        body = {
-            "saw": saw,
-            "why": f"seen {saw} twice, {ctx.clock.now() - last.at:.1f} s apart",
-            "cost_usd": _final_cost(lease_now(ctx, lease.id), instance),
-        }
+        why = f"seen {saw} twice, {ctx.clock.now() - last.at:.1f} s apart"
+        cost = _final_cost(lease_now(ctx, lease.id), instance)
         if lease.state in LIVE_LEASES:
-            _record(ctx, lease, "lease.stopped", body, instance, Lease.STOPPED)
+            _record(ctx, lease, LeaseStopped(saw=saw, why=why, cost_usd=cost), instance)
         else:
-            _record(ctx, lease, f"lease.{saw}", body, instance)
+            _record(ctx, lease, LeaseGone(saw=saw, why=why, cost_usd=cost), instance)
 
 
-def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> bool:
+def _agrees(last: Event[LeaseLook], saw: str, instance: Instance | None, now: float) -> bool:
     """Whether an earlier look saw the same. A machine whose bill grew faster than its disk explains is not stopped."""
-    if last.body["saw"] != saw:
+    if last.data.saw != saw:
         return False
-    before, after = last.body.get("cost"), instance.cost_usd if instance else None
+    before, after = last.data.cost, instance.cost_usd if instance else None
     if saw == "gone" or instance is None or before is None or after is None:
         return True
     explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
@@ -161,13 +160,6 @@ def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
     return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
 
 
-def _record(
-    ctx: Context,
-    lease: LeaseRecord,
-    kind: str,
-    body: dict[str, Any],
-    instance: Instance | None,
-    state: Lease | None = None,
-) -> None:
-    seen = {"instance": instance.model_dump(mode="json")} if instance else {}
-    ctx.ledger.add(lease.subject, kind, body | seen, state=state)
+def _record(ctx: Context, lease: LeaseRecord, event: LeaseBody, instance: Instance | None) -> None:
+    """Record an event with the answer that it rests on, where there is one."""
+    ctx.ledger.add(lease.subject, event if instance is None else event.model_copy(update={"instance": instance}))

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import anyio
 
 from gpuwarden.core.sanitize import line, redact
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import AlertBody, AlertRaised, AlertUnsent
 from gpuwarden.lifecycle.context import Context
 
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
@@ -37,11 +38,11 @@ class Alert:
     raised: bool
 
     @classmethod
-    def read(cls, event: Event) -> Alert:
+    def read(cls, event: Event[AlertBody]) -> Alert:
         """The alert that an event records."""
-        body = event.body
-        raised = event.kind == "alert.raised"
-        return cls(event.seq, event.at, event.subject, str(body["kind"]), str(body["mark"]), str(body["text"]), raised)
+        told = event.data
+        raised = isinstance(told, AlertRaised)
+        return cls(event.seq, event.at, event.subject, told.condition, told.mark, told.text, raised)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -65,7 +66,7 @@ async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
         for alert in alerts[:MAX_ALERTS]:
             if (alert.raised or name == "webhook") and (why := await send(ctx, alert)):
                 trouble[name] = why
-                ctx.ledger.add(f"watch/{name}", "alert.unsent", {"alert": alert.seq, "why": why})
+                ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
                 break
     return trouble
 

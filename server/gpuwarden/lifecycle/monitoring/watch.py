@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from anyio.lowlevel import checkpoint
+
 from gpuwarden.core.states import Job, Lease
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import (
     BALANCE,
@@ -58,7 +60,6 @@ class Watcher:
 
     ctx: Context
     every_s: float = EVERY_S
-    _seq: int = 0
     _next_sweep: float = 0.0
     _raised: dict[Key, Alert] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
@@ -82,25 +83,28 @@ class Watcher:
         waiting = {job for job, at in self._next.items() if now < at}
         self.ctx.observed.clear()
         trouble = await reconcile(self.ctx, skip=waiting)
-        self._back_off(trouble, waiting)
+        await self._back_off(trouble, waiting)
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
             trouble |= (await sweep(self.ctx))[1]
         self._read()
-        found = conditions(self.ctx, self._raised)
+        found = await conditions(self.ctx, self._raised)
         news = self._settle(found, self._held(found))
         trouble |= await deliver(self.ctx, news)
-        return Round(tuple(news), tuple(a for key, a in self._raised.items() if not key[2]), trouble)
+        if (doubt := self.ctx.ledger.trouble()) is not None:
+            trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
+        return Round(tuple(news), tuple(self._raised.values()), trouble)
 
     # --------------------------------------------------------------------------------------------------- back-off
 
-    def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
+    async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
         """Look at what did not answer half as often each time, and at the rest every round."""
         live = unsettled(self.ctx)
         for job_id in set(self._misses) - set(live):
             self._misses.pop(job_id)
             self._next.pop(job_id, None)
         for job_id in (j for j in live if j not in waiting):
+            await checkpoint()
             if job_id in trouble or self._doubtful(job_id):
                 n = self._misses[job_id] = self._misses.get(job_id, 0) + 1
                 self._next[job_id] = self.ctx.clock.now() + min(self.every_s * 2 ** min(n, 20), MAX_WAIT_S)
@@ -157,33 +161,22 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- the ledger
 
     def _read(self) -> None:
-        """Take in the alerts that any process recorded since the last look."""
-        for event in sorted(self._since("alert.raised") + self._since("alert.cleared"), key=lambda e: e.seq):
-            alert = Alert.read(event)
-            if alert.raised:
-                self._raised[alert.key] = alert
-            else:
-                self._raised.pop(alert.key, None)
-            self._seq = event.seq
-
-    def _since(self, kind: str) -> list[Event]:
-        events: list[Event] = []
-        while page := self.ctx.ledger.events(kind=kind, after=events[-1].seq if events else self._seq):
-            events += page
-        return events
+        """Take in the alerts that stand now, whichever process raised them."""
+        standing = (Alert.read(event) for event in self.ctx.ledger.standing_alerts())
+        self._raised = {alert.key: alert for alert in standing}
 
     def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
         """Raise what is new and clear what is over, in one transaction with the look at what stands."""
         stays = {c.key for c in held} | {c.key for c in found if not c.same}
         with self.ctx.ledger.transaction():
             self._read()
-            over = [k for k in self._raised if k not in stays and not k[2] and not self._unseen(*k[:2])]
-            news = [self._record(c.key, c.text, raised=True) for c in held if c.key not in self._raised]
-            news += [self._record(key, self._raised[key].text, raised=False) for key in over]
+            over = [k for k in self._raised if k not in stays and not self._unseen(*k[:2])]
+            new = [c for c in held if self.ctx.ledger.alert(*c.key) is None]
+            news = [self._record(AlertRaised, c.key, c.text) for c in new]
+            news += [self._record(AlertCleared, key, self._raised[key].text) for key in over]
         self._read()
         return news
 
-    def _record(self, key: Key, text: str, *, raised: bool) -> Alert:
-        subject, kind, mark = key
-        body = {"kind": kind, "mark": mark, "text": text}
-        return Alert.read(self.ctx.ledger.add(subject, "alert.raised" if raised else "alert.cleared", body))
+    def _record(self, event: type[AlertBody], key: Key, text: str) -> Alert:
+        subject, condition, mark = key
+        return Alert.read(self.ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text)))

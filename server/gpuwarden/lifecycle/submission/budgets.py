@@ -7,12 +7,14 @@ from typing import Final
 from gpuwarden.core.models import InputFile, JobSpec
 from gpuwarden.core.money import usd
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
+from gpuwarden.ledger.events import ApprovalGranted
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now, price_of, spent
-from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids, read_job
+from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
 from gpuwarden.rules.facts import SubmitFacts
 
 DAY_S = 86_400
+OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 IDLE_H: Final = 1.0
 """How many hours a machine whose job has ended is taken to bill on."""
 
@@ -27,6 +29,8 @@ def spending_question(ctx: Context, facts: SubmitFacts) -> str:
 def _cost_question(ctx: Context, facts: SubmitFacts) -> str:
     if facts.worst_cost is None:
         return "its price is unknown"
+    if (doubt := ctx.ledger.trouble()) is not None and doubt.incomplete:
+        return f"what was spent today is unknown, because {doubt.message}"
     if over := over_caps(ctx, facts.spec.platform, facts.worst_cost):
         return over
     if (twin := _same_work(ctx, facts)) is not None:
@@ -51,7 +55,7 @@ def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str
 def _same_work(ctx: Context, facts: SubmitFacts) -> JobRecord | None:
     """A live job that runs the same program with equal arguments and inputs, whatever its name, limits or machine."""
     wanted = _work(facts.spec, facts.inputs)
-    live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS)))
+    live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
     paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
     return next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
 
@@ -62,10 +66,9 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
 
 def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
     """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
-    day, leases = ctx.clock.now() - DAY_S, [lease_now(ctx, name) for name in lease_ids(ctx.ledger)]
-    total = 0.0
-    for job in (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger) if job_id != without):
-        mine = [lease for lease in leases if lease.job_id == job.id]
+    day, total = ctx.clock.now() - DAY_S, 0.0
+    for job in (read_job(ctx.ledger, job_id) for job_id in _costing(ctx, day) if job_id != without):
+        mine = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
         if job.spec.platform.startswith(REHEARSAL) is not pretend:
             continue
         if job.accepted_at > day:
@@ -73,6 +76,12 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
         else:
             total += sum(_billed(ctx, job, lease, day) for lease in mine)
     return total
+
+
+def _costing(ctx: Context, since: float) -> list[str]:
+    """Return the jobs that can have cost anything since then: the open ones, and those whose machines bill or did."""
+    billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=since))
+    return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed)))
 
 
 def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
@@ -107,5 +116,5 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 def spending_approved(ctx: Context, receipt: str) -> bool:
     """Whether a person approved this receipt's spending, and the approval has not expired."""
-    granted = ctx.ledger.last(f"receipt/{receipt}", "approval.granted")
-    return granted is not None and bool(ctx.clock.now() <= granted.body["expires_at"])
+    granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
+    return granted is not None and granted.data.holds_at(ctx.clock.now())

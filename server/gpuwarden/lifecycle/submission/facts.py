@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.leaks import spelled, spelled_in, spelled_in_script
-from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
+from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
@@ -25,7 +25,7 @@ from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.bootstrap import look_over_own
 from gpuwarden.lifecycle.execution.provisioning import wanted
-from gpuwarden.lifecycle.records import job_ids, read_job
+from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs, program_of
 from gpuwarden.providers.base import account_key_values, account_keys
 from gpuwarden.rules.catalog import rules_of
@@ -126,7 +126,8 @@ async def read_spec(
 
 def _has_succeeded(ctx: Context, script: str) -> bool:
     """Whether a job with this very script has succeeded, with whatever arguments."""
-    return any(read_job(ctx.ledger, i).spec.script == script for i in job_ids(ctx.ledger, Job.SUCCEEDED))
+    alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
+    return any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike)
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:

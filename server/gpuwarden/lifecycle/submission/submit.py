@@ -11,15 +11,15 @@ from anyio import to_thread
 
 from gpuwarden.backends.base import Confining
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, by_a_person
-from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
+from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
 from gpuwarden.core.sanitize import line, scrubbed, secret_values
 from gpuwarden.core.states import TERMINAL_JOBS, Job
-from gpuwarden.ledger.store import Event
+from gpuwarden.ledger.events import JobAccepted, JobRefused, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
-from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job
+from gpuwarden.lifecycle.records import JobRecord, job_ids, read_job, read_receipt
 from gpuwarden.lifecycle.submission.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
@@ -105,53 +105,46 @@ async def _admit(ctx: Context, spec: JobSpec) -> None:
 
 def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
     # The spec may hold a secret, so only its digest is kept, and of its names what is none.
-    body = {
-        "name": spec.name,
-        "platform": spec.platform,
-        "spec_digest": spec.digest,
-        "rules": sorted({f.rule for f in findings if f.blocks}),
-    }
-    body = scrubbed(body, secret_values(ctx.env))
-    ctx.ledger.add(f"job/x{random.token_hex(5)}", "job.refused", body, state=Job.REFUSED)
+    names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
+    rules = tuple(sorted({f.rule for f in findings if f.blocks}))
+    ctx.ledger.add(f"job/x{random.token_hex(5)}", JobRefused(**names, spec_digest=spec.digest, rules=rules))
 
 
 def _issue(ctx: Context, checked: _Checked) -> Submission:
     receipt = f"r{random.token_hex(8)}"
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
     ask = spending_question(ctx, checked.facts)
-    body = {
-        "spec_digest": checked.facts.spec.digest,
-        "facts_digest": checked.facts.digest,
-        "price": checked.facts.price,
-        "expires_at": expires,
-        "worst_cost": checked.facts.worst_cost,
-        "name": checked.facts.spec.name,
-        "platform": checked.facts.spec.platform,
-        "timeout_s": checked.facts.spec.timeout_s,
-        "ask": ask,
-        "hub": checked.facts.hub.watched if checked.facts.hub else {},
-        "inputs": {file.path: file.sha256 for file in checked.facts.inputs},
-    }
-    ctx.ledger.add(f"receipt/{receipt}", "receipt.issued", body)
+    issued = ReceiptIssued(
+        spec_digest=checked.facts.spec.digest,
+        facts_digest=checked.facts.digest,
+        price=checked.facts.price,
+        expires_at=expires,
+        worst_cost=checked.facts.worst_cost,
+        name=checked.facts.spec.name,
+        platform=checked.facts.spec.platform,
+        timeout_s=checked.facts.spec.timeout_s,
+        ask=ask,
+        hub=checked.facts.hub.watched if checked.facts.hub else {},
+        inputs={file.path: file.sha256 for file in checked.facts.inputs},
+    )
+    ctx.ledger.add(f"receipt/{receipt}", issued)
     return Submission(checked.findings, checked.quote, checked.facts.worst_cost, receipt, expires, ask)
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
-    issued = ctx.ledger.last(f"receipt/{receipt}", "receipt.issued")
-    if issued is None:
-        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "Submit without a receipt to get one.")
-    if issued.body["spec_digest"] != spec.digest:
+    issued = read_receipt(ctx.ledger, receipt).issued
+    if issued.spec_digest != spec.digest:
         raise Conflict("the receipt is for other arguments", "Submit these without a receipt to have them checked.")
-    used = ctx.ledger.used("job.accepted", receipt)
+    used = ctx.ledger.used(JobAccepted, receipt)
     if used is not None:  # a repeated call, perhaps after a lost reply
         job = await advance(ctx, used.subject.removeprefix("job/"))
         return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True)
-    if ctx.clock.now() > issued.body["expires_at"]:
+    if ctx.clock.now() > issued.expires_at:
         raise Conflict(
             "the receipt has expired: facts may have changed since", "Submit without a receipt for a fresh one."
         )
     checked = await _check(ctx, spec)
-    if checked.facts.digest != issued.body["facts_digest"]:
+    if checked.facts.digest != issued.facts_digest:
         raise Conflict(
             f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
         )
@@ -168,13 +161,13 @@ class NeedsApproval(Refused):
         self.ticket = ticket
 
 
-def _change(issued: Event, checked: _Checked) -> str:
-    before, now = issued.body["price"], checked.facts.price
+def _change(issued: ReceiptIssued, checked: _Checked) -> str:
+    before, now = issued.price, checked.facts.price
     if before != now:
         return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
     if files := _changed_inputs(issued, checked):
         return f"inputs are not the files that were checked: {line(', '.join(files))}"
-    then, seen = issued.body.get("hub", {}), checked.facts.hub.watched if checked.facts.hub else {}
+    then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
     moved = [
         f"{name} was {then.get(name)} and is {seen.get(name)}"
         for name in {**then, **seen}
@@ -183,9 +176,9 @@ def _change(issued: Event, checked: _Checked) -> str:
     return "; ".join(moved) or "the platform's profile or the secrets that have values"
 
 
-def _changed_inputs(issued: Event, checked: _Checked) -> list[str]:
+def _changed_inputs(issued: ReceiptIssued, checked: _Checked) -> list[str]:
     """The inputs that came, went or hold something else since the receipt."""
-    then, now = issued.body.get("inputs", {}), {file.path: file.sha256 for file in checked.facts.inputs}
+    then, now = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     return sorted(path for path in {**then, **now} if then.get(path) != now.get(path))
 
 
@@ -193,22 +186,23 @@ async def _accept(ctx: Context, checked: _Checked, receipt: str) -> Submission:
     """Write the job down, once per receipt, and start it on its way."""
     spec = checked.facts.spec
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
-    body = {
-        "spec": spec.model_dump(mode="json"),
-        "spec_digest": spec.digest,
-        "facts_digest": checked.facts.digest,
-        "worst_cost": checked.facts.worst_cost,
-        "price": checked.facts.price,
-        "receipt": receipt,
-        "inputs": [file.model_dump() for file in checked.facts.inputs],
-    }
+    accepted = JobAccepted(
+        spec=spec,
+        spec_digest=spec.digest,
+        facts_digest=checked.facts.digest,
+        worst_cost=checked.facts.worst_cost,
+        price=checked.facts.price,
+        receipt=receipt,
+        script_digest="" if spec.script is None else digest(spec.script),
+        inputs=checked.facts.inputs,
+    )
     async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
-        used = ctx.ledger.used("job.accepted", receipt)
+        used = ctx.ledger.used(JobAccepted, receipt)
         live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked.facts)
         if live is None:
             _check_spending(ctx, checked.facts, receipt)
             await _keep_inputs(ctx, checked.facts.inputs)
-            ctx.ledger.add(f"job/{job_id}", "job.accepted", body, state=Job.ACCEPTED, token=receipt)
+            ctx.ledger.add(f"job/{job_id}", accepted, token=receipt)
     job = await advance(ctx, live or job_id)
     return Submission(
         checked.findings, checked.quote, checked.facts.worst_cost, receipt, job=job, adopted=live is not None
@@ -235,10 +229,9 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 def _live_twin(ctx: Context, facts: SubmitFacts) -> str | None:
     """A job with exactly these arguments and inputs that has not ended: the same call, made twice."""
-    wanted, inputs = facts.spec.digest, [file.model_dump() for file in facts.inputs]
+    wanted = facts.spec.digest, facts.inputs
     for job_id in _live_jobs(ctx):
-        accepted = ctx.ledger.last(f"job/{job_id}", "job.accepted")
-        same = accepted is not None and accepted.body["spec_digest"] == wanted
-        if same and accepted is not None and accepted.body.get("inputs", []) == inputs:
+        accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)
+        if accepted is not None and (accepted.data.spec_digest, accepted.data.inputs) == wanted:
             return job_id
     return None

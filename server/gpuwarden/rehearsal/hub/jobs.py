@@ -77,7 +77,7 @@ class RunningJob:
 
     id: str
     owner: str
-    body: dict[str, Any]
+    request: dict[str, Any]
     created_at: float
     log: Path
     stage: str = "SCHEDULING"
@@ -147,7 +147,7 @@ class HubJobs:
             found = [j for j in found if j.stage in stages]
         for label in query.getlist("label"):
             key, _, value = label.partition("=")
-            found = [j for j in found if (j.body.get("labels") or {}).get(key) == value]
+            found = [j for j in found if (j.request.get("labels") or {}).get(key) == value]
         return JSONResponse([_shown(j, user) for j in reversed(found)])
 
     async def inspect(self, request: Request) -> Response:
@@ -168,7 +168,7 @@ class HubJobs:
         """PUT the labels."""
         self._user(request, write=True)
         job = self._job(request)
-        job.body["labels"] = (await request.json())["labels"]
+        job.request["labels"] = (await request.json())["labels"]
         return JSONResponse(_shown(job, self._user(request)))
 
     async def logs(self, request: Request) -> Response:
@@ -230,7 +230,7 @@ class HubJobs:
 
     def _start(self, job: RunningJob, folder: Path) -> subprocess.Popen[str]:
         """Start the command, in a sandbox where one works. It has the network, since the Hub is on loopback."""
-        argv = [*job.body.get("command", ()), *job.body.get("arguments", ())]
+        argv = [*job.request.get("command", ()), *job.request.get("arguments", ())]
         env, found = self._env(job, folder / "work"), detect()
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         options |= {"errors": "replace"}
@@ -250,7 +250,7 @@ class HubJobs:
         return start(words(found, box, boxes.system(), str(folder / name)), argv, given, **options)
 
     def _watch(self, job: RunningJob, process: subprocess.Popen[str]) -> None:
-        limit = job.body.get("timeoutSeconds") or DEFAULT_TIMEOUT_S
+        limit = job.request.get("timeoutSeconds") or DEFAULT_TIMEOUT_S
         timer = threading.Timer(limit, self._time_out, (job,))
         timer.daemon = True
         timer.start()
@@ -279,8 +279,8 @@ class HubJobs:
             uv.write_text(_UV.format(python=sys.executable))
             uv.chmod(0o755)
         base = {"PATH": f"{self._bin}:{os.environ.get('PATH', '')}", "HOME": str(folder), "JOB_ID": job.id}
-        base |= {"ACCELERATOR": job.body["flavor"], "HF_ENDPOINT": self.endpoint, "PYTHONUNBUFFERED": "1"}
-        return base | (job.body.get("environment") or {}) | (job.body.get("secrets") or {})
+        base |= {"ACCELERATOR": job.request["flavor"], "HF_ENDPOINT": self.endpoint, "PYTHONUNBUFFERED": "1"}
+        return base | (job.request.get("environment") or {}) | (job.request.get("secrets") or {})
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -335,7 +335,7 @@ def _hardware(name: str, pretty: str, hourly: float, gpus: int, vram: int) -> di
 
 
 def _shown(job: RunningJob, user: User) -> dict[str, Any]:
-    body = job.body
+    body = job.request
     status = {"stage": job.stage, "message": job.message}
     who = {"id": "1" * 24, "name": user.name}
     times = {"startedAt": job.started_at, "finishedAt": job.finished_at}

@@ -27,15 +27,11 @@ def rules_from(config: str, client: str) -> Rules:
 
 def live_runs(home: str) -> tuple[str, ...]:
     """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read."""
-    query = (
-        "SELECT e.body FROM events e JOIN current c ON c.subject = e.subject "
-        "WHERE e.kind = 'job.submitted' AND c.state NOT IN ('succeeded', 'failed', 'canceled', 'refused')"
-    )
     try:
         uri = (Path(home) / "ledger.db").resolve().as_uri() + "?mode=ro"
         with sqlite3.connect(uri, uri=True, timeout=2) as db:
-            rows = db.execute(query).fetchall()
+            rows = db.execute("SELECT run_dir FROM live_runs").fetchall()
         db.close()
-        return tuple({os.path.normpath(json.loads(row[0])["handle"]["run_dir"]) for row in rows})
-    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError):
+        return tuple({os.path.normpath(row[0]) for row in rows})
+    except (sqlite3.Error, OSError, ValueError, TypeError):
         return ()

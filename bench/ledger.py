@@ -1,0 +1,302 @@
+"""How the ledger's figures grow with the jobs that have ended: 100, 1,000, 10,000 and 100,000, rented and local.
+
+Each figure is told as a ratio: to the same figure at 100 jobs, and to one bare insert or select of sqlite3 on the same
+disk in the same run. Jobs ended one a minute, each with the events of a whole life; two live ones are watched. The
+loop's figure is the longest time that the event loop ran no other task while the watch went round. Times are CPU time.
+Run from the checkout: python bench/ledger.py [MOST_JOBS]
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from gpuwarden.core.models import (
+    Handle,
+    Instance,
+    InstanceState,
+    JobSpec,
+    Known,
+    Level,
+    Observation,
+    Place,
+    Verdict,
+)
+from gpuwarden.core.policy import Caps, Policy
+from gpuwarden.core.states import Job
+from gpuwarden.ledger import events as ev
+from gpuwarden.ledger.chain import COLUMNS, link
+from gpuwarden.ledger.migrate import INSERT
+from gpuwarden.ledger.store import Ledger
+from gpuwarden.lifecycle.context import Context
+from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S
+from gpuwarden.lifecycle.monitoring.meter import believed, lease_now, spent
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import read_job
+from gpuwarden.lifecycle.submission.budgets import spent_today
+
+SIZES = (100, 1_000, 10_000, 100_000)
+MINUTE = 60.0
+LIVE = ("jlive0", "jlive1")
+RICH = Policy(caps=Caps(per_job_usd=1e6, per_day_usd=1e6, per_instance_usd=1e6))
+
+
+class HandClock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000.0
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.time += seconds
+
+
+class Cloud:
+    """A provider whose answers are there at once, so that what is measured is the ledger."""
+
+    settle_s = 1.0
+
+    async def get(self, id: str) -> Known[Instance]:  # noqa: A002
+        """The machine of a job, running."""
+        return Known(machine(id.removeprefix("m-")))
+
+    async def list(self) -> Known[tuple[Instance, ...]]:
+        """No machine."""
+        return Known(())
+
+
+class Runs:
+    """A backend that sees every job running."""
+
+    seals = False
+
+    async def poll(self, handles: list[Handle]) -> dict[str, Observation]:
+        """Every one runs."""
+        return {h.token: Observation(state=Job.RUNNING, why="running", machine="boot-1/9") for h in handles}
+
+
+def machine(job: str, state: InstanceState = InstanceState.RUNNING) -> Instance:
+    """A rented machine as its provider tells of it."""
+    place = Place(platform="vastai", instance_id=f"m-{job}", host="203.0.113.7", port=22, user="root", run_root="/w")
+    return Instance(
+        id=f"m-{job}", token=f"{job}-i1", state=state, place=place, meter=True, price_usd_per_hour=2.0, cost_usd=1.5
+    )
+
+
+def begins(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
+    """A job from its receipt until it runs."""
+    spec = JobSpec(name="train", platform=platform, command=("train",), outputs=("out",), timeout_s=3600)
+    place = machine(job).place if platform == "vastai" else Place(platform=platform, run_root="/w")
+    assert place is not None
+    yield f"receipt/r{job}", ev.ReceiptIssued(spec_digest="d" * 71, facts_digest="d" * 71, expires_at=1.0, name="train")
+    yield f"job/{job}", ev.JobAccepted(spec=spec, spec_digest="d" * 71, receipt=f"r{job}", worst_cost=2.0, price=2.0)
+    if platform == "vastai":
+        yield f"lease/{job}-i1", ev.CreateIntent(job=job, platform=platform, generation=1)
+        yield f"job/{job}", ev.JobProvisioning(lease=f"{job}-i1", generation=1)
+        yield f"lease/{job}-i1", ev.LeaseCreated(instance=machine(job, InstanceState.BOOTING))
+        yield f"lease/{job}-i1", ev.LeaseObserved(instance=machine(job))
+    yield f"job/{job}", ev.JobSubmitting(place=place)
+    yield f"job/{job}", ev.SubmitIntent(attempt=1)
+    handle = Handle(backend="local", token=job, run_dir=f"/w/gw-{job}", place=place)
+    yield f"job/{job}", ev.JobSubmitted(handle=handle, attempt=1)
+    yield f"job/{job}", ev.MachineSeen(machine="boot-1/9")
+
+
+def ends(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
+    """What follows when it succeeds, is proven, and its machine is given back."""
+    yield f"job/{job}", ev.JobSucceeded(why="succeeded", observation={"state": "succeeded", "why": "succeeded"})
+    yield f"job/{job}", ev.ArtifactsPulled(record="p.json", digest="d" * 71, dest="/home/user/out", files=3, bytes=9)
+    yield f"job/{job}", ev.ArtifactsVerified(verdict=Verdict.PROVEN, level=Level.LOAD, pull="d" * 71, seal="s" * 71)
+    if platform != "vastai":
+        return
+    lease, ticket = f"lease/{job}-i1", f"teardown/t{job}"
+    yield ticket, ev.TeardownRequested(job=job, lease=f"{job}-i1", verb="terminate")
+    yield ticket, ev.TeardownAwaitingHuman(digest="d" * 71, expires_at=1.0)
+    yield ticket, ev.ApprovalGranted(digest="d" * 71, channel="terminal", by="user", expires_at=1.0)
+    yield ticket, ev.ApprovalUsed(digest="d" * 71, channel="terminal", verb="terminate")
+    yield lease, ev.LeaseStopping(ticket=f"t{job}", verb="terminate")
+    yield lease, ev.VerbSent(verb="terminate", taken=True)
+    yield lease, ev.LeaseLook(saw="gone", cost=1.5)
+    yield lease, ev.LeaseStopped(saw="gone", cost_usd=1.5)
+    yield ticket, ev.TeardownVerifiedStopped(cost_usd=1.5)
+
+
+@dataclass
+class House:
+    """One ledger that grows."""
+
+    folder: Path
+    platform: str
+
+    def __post_init__(self) -> None:
+        self.clock = HandClock()
+        self.ledger = Ledger(self.folder / "ledger.db", self.clock)
+        self.ctx = Context(self.ledger, RICH, self.clock, self.folder, env={})
+        self.ctx._providers["vastai"] = Cloud()  # type: ignore[assignment]  # noqa: SLF001
+        self.ctx._backends |= {"local": Runs(), "ssh": Runs()}  # type: ignore[dict-item]  # noqa: SLF001
+        self.jobs = 0
+        self.model: list[tuple[Any, ...]] = []
+        for job in LIVE:
+            self.write(begins(job, self.platform))
+
+    def write(self, life: Iterator[tuple[str, ev.Body]]) -> None:
+        """Record what happens."""
+        for subject, body in life:
+            self.ledger.add(subject, body)
+
+    def grow(self, jobs: int) -> None:
+        """Let jobs end, one a minute, so that most of them ended long ago."""
+        if not self.jobs:
+            self.end_one("jmodel")
+        while self.jobs < jobs:
+            until = min(jobs, self.jobs + 500)
+            self.repeat(f"j{n}x" for n in range(self.jobs, until))
+            self.jobs = until
+        self.clock.time += DAY_S / 2
+
+    def end_one(self, job: str) -> None:
+        """A whole life as the use cases record it; its rows are the model of all others."""
+        first = self.ledger.count()
+        self.write(begins(job, self.platform))
+        self.write(ends(job, self.platform))
+        self.model = [row[2:] for row in self.rows(first)]
+
+    def rows(self, after: int) -> list[tuple[Any, ...]]:
+        """The events after a number, as they are stored."""
+        db = self.ledger._db  # noqa: SLF001
+        return db.execute(f"SELECT {COLUMNS} FROM events WHERE seq > ? ORDER BY seq", (after,)).fetchall()  # noqa: S608
+
+    def repeat(self, jobs: Iterable[str]) -> None:
+        """The model's rows again for other jobs, chained as any event is."""
+        db = self.ledger._db  # noqa: SLF001
+        with self.ledger.transaction():
+            seq, before = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+            for job in jobs:
+                self.clock.time += MINUTE
+                for columns in self.model:
+                    texts = (c.replace("jmodel", job) if isinstance(c, str) else c for c in columns)
+                    seq += 1
+                    row = (seq, self.clock.time, *texts)
+                    before = link(before, row)
+                    db.execute(INSERT, (*row, before))
+
+
+def p99(work: Callable[[int], object], times: int = 500, clock: Callable[[], float] = time.process_time) -> float:
+    """The 99th percentile of so many runs, in seconds of CPU time: other people's load must not count."""
+    took = []
+    for n in range(times):
+        begun = clock()
+        work(n)
+        took.append(clock() - begun)
+    return statistics.quantiles(took, n=100)[98]
+
+
+def reads_of_check(house: House) -> Callable[[int], object]:
+    """What check_job reads of a job, by a process that read nothing before."""
+
+    def work(n: int) -> object:
+        house.ledger._known.clear()  # noqa: SLF001
+        job = read_job(house.ledger, LIVE[n % 2])
+        for _ in range(6):
+            read_job(house.ledger, job.id)
+        if job.lease:
+            return lease_now(house.ctx, job.lease), spent(house.ctx, job.lease), believed(house.ctx, job.lease)
+        return job
+
+    return work
+
+
+def figures(house: House) -> dict[str, float]:
+    """Seconds of each operation at the present size."""
+    watcher = Watcher(house.ctx)
+    watcher._next_sweep = float("inf")  # noqa: SLF001
+    for _ in range(2):  # the first one of a process reads what the later ones remember
+        anyio.run(longest_wait, watcher)
+    rounds = []
+    loop = 0.0
+    for _ in range(20):
+        house.clock.time += 15
+        begun = time.process_time()
+        loop = max(loop, anyio.run(longest_wait, watcher))
+        rounds.append(time.process_time() - begun)
+    return {
+        "check_job's reads, p99": p99(reads_of_check(house)),
+        "a state write, p99": p99(lambda n: house.ledger.add(f"job/w{house.jobs}-{n}", ev.JobRefused(name="x"))),
+        "a page of 50 jobs, p99": p99(lambda n: house.ledger.page("job", *(Job.SUCCEEDED,) * (n % 2), limit=50)),
+        "the day's spending, p99": p99(lambda _: spent_today(house.ctx, pretend=False), 5),
+        "a watch round, median": statistics.median(rounds),
+        "the loop's longest wait": loop,
+    }
+
+
+async def longest_wait(watcher: Watcher) -> float:
+    """The longest time between two turns of another task during one round, in seconds of CPU time."""
+    longest, last = 0.0, time.process_time()
+    async with anyio.create_task_group() as together:
+
+        async def tick() -> None:
+            nonlocal longest, last
+            while True:
+                await anyio.lowlevel.checkpoint()
+                now = time.process_time()
+                longest, last = max(longest, now - last), now
+
+        together.start_soon(tick)
+        await watcher.round()
+        together.cancel_scope.cancel()
+    return longest
+
+
+def bare(folder: Path) -> tuple[float, float]:
+    """One committed insert and one select by key of sqlite3 itself, p99, with the settings of the ledger."""
+    db = sqlite3.connect(folder / "bare.db", isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("CREATE TABLE t (seq INTEGER PRIMARY KEY, body TEXT)")
+    body = "x" * 500
+    insert = p99(lambda _: db.execute("INSERT INTO t (body) VALUES (?)", (body,)))
+    select = p99(lambda n: db.execute("SELECT body FROM t WHERE seq = ?", (n + 1,)).fetchone())
+    db.close()
+    return insert, select
+
+
+def show(name: str, first: dict[str, float], now: dict[str, float], bares: tuple[float, float], jobs: int) -> None:
+    """Print one table."""
+    print(f"{name}, {jobs:,} jobs")
+    for what, took in now.items():
+        peer, which = (bares[0], "insert") if "write" in what else (bares[1], "select")
+        ratio = f"{took / first[what]:6.2f} x the figure at 100 jobs"
+        print(f"  {what:26} {took * 1e3:8.2f} ms  {ratio}, {took / peer:9.1f} x a bare {which}")
+
+
+def main(argv: list[str]) -> None:
+    """Print the figures of both kinds of jobs at every size."""
+    most = int(argv[1]) if len(argv) > 1 else SIZES[-1]
+    for name, platform in (("local", "local"), ("rented", "vastai")):
+        with tempfile.TemporaryDirectory() as folder:
+            house, first = House(Path(folder) / "home", platform), dict[str, Any]()
+            bares = bare(Path(folder))
+            print(f"bare sqlite3: insert {bares[0] * 1e3:.2f} ms, select {bares[1] * 1e6:.0f} us (p99)")
+            for jobs in (size for size in SIZES if size <= most):
+                house.grow(jobs)
+                now = figures(house)
+                first = first or now
+                show(name, first, now, bares, jobs)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

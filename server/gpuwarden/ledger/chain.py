@@ -1,0 +1,94 @@
+"""Hash every event over its predecessor, so that a change of the past is found.
+
+The chain finds an event that was changed, removed or put in between. Events that were cut off at the end, and a ledger
+that was replaced as a whole, leave a sound chain: for these the file `ledger.head` beside the ledger keeps the number
+and the hash of the last event. It is written after the commit, so it may be behind the ledger and is never ahead.
+Whoever may write both files can forge both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+GENESIS: Final = "0" * 64
+"""Stands for the hash before the first event."""
+COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
+_LOST: Final = "lost"
+_WIDTH: Final = 96
+"""Bytes of the head file: fixed, so that one small write in place replaces it."""
+
+
+def link(before: str, row: tuple[Any, ...]) -> str:
+    """Hash one event, whose columns are in the order of `COLUMNS`, over the hash of the event before it."""
+    text = json.dumps([before, *row], ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+BreakCode = Literal["changed", "missing", "undecodable"]
+
+
+@dataclass(frozen=True)
+class Break:
+    """The first event that does not fit the chain."""
+
+    seq: int
+    code: BreakCode
+    subject: str = ""
+    kind: str = ""
+
+
+def first_break(db: sqlite3.Connection) -> Break | None:
+    """Walk the whole chain and return where it breaks first, None where it is whole."""
+    before, expected = GENESIS, 1
+    try:
+        for *row, kept in db.execute(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
+            if row[0] != expected:
+                return Break(expected, "missing")
+            if link(before, tuple(row)) != kept:
+                return Break(expected, "changed", str(row[2]), str(row[3]))
+            before, expected = kept, expected + 1
+    except sqlite3.OperationalError:  # text that is not UTF-8
+        return Break(expected, "undecodable")
+    return None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last event that was recorded: its number and hash. `lost`: this ledger began beside the work of another."""
+
+    seq: int
+    hash: str
+    lost: bool = False
+
+
+class HeadFile:
+    """`ledger.head` beside a ledger."""
+
+    def __init__(self, ledger: Path) -> None:
+        self.path = ledger.with_suffix(".head")
+
+    def read(self) -> Head | None:
+        """The recorded head; None where there is no file, or one that a power cut left torn."""
+        try:
+            words = self.path.read_text("ascii").split()
+            return Head(int(words[0]), words[1], lost=words[2:] == [_LOST])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def write(self, head: Head) -> None:
+        """Record a head in place. A failure is no loss: the file may be behind."""
+        text = f"{head.seq} {head.hash}{' ' + _LOST if head.lost else ''}"
+        try:
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.write(fd, f"{text:<{_WIDTH - 1}}\n".encode("ascii"))
+            finally:
+                os.close(fd)
+        except OSError:
+            return

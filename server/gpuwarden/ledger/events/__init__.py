@@ -1,0 +1,254 @@
+"""Every event of the ledger, as a discriminated union of frozen models, each with a version.
+
+`decode` reads a stored body: one of an older version is brought to the present shape first. An event of a kind that
+this code does not know is `Unrecognized`; it changes no record.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Final, get_args
+
+from pydantic import Field
+
+from gpuwarden.ledger.events.base import (
+    Body,
+    Unrecognized,
+)
+from gpuwarden.ledger.events.job import (
+    ArtifactsExaminedThere,
+    ArtifactsPulled,
+    ArtifactsVerified,
+    CancelRequested,
+    FolderGone,
+    JobAccepted,
+    JobCanceled,
+    JobEnded,
+    JobFailed,
+    JobObserved,
+    JobPreempted,
+    JobProvisioning,
+    JobQueued,
+    JobRefused,
+    JobRunning,
+    JobSubmitted,
+    JobSubmitting,
+    JobSucceeded,
+    JobUnknown,
+    MachineSeen,
+    OutputsDeclared,
+    PriceAccepted,
+    PriceAsk,
+    ReceiptIssued,
+    SubmitIntent,
+)
+from gpuwarden.ledger.events.lease import (
+    AbandonIntent,
+    CreateAbsent,
+    CreateDoubted,
+    CreateIntent,
+    CreateRefused,
+    CreateUnknown,
+    HostChecked,
+    HostTrusted,
+    HostWaiting,
+    LeaseAccount,
+    LeaseAdopted,
+    LeaseBody,
+    LeaseCameBack,
+    LeaseCreated,
+    LeaseEnded,
+    LeaseExtra,
+    LeaseGone,
+    LeaseLook,
+    LeaseMetering,
+    LeaseNone,
+    LeaseObserved,
+    LeaseOpened,
+    LeaseStopped,
+    LeaseStopping,
+    LeaseUnverified,
+    StartRefused,
+    VerbSent,
+)
+from gpuwarden.ledger.events.teardown import (
+    ApprovalGranted,
+    ApprovalUsed,
+    Judged,
+    PinWrong,
+    PolicyAccepted,
+    PolicyAllowed,
+    TeardownAwaitingHuman,
+    TeardownBlocked,
+    TeardownNeedsHuman,
+    TeardownRequested,
+    TeardownVerifiedStopped,
+    TeardownWithdrawn,
+)
+from gpuwarden.ledger.events.watch import (
+    AlertBody,
+    AlertCleared,
+    AlertRaised,
+    AlertUnsent,
+)
+
+AnyEvent = Annotated[
+    ReceiptIssued
+    | JobAccepted
+    | JobRefused
+    | JobProvisioning
+    | JobSubmitting
+    | SubmitIntent
+    | JobSubmitted
+    | JobQueued
+    | JobRunning
+    | JobUnknown
+    | JobPreempted
+    | JobSucceeded
+    | JobFailed
+    | JobCanceled
+    | CancelRequested
+    | MachineSeen
+    | FolderGone
+    | PriceAsk
+    | PriceAccepted
+    | OutputsDeclared
+    | ArtifactsPulled
+    | ArtifactsVerified
+    | ArtifactsExaminedThere
+    | CreateIntent
+    | LeaseExtra
+    | LeaseAccount
+    | CreateDoubted
+    | CreateRefused
+    | CreateUnknown
+    | CreateAbsent
+    | LeaseNone
+    | LeaseCreated
+    | LeaseAdopted
+    | LeaseUnverified
+    | LeaseMetering
+    | LeaseCameBack
+    | LeaseObserved
+    | LeaseLook
+    | LeaseStopped
+    | LeaseGone
+    | LeaseStopping
+    | AbandonIntent
+    | VerbSent
+    | StartRefused
+    | HostWaiting
+    | HostTrusted
+    | HostChecked
+    | TeardownRequested
+    | TeardownBlocked
+    | TeardownAwaitingHuman
+    | ApprovalGranted
+    | ApprovalUsed
+    | TeardownVerifiedStopped
+    | TeardownWithdrawn
+    | TeardownNeedsHuman
+    | PinWrong
+    | PolicyAccepted
+    | PolicyAllowed
+    | AlertRaised
+    | AlertCleared
+    | AlertUnsent,
+    Field(discriminator="event"),
+]
+BODIES: Final[dict[str, type[Body]]] = {body.kind(): body for body in get_args(get_args(AnyEvent)[0])}
+"""Every kind that is stored, and its model."""
+
+
+@cache
+def kinds_of(body: type[Body]) -> frozenset[str]:
+    """Return the kinds that are stored of a model or of the models that it is the base of."""
+    return frozenset(kind for kind, model in BODIES.items() if issubclass(model, body))
+
+
+def decode(kind: str, version: int, body: dict[str, Any]) -> Body:
+    """Read a stored body. Raises ValueError for one that does not fit its model, or is newer than it."""
+    model = BODIES.get(kind)
+    if model is None:
+        return Unrecognized()
+    if version > model.VERSION:
+        raise ValueError(f"{kind} is of version {version}; this gpuwarden reads up to {model.VERSION}")
+    return model.model_validate(model.upcast(version, body) if version < model.VERSION else body)
+
+
+__all__ = [
+    "BODIES",
+    "AbandonIntent",
+    "AlertBody",
+    "AlertCleared",
+    "AlertRaised",
+    "AlertUnsent",
+    "AnyEvent",
+    "ApprovalGranted",
+    "ApprovalUsed",
+    "ArtifactsExaminedThere",
+    "ArtifactsPulled",
+    "ArtifactsVerified",
+    "Body",
+    "CancelRequested",
+    "CreateAbsent",
+    "CreateDoubted",
+    "CreateIntent",
+    "CreateRefused",
+    "CreateUnknown",
+    "FolderGone",
+    "HostChecked",
+    "HostTrusted",
+    "HostWaiting",
+    "JobAccepted",
+    "JobCanceled",
+    "JobEnded",
+    "JobFailed",
+    "JobObserved",
+    "JobPreempted",
+    "JobProvisioning",
+    "JobQueued",
+    "JobRefused",
+    "JobRunning",
+    "JobSubmitted",
+    "JobSubmitting",
+    "JobSucceeded",
+    "JobUnknown",
+    "Judged",
+    "LeaseAccount",
+    "LeaseAdopted",
+    "LeaseBody",
+    "LeaseCameBack",
+    "LeaseCreated",
+    "LeaseEnded",
+    "LeaseExtra",
+    "LeaseGone",
+    "LeaseLook",
+    "LeaseMetering",
+    "LeaseNone",
+    "LeaseObserved",
+    "LeaseOpened",
+    "LeaseStopped",
+    "LeaseStopping",
+    "LeaseUnverified",
+    "MachineSeen",
+    "OutputsDeclared",
+    "PinWrong",
+    "PolicyAccepted",
+    "PolicyAllowed",
+    "PriceAccepted",
+    "PriceAsk",
+    "ReceiptIssued",
+    "StartRefused",
+    "SubmitIntent",
+    "TeardownAwaitingHuman",
+    "TeardownBlocked",
+    "TeardownNeedsHuman",
+    "TeardownRequested",
+    "TeardownVerifiedStopped",
+    "TeardownWithdrawn",
+    "Unrecognized",
+    "VerbSent",
+    "decode",
+    "kinds_of",
+]

@@ -1,0 +1,52 @@
+"""What all bodies of events share: a kind, a version, the state that the event moves its subject to."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Body(BaseModel):
+    """Base of every event's body. `why` is for people: no branch reads it.
+
+    A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, where the event moves its subject.
+    Fields that an older ledger may lack have defaults; a changed meaning takes a new `VERSION` and an `upcast`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+    VERSION: ClassVar[int] = 1
+    MOVES_TO: ClassVar[StrEnum | None] = None
+
+    why: str = ""
+
+    @property
+    def gist(self) -> str:
+        """What a timeline shows beside the event."""
+        return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
+
+    @classmethod
+    def kind(cls) -> str:
+        """Return the name under which this event is stored."""
+        return str(cls.model_fields["event"].default)
+
+    @classmethod
+    def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a stored body of an older version in the present shape."""
+        return body
+
+    def stored(self) -> dict[str, Any]:
+        """Return the body as it is stored: JSON values of the fields that were given, each of them whole."""
+        whole = self.model_dump(mode="json", by_alias=True, exclude={"event"})
+        given = {
+            f.serialization_alias or name
+            for name, f in type(self).model_fields.items()
+            if name in self.model_fields_set
+        }
+        return {name: value for name, value in whole.items() if name in given}
+
+
+class Unrecognized(Body):
+    """An event of a kind that this code does not know. It is exported and counted, and changes no record."""

@@ -1,0 +1,241 @@
+"""Events of jobs and of the receipts that they are launched with."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from gpuwarden.core.models import Handle, InputFile, JobSpec, Level, Place, Verdict
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.states import Job
+from gpuwarden.ledger.events.base import Body
+
+
+class ReceiptIssued(Body):
+    """The submit gate let a spec pass. `job` is set where the price of a rented machine is asked about."""
+
+    event: Literal["receipt.issued"] = "receipt.issued"
+    spec_digest: str
+    facts_digest: str
+    price: float | None = None
+    expires_at: float
+    worst_cost: float | None = None
+    name: str = ""
+    platform: str = ""
+    timeout_s: int | None = None
+    ask: str = ""
+    hub: dict[str, Any] = Field(default_factory=dict)
+    inputs: dict[str, str] = Field(default_factory=dict)
+    job: str | None = None
+
+
+class JobAccepted(Body):
+    """A job was accepted against a receipt. `price` is USD an hour when it was checked, `worst_cost` USD.
+
+    `script_digest` is empty for a job without a script, None where an older ledger did not record it.
+    """
+
+    event: Literal["job.accepted"] = "job.accepted"
+    MOVES_TO: ClassVar = Job.ACCEPTED
+    spec: JobSpec
+    spec_digest: str = ""
+    facts_digest: str = ""
+    worst_cost: float | None = None
+    price: float | None = None
+    receipt: str = ""
+    script_digest: str | None = None
+    inputs: tuple[InputFile, ...] = ()
+
+
+class JobRefused(Body):
+    """The submit gate refused a spec. Only its digest is kept, since it may hold a secret."""
+
+    event: Literal["job.refused"] = "job.refused"
+    MOVES_TO: ClassVar = Job.REFUSED
+    name: str = ""
+    platform: str = ""
+    spec_digest: str = ""
+    rules: tuple[str, ...] = ()
+
+
+class JobProvisioning(Body):
+    """A machine will be rented for a job."""
+
+    event: Literal["job.provisioning"] = "job.provisioning"
+    MOVES_TO: ClassVar = Job.PROVISIONING
+    lease: str
+    generation: int = 0
+
+
+class JobSubmitting(Body):
+    """A machine is ready, and an attempt will be launched there."""
+
+    event: Literal["job.submitting"] = "job.submitting"
+    MOVES_TO: ClassVar = Job.SUBMITTING
+    place: Place | None = None
+    attempt: int = 1
+
+
+class SubmitIntent(Body):
+    """One attempt is about to be launched; its token allows that once."""
+
+    event: Literal["submit.intent"] = "submit.intent"
+    attempt: int = 0
+
+
+class JobSubmitted(Body):
+    """An attempt was launched."""
+
+    event: Literal["job.submitted"] = "job.submitted"
+    MOVES_TO: ClassVar = Job.RUNNING
+    handle: Handle
+    attempt: int = 1
+
+
+class JobObserved(Body):
+    """Base of the moves that an observation of the job leads to.
+
+    `observation` may hold text of the job's own: it is kept for people and decided on by nobody.
+    """
+
+    observation: dict[str, Any] | None = None
+
+
+class JobQueued(JobObserved):
+    """The job waits in its backend's queue."""
+
+    event: Literal["job.queued"] = "job.queued"
+    MOVES_TO: ClassVar = Job.QUEUED
+
+
+class JobRunning(JobObserved):
+    """The job was seen running."""
+
+    event: Literal["job.running"] = "job.running"
+    MOVES_TO: ClassVar = Job.RUNNING
+
+
+class JobUnknown(JobObserved):
+    """Nothing can be said of the job now."""
+
+    event: Literal["job.unknown"] = "job.unknown"
+    MOVES_TO: ClassVar = Job.UNKNOWN
+
+
+class JobPreempted(JobObserved):
+    """The machine was taken back in the middle of the run."""
+
+    event: Literal["job.preempted"] = "job.preempted"
+    MOVES_TO: ClassVar = Job.PREEMPTED
+
+
+class JobEnded(JobObserved):
+    """Base of the moves after which a job moves no more."""
+
+
+class JobSucceeded(JobEnded):
+    """The job ended well."""
+
+    event: Literal["job.succeeded"] = "job.succeeded"
+    MOVES_TO: ClassVar = Job.SUCCEEDED
+
+
+class JobFailed(JobEnded):
+    """The job failed, or could not be launched: `code` is that error's, `findings` what its machine lacks."""
+
+    event: Literal["job.failed"] = "job.failed"
+    MOVES_TO: ClassVar = Job.FAILED
+    code: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+class JobCanceled(JobEnded):
+    """The job was ended on request, or at its cost cap."""
+
+    event: Literal["job.canceled"] = "job.canceled"
+    MOVES_TO: ClassVar = Job.CANCELED
+
+
+class CancelRequested(Body):
+    """Somebody asked for a job's end while it was in a state."""
+
+    event: Literal["cancel.requested"] = "cancel.requested"
+    from_state: Job = Field(validation_alias="from", serialization_alias="from")
+
+
+class MachineSeen(Body):
+    """Which start of its machine a job runs on."""
+
+    event: Literal["machine.seen"] = "machine.seen"
+    machine: str
+
+
+class FolderGone(Body):
+    """A machine that was started again answers and has no run folder."""
+
+    event: Literal["folder.gone"] = "folder.gone"
+    machine: str
+
+
+class PriceAsk(Body):
+    """A machine costs more than was checked (`price`, USD an hour); a person is asked by `ticket`."""
+
+    event: Literal["price.ask"] = "price.ask"
+    ticket: str
+    price: float
+    expires_at: float
+
+
+class PriceAccepted(Body):
+    """A machine's higher price (USD an hour) was settled."""
+
+    event: Literal["price.accepted"] = "price.accepted"
+    price: float
+
+
+class OutputsDeclared(Body):
+    """Outputs that were declared after the submission: all of them so far."""
+
+    event: Literal["outputs.declared"] = "outputs.declared"
+    outputs: tuple[str, ...]
+
+
+class ArtifactsPulled(Body):
+    """A job's outputs were copied here. `record` is the file that lists them, `digest` that list's."""
+
+    event: Literal["artifacts.pulled"] = "artifacts.pulled"
+    record: str
+    digest: str
+    dest: str = ""
+    files: int = 0
+    bytes: int = 0
+    missing: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    not_taken: tuple[str, ...] = ()
+
+
+class ArtifactsVerified(Body):
+    """The copy of a pull was verified. `seal` is None where files changed while they were read."""
+
+    event: Literal["artifacts.verified"] = "artifacts.verified"
+    verdict: Verdict
+    level: Level
+    pull: str
+    seal: str | None
+    problems: tuple[str, ...] = ()
+    equal: bool = False
+    files: int = 0
+    bytes: int = 0
+    unread: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+
+
+class ArtifactsExaminedThere(Body):
+    """A machine examined the outputs where they are. It is a claim: no gate reads it."""
+
+    event: Literal["artifacts.examined_there"] = "artifacts.examined_there"
+    verdict: Verdict
+    level: Level
+    files: int = 0
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,119 @@
+"""Events of teardowns and of the approvals that people give."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from gpuwarden.core.models import Verb
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.states import Teardown
+from gpuwarden.ledger.events.base import Body
+
+
+class TeardownRequested(Body):
+    """A stop or a terminate was asked for, or a request was sent back. The first one names what it is about."""
+
+    event: Literal["teardown.requested"] = "teardown.requested"
+    MOVES_TO: ClassVar = Teardown.REQUESTED
+    job: str | None = None
+    lease: str | None = None
+    verb: Verb | None = None
+
+
+class Judged(Body):
+    """Base of events that carry the digest of the facts that a person is asked about."""
+
+    digest: str | None = None
+    findings: tuple[Finding, ...] = ()
+    expires_at: float | None = None
+    without_proof: bool = False
+
+
+class TeardownBlocked(Judged):
+    """A rule blocks the request."""
+
+    event: Literal["teardown.blocked"] = "teardown.blocked"
+    MOVES_TO: ClassVar = Teardown.BLOCKED
+
+
+class TeardownAwaitingHuman(Judged):
+    """A person may approve, or gave up what has no proof."""
+
+    event: Literal["teardown.awaiting_human"] = "teardown.awaiting_human"
+    MOVES_TO: ClassVar = Teardown.AWAITING_HUMAN
+    channel: str = ""
+    by: str = ""
+
+
+class ApprovalGranted(Judged):
+    """A person approved a teardown, or a receipt's spending."""
+
+    event: Literal["approval.granted"] = "approval.granted"
+    MOVES_TO: ClassVar = Teardown.APPROVED
+    channel: str = ""
+    by: str = ""
+    policy: str = ""
+    """The digest of the policy file that was in force."""
+
+    def holds_at(self, now: float) -> bool:
+        """Whether the approval has not expired at a time, in seconds since the epoch."""
+        return self.expires_at is not None and now <= self.expires_at
+
+
+class ApprovalUsed(Judged):
+    """An approval is carried out; the token allows that once."""
+
+    event: Literal["approval.used"] = "approval.used"
+    MOVES_TO: ClassVar = Teardown.EXECUTING
+    channel: str = ""
+    verb: Verb | None = None
+
+
+class TeardownVerifiedStopped(Body):
+    """The meter was seen to have stopped."""
+
+    event: Literal["teardown.verified_stopped"] = "teardown.verified_stopped"
+    MOVES_TO: ClassVar = Teardown.VERIFIED_STOPPED
+    cost_usd: float | None = None
+
+
+class TeardownWithdrawn(Body):
+    """The request was taken back, or has become pointless."""
+
+    event: Literal["teardown.withdrawn"] = "teardown.withdrawn"
+    MOVES_TO: ClassVar = Teardown.WITHDRAWN
+
+
+class TeardownNeedsHuman(Body):
+    """The verb was sent and the meter is not seen to have stopped."""
+
+    event: Literal["teardown.needs_human"] = "teardown.needs_human"
+    MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
+
+
+class PinWrong(Body):
+    """Somebody typed a wrong PIN."""
+
+    event: Literal["pin.wrong"] = "pin.wrong"
+    by: str = ""
+
+
+class PolicyAccepted(Body):
+    """A person put a policy file in force."""
+
+    event: Literal["policy.accepted"] = "policy.accepted"
+    path: str
+    digest: str
+    was_path: str = ""
+    was_digest: str = ""
+    channel: str = ""
+    by: str = ""
+
+
+class PolicyAllowed(Body):
+    """A person allowed something that the policy forbade."""
+
+    event: Literal["policy.allowed"] = "policy.allowed"
+    what: str
+    channel: str = ""
+    by: str = ""

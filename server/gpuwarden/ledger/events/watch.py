@@ -1,0 +1,36 @@
+"""Events of the watch: alerts raised, cleared, and not delivered."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gpuwarden.ledger.events.base import Body
+
+
+class AlertBody(Body):
+    """Base of both. `condition` is what is so, stored as `kind`; `mark` names the event that it is about, if one."""
+
+    condition: str = Field(validation_alias="kind", serialization_alias="kind")
+    mark: str
+    text: str
+
+
+class AlertRaised(AlertBody):
+    """A condition has held for long enough."""
+
+    event: Literal["alert.raised"] = "alert.raised"
+
+
+class AlertCleared(AlertBody):
+    """A condition is over."""
+
+    event: Literal["alert.cleared"] = "alert.cleared"
+
+
+class AlertUnsent(Body):
+    """An alert could not be delivered by one channel. `alert` is the number of its event."""
+
+    event: Literal["alert.unsent"] = "alert.unsent"
+    alert: int

@@ -1,0 +1,267 @@
+"""Fold the events of jobs, leases, teardowns and receipts into records. Every function here is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
+from gpuwarden.core.rules import Finding
+from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import (
+    ApprovalGranted,
+    Body,
+    CancelRequested,
+    HostTrusted,
+    JobAccepted,
+    JobProvisioning,
+    JobSubmitted,
+    JobSubmitting,
+    Judged,
+    LeaseAccount,
+    LeaseBody,
+    LeaseEnded,
+    LeaseOpened,
+    OutputsDeclared,
+    ReceiptIssued,
+    SubmitIntent,
+    TeardownRequested,
+)
+
+Events = Sequence[Event[Any]]
+B = TypeVar("B", bound=Body)
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered.
+
+    `price` is what an hour was to cost when the job was checked, in US dollars; None where nobody told.
+    """
+
+    id: str
+    state: Job
+    since: float
+    accepted_at: float
+    spec: JobSpec
+    worst_cost: float | None
+    price: float | None
+    why: str
+    attempt: int
+    generation: int
+    lease: str | None
+    place: Place | None
+    handle: Handle | None
+    cancel_requested: bool
+    inputs: tuple[InputFile, ...] = ()
+    declared: tuple[str, ...] = ()
+    """Outputs that were declared after the submission, in a pull."""
+
+    @property
+    def subject(self) -> str:
+        """The job's name in the ledger."""
+        return f"job/{self.id}"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Every declared output: those of the spec, then those that were declared later."""
+        return (*self.spec.outputs, *self.declared)
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """One instance's meter as far as it is known. `instance` is the provider's last understood answer.
+
+    `account` is the one that rented it; None in a ledger of before that was recorded.
+    """
+
+    id: str
+    job_id: str
+    platform: str
+    state: Lease
+    since: float
+    opened_at: float
+    instance_id: str | None
+    instance: Instance | None
+    fingerprint: str | None = None
+    """Of the host key that the machine showed at first contact."""
+    account: Account | None = None
+
+    @property
+    def subject(self) -> str:
+        """The lease's name in the ledger."""
+        return f"lease/{self.id}"
+
+    @property
+    def cost(self) -> float | None:
+        """What it has cost by the provider's last answer."""
+        return self.instance.cost_usd if self.instance else None
+
+
+@dataclass(frozen=True)
+class TeardownRecord:
+    """One request to stop or terminate. `digest` is of the facts that a person is asked about."""
+
+    id: str
+    state: Teardown
+    since: float
+    job_id: str
+    lease: str
+    verb: Verb
+    digest: str | None
+    expires_at: float | None
+    findings: tuple[Finding, ...]
+    without_proof: bool
+
+    @property
+    def subject(self) -> str:
+        """The teardown's name in the ledger."""
+        return f"teardown/{self.id}"
+
+
+@dataclass(frozen=True)
+class ReceiptRecord:
+    """One receipt, or one ticket for a dearer machine. `approval` is a person's yes to its spending."""
+
+    id: str
+    issued: ReceiptIssued
+    approval: ApprovalGranted | None
+
+    @property
+    def subject(self) -> str:
+        """The receipt's name in the ledger."""
+        return f"receipt/{self.id}"
+
+    def approved_at(self, now: float) -> bool:
+        """Whether the spending is approved at a time, in seconds since the epoch."""
+        return self.approval is not None and self.approval.holds_at(now)
+
+
+def latest(events: Events, kind: type[B]) -> B | None:
+    """Return the body of the last event of a kind, or of those that share a base."""
+    return next((e.data for e in reversed(events) if isinstance(e.data, kind)), None)
+
+
+def _moved(events: Events) -> list[Event[Any]]:
+    return [e for e in events if e.state is not None]
+
+
+def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | None:
+    """Fold a job's events, and those of its machine's lease; None where none accepted it."""
+    accepted = next((e for e in reversed(events) if isinstance(e.data, JobAccepted)), None)
+    if accepted is None:
+        return None
+    spec: JobAccepted = accepted.data
+    moved = _moved(events)[-1]
+    intent, rented = latest(events, SubmitIntent), latest(events, JobProvisioning)
+    declared = latest(events, OutputsDeclared)
+    submitted = latest(events, JobSubmitted)
+    handle = submitted.handle if submitted else None
+    if handle is not None:
+        handle = handle.model_copy(update={"place": _readdressed(handle.place, lease_events)})
+    return JobRecord(
+        id=job_id,
+        state=Job(moved.state or ""),
+        since=moved.at,
+        accepted_at=accepted.at,
+        spec=spec.spec,
+        worst_cost=spec.worst_cost,
+        price=spec.price,
+        why=moved.data.why,
+        attempt=intent.attempt if intent else 0,
+        generation=rented.generation if rented else 0,
+        lease=rented.lease if rented else None,
+        place=_readdressed(_placed(events), lease_events),
+        handle=handle,
+        cancel_requested=latest(events, CancelRequested) is not None,
+        inputs=spec.inputs,
+        declared=declared.outputs if declared else (),
+    )
+
+
+def _placed(events: Events) -> Place | None:
+    """Return where the job was last told to run."""
+    places = (e.data.place for e in reversed(events) if isinstance(e.data, JobSubmitting))
+    return next((place for place in places if place is not None), None)
+
+
+def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
+    """Return a place at the address that its machine was last seen at; the host key stays that of first contact."""
+    if place is None or place.host is None:
+        return place
+    now = next((i.place for _, i in reversed(answers(lease_events)) if i.place), None)
+    return place if now is None else place.model_copy(update={"host": now.host, "port": now.port, "user": now.user})
+
+
+def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
+    """Fold a lease's events; None where it was never opened."""
+    moves = _moved(events)
+    if not moves:
+        return None
+    opened = moves[0].data
+    if not isinstance(opened, LeaseOpened):
+        raise ValueError("the first event does not open a lease")
+    seen = answers(events)
+    instance = seen[-1][1] if seen else None
+    trusted = next((e.data for e in events if isinstance(e.data, HostTrusted)), None)
+    bound = latest(events, LeaseAccount)
+    return LeaseRecord(
+        id=lease_id,
+        job_id=opened.job,
+        platform=opened.platform,
+        state=Lease(moves[-1].state or ""),
+        since=moves[-1].at,
+        opened_at=moves[0].at,
+        instance_id=instance.id if instance else None,
+        instance=instance,
+        fingerprint=trusted.fingerprint if trusted else None,
+        account=bound.account if bound else opened.account,
+    )
+
+
+def answers(lease_events: Events) -> list[tuple[float, Instance]]:
+    """Return the provider's answers about a machine that the ledger keeps, each with its time."""
+    return [
+        (e.at, e.data.instance) for e in lease_events if isinstance(e.data, LeaseBody) and e.data.instance is not None
+    ]
+
+
+def ended_as(lease_events: Events) -> str | None:
+    """Return what an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    moves = _moved(lease_events)
+    state = moves[-1].state if moves else None
+    if state == Lease.NONE:
+        return "gone"
+    last = latest(lease_events, LeaseEnded)
+    return last.saw if last is not None and state == Lease.STOPPED else None
+
+
+def fold_teardown(teardown_id: str, events: Events) -> TeardownRecord | None:
+    """Fold a teardown's events; None where it was never requested."""
+    moves = _moved(events)
+    if not moves:
+        return None
+    asked = moves[0].data
+    if not isinstance(asked, TeardownRequested) or asked.job is None or asked.lease is None or asked.verb is None:
+        raise ValueError("the first event does not say what is to be torn down")
+    judged = next((e.data for e in reversed(events) if isinstance(e.data, Judged) and e.data.digest), Judged())
+    return TeardownRecord(
+        id=teardown_id,
+        state=Teardown(moves[-1].state or ""),
+        since=moves[-1].at,
+        job_id=asked.job,
+        lease=asked.lease,
+        verb=asked.verb,
+        digest=judged.digest,
+        expires_at=judged.expires_at,
+        findings=judged.findings,
+        without_proof=judged.without_proof,
+    )
+
+
+def fold_receipt(receipt_id: str, events: Events) -> ReceiptRecord | None:
+    """Fold a receipt's events; None where it was never issued."""
+    issued = latest(events, ReceiptIssued)
+    return None if issued is None else ReceiptRecord(receipt_id, issued, latest(events, ApprovalGranted))

@@ -1,0 +1,65 @@
+"""Create the schema, and bring a ledger of an older version to the present one, in the caller's transaction.
+
+Events are copied one by one into the new table, in order and unchanged, so that each is hashed over the one before it
+and the triggers fill the tables that follow the events.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Final
+
+from gpuwarden.ledger.chain import COLUMNS, GENESIS, link
+
+APPLICATION_ID: Final = 0x67707577  # "gpuw"
+VERSION: Final = 2
+INSERT: Final = f"INSERT INTO events ({COLUMNS}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Create the tables of an empty ledger."""
+    for statement in _statements(files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8")):
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring a ledger of version 1 to the present version. Its events keep their numbers, times and bodies."""
+    for view in ("jobs", "leases", "teardowns", "current"):
+        db.execute(f"DROP VIEW {view}")
+    db.execute("ALTER TABLE events RENAME TO events_v1")
+    for name in ("events_never_change", "events_never_vanish", "events_are_new"):
+        db.execute(f"DROP TRIGGER {name}")
+    for name in ("events_by_subject", "events_by_kind", "once"):
+        db.execute(f"DROP INDEX {name}")
+    create(db)
+    before = GENESIS
+    columns = COLUMNS.replace("version", "1")
+    for row in db.execute(f"SELECT {columns} FROM events_v1 ORDER BY seq"):  # noqa: S608 - constants
+        before = link(before, row)
+        db.execute(INSERT, (*row, before))
+    db.execute("DROP TABLE events_v1")
+
+
+def rebuilt(db: sqlite3.Connection) -> sqlite3.Connection:
+    """Build the tables that follow the events again, from these alone, in a database that lasts until it is closed."""
+    fresh = sqlite3.connect("", isolation_level=None)
+    create(fresh)
+    fresh.execute("BEGIN")
+    for row in db.execute(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
+        fresh.execute(INSERT, row)
+    fresh.execute("COMMIT")
+    return fresh
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split an SQL script; `executescript` would commit the caller's transaction."""
+    statement = ""
+    for text in script.splitlines(keepends=True):
+        statement += text
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,210 @@
+"""Read the ledger: events of a subject or a kind, and where every job, lease and teardown is now.
+
+No query here takes longer because more jobs have ended, but for those that return everything.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Collection
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar, overload
+
+from gpuwarden.ledger.chain import COLUMNS
+from gpuwarden.ledger.event import Event
+from gpuwarden.ledger.events import AlertRaised, Body, kinds_of
+from gpuwarden.ledger.failures import translated
+
+B = TypeVar("B", bound=Body)
+KEPT_SUBJECTS: Final = 500
+"""Subjects whose events a process keeps in memory."""
+ROW: Final = "subject, state, since, seq, opened, job, platform, name"
+
+
+class Row(NamedTuple):
+    """Where a job, a lease or a teardown is now. Times are seconds since the epoch; `seq` is of its last move."""
+
+    subject: str
+    state: str
+    since: float
+    seq: int
+    opened: float
+    job: str | None
+    platform: str | None
+    name: str | None
+
+
+class Reader:
+    """The reading half of a ledger."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self.path = path
+        self._db = db
+        self._known: OrderedDict[str, tuple[Event[Any], ...]] = OrderedDict()
+
+    def state(self, subject: str) -> str | None:
+        """Return the present state of a subject, None before its first move."""
+        row = self._one("SELECT state FROM current WHERE subject = ?", subject)
+        return row[0] if row else None
+
+    def history(self, subject: str) -> tuple[Event[Any], ...]:
+        """Return every event of a subject, in order. Events never change, so only new ones are read."""
+        known = self._known.get(subject, ())
+        new = self._events("subject = ? AND seq > ? ORDER BY seq", subject, known[-1].seq if known else 0)
+        if new:
+            known = self._known[subject] = (*known, *new)
+            if len(self._known) > KEPT_SUBJECTS:
+                self._known.popitem(last=False)
+        return known
+
+    @overload
+    def last(self, subject: str, kind: str | None = None) -> Event[Any] | None: ...
+
+    @overload
+    def last(self, subject: str, kind: type[B]) -> Event[B] | None: ...
+
+    def last(self, subject: str, kind: type[Body] | str | None = None) -> Event[Any] | None:
+        """Return the latest event of a subject, of a kind or of those that share a base."""
+        kinds = _kinds(kind)
+        return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
+
+    def used(self, kind: type[B] | str, token: str) -> Event[B] | None:
+        """Return the event of `kind` that used `token`, if there was one."""
+        (name,) = _kinds(kind)
+        return next(iter(self._events("kind = ? AND token = ?", name, token)), None)
+
+    @overload
+    def events(
+        self, subject: str | None = None, *, kind: str | None = None, after: int = 0, limit: int = 10_000
+    ) -> list[Event[Any]]: ...
+
+    @overload
+    def events(
+        self, subject: str | None = None, *, kind: type[B], after: int = 0, limit: int = 10_000
+    ) -> list[Event[B]]: ...
+
+    def events(
+        self,
+        subject: str | None = None,
+        *,
+        kind: type[Body] | str | None = None,
+        after: int = 0,
+        limit: int = 10_000,
+    ) -> list[Event[Any]]:
+        """Return events in order, of one subject or of all, of one kind or of those that share a base."""
+        where, values = ["seq > ?"], list[object]([after])
+        if subject is not None:
+            where.append("subject = ?")
+            values.append(subject)
+        if kinds := _kinds(kind):
+            where.append(f"kind IN ({_marks(kinds)})")
+            values += sorted(kinds)
+        return self._events(" AND ".join(where) + " ORDER BY seq LIMIT ?", *values, limit)
+
+    # ------------------------------------------------------------------------------------- where everything is now
+
+    def subjects(self, machine: str, *states: str, job: str | None = None, since: float | None = None) -> list[str]:
+        """Return the subjects of a machine, oldest move first; only those in the given states when any are given.
+
+        `job` takes those of one job, `since` those that moved after a time, in seconds since the epoch.
+        """
+        where, values = ["machine = ?"], list[object]([machine])
+        if states:
+            where.append(f"state IN ({_marks(states)})")
+            values += states
+        if job is not None:
+            where.append("job = ?")
+            values.append(job)
+        if since is not None:
+            where.append("since > ?")
+            values.append(since)
+        rows = self._all(f"SELECT subject FROM current WHERE {' AND '.join(where)} ORDER BY seq", *values)  # noqa: S608
+        return [row[0] for row in rows]
+
+    def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
+        """Return the ids of the jobs that have leases in the given states, or any that moved after a time."""
+        where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
+        sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
+        return [row[0] for row in self._all(sql, *values)]
+
+    def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
+        """Return the subjects that moved last, the latest first; with `before`, those that come after that row."""
+        where, values = ["machine = ?"], list[object]([machine])
+        if states:
+            where.append(f"state IN ({_marks(states)})")
+            values += states
+        if before is not None:
+            where.append("(since, seq) < (?, ?)")
+            values += (before.since, before.seq)
+        sql = f"SELECT {ROW} FROM current WHERE {' AND '.join(where)} ORDER BY since DESC, seq DESC LIMIT ?"  # noqa: S608
+        return [Row(*row) for row in self._all(sql, *values, limit)]
+
+    def platforms(self) -> list[str]:
+        """Return every platform that a machine was rented from."""
+        found: list[str] = []
+        sql = "SELECT min(platform) FROM current WHERE machine = 'lease' AND platform > ?"
+        while (row := self._one(sql, found[-1] if found else "")) is not None and row[0] is not None:
+            found.append(row[0])
+        return found
+
+    def jobs_of_script(self, digest: str, state: str) -> list[str]:
+        """Return the subjects of the jobs in a state that have a script, and of those whose script is not recorded."""
+        sql = "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script IS ?"
+        return [row[0] for known in (digest, None) for row in self._all(sql, state, known)]
+
+    def leases_of_instance(self, instance_id: str) -> list[str]:
+        """Return the subjects of the leases whose machine was last seen under a provider's id, oldest first."""
+        sql = "SELECT subject FROM current WHERE instance = ? AND machine = 'lease' ORDER BY seq"
+        return [row[0] for row in self._all(sql, instance_id)]
+
+    def resting(self) -> list[str]:
+        """Return the subjects of the leases whose machines lie stopped with their disks."""
+        sql = "SELECT subject FROM current WHERE rest = 'stopped' AND state = 'stopped' ORDER BY seq"
+        return [row[0] for row in self._all(sql)]
+
+    def recent(self, kind: type[B], since: float, limit: int = 1_000) -> list[Event[B]]:
+        """Return the latest events of a kind, newest first, back to a time in seconds since the epoch."""
+        (name,) = kinds_of(kind)
+        found = self._events("kind = ? ORDER BY seq DESC LIMIT ?", name, limit)
+        return list(takewhile(lambda e: e.at > since, found))
+
+    def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
+        """Return the alert that stands for a condition, or was raised once for a mark."""
+        sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
+        row = self._one(sql, subject, condition, mark)
+        return self._events("seq = ?", row[0])[0] if row else None
+
+    def standing_alerts(self) -> list[Event[AlertRaised]]:
+        """Return the alerts that were raised and not cleared, without those that are of one event."""
+        return self._events("seq IN (SELECT seq FROM alerts WHERE mark = '') ORDER BY seq")
+
+    def count(self) -> int:
+        """Return how many events there are."""
+        row = self._one("SELECT count(*) FROM events")
+        return int(row[0]) if row else 0
+
+    def _one(self, sql: str, *values: object) -> tuple[Any, ...] | None:
+        with translated(self.path):
+            row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()
+        return row
+
+    def _all(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with translated(self.path):
+            return self._db.execute(sql, values).fetchall()
+
+    def _events(self, where: str, *values: object) -> list[Event[Any]]:
+        rows = self._all(f"SELECT {COLUMNS} FROM events WHERE {where}", *values)  # noqa: S608 - conditions of this file
+        return [Event(*row) for row in rows]
+
+
+def _kinds(kind: type[Body] | str | None) -> frozenset[str]:
+    """Return the kinds that are meant; none for every kind."""
+    if kind is None:
+        return frozenset()
+    return frozenset({kind}) if isinstance(kind, str) else kinds_of(kind)
+
+
+def _marks(values: Collection[object]) -> str:
+    return ",".join("?" * len(values))

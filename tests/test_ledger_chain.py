@@ -1,0 +1,247 @@
+"""A ledger that was changed, cut, emptied or lost is found out, and one that can't be written can still be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doors import answer, environment, gpuwarden
+from fakes import FakeClock
+from gpuwarden.core.errors import LedgerError
+from gpuwarden.ledger.audit import audit
+from gpuwarden.ledger.chain import Break, Head, HeadFile, first_break
+from gpuwarden.ledger.events import CreateIntent, LeaseNone, MachineSeen
+from gpuwarden.ledger.store import Ledger
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    ledger = opened(folder)
+    for n in range(5):
+        ledger.add(f"lease/j{n}-i1", CreateIntent(job=f"j{n}", platform="vastai", generation=1), token=f"j{n}-i1")
+        ledger.add(f"job/j{n}", MachineSeen(machine=f"boot-{n}/é"))
+    ledger.close()
+    return folder
+
+
+def opened(home: Path) -> Ledger:
+    return Ledger(home / "ledger.db", FakeClock())
+
+
+def forge(home: Path, *statements: str) -> None:
+    """Change a ledger as somebody with SQLite would: without the triggers that forbid it, and with them afterwards."""
+    db = sqlite3.connect(home / "ledger.db")
+    names = ("events_never_change", "events_never_vanish", "events_are_new", "events_move", "events_of_leases")
+    made = [db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0] for name in names]
+    for name in names:
+        db.execute(f"DROP TRIGGER {name}")
+    for statement in (*statements, *made):
+        db.execute(statement)
+    db.commit()
+    db.close()
+
+
+def test_a_whole_chain_has_no_break(home: Path) -> None:
+    found = audit(home / "ledger.db")
+    assert found.broken is None and found.differs == ()
+    assert opened(home).trouble() is None
+
+
+@pytest.mark.parametrize("column", ["at", "subject", "kind", "version", "state", "token", "actor", "body", "hash"])
+def test_a_changed_column_is_named_with_its_event(home: Path, column: str) -> None:
+    values = {
+        "at": "at + 1",
+        "version": "version + 1",
+        "body": "json_set(body, '$.x', 1)",
+        "hash": "lower(hex(zeroblob(32)))",
+    }
+    forge(home, f"UPDATE events SET {column} = {values.get(column, repr('job/x'))} WHERE seq = 4")
+    broken = audit(home / "ledger.db").broken
+    assert broken is not None and (broken.seq, broken.code) == (4, "changed")
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("DELETE FROM events WHERE seq = 1", Break(1, "missing")),
+        ("DELETE FROM events WHERE seq = 6", Break(6, "missing")),
+        ("UPDATE events SET seq = 60 WHERE seq = 6", Break(6, "missing")),
+        ("UPDATE events SET seq = seq + 100 WHERE seq > 3", Break(4, "missing")),
+    ],
+)
+def test_a_removed_or_moved_event_is_named(home: Path, statement: str, expected: Break) -> None:
+    forge(home, statement)
+    assert audit(home / "ledger.db").broken == expected
+
+
+def test_an_event_put_in_between_breaks_the_one_after_it(home: Path) -> None:
+    forge(
+        home,
+        "UPDATE events SET seq = -seq WHERE seq > 6",
+        "UPDATE events SET seq = 1 - seq WHERE seq < 0",
+        "INSERT INTO events SELECT 7, at, subject, kind, 1, state, NULL, actor, body, hash FROM events WHERE seq = 6",
+    )
+    broken = audit(home / "ledger.db").broken
+    assert broken is not None and broken.seq == 7
+
+
+def test_a_state_that_does_not_follow_from_the_events_is_found(home: Path) -> None:
+    forge(home, "UPDATE current SET state = 'stopped' WHERE subject = 'lease/j1-i1'")
+    assert audit(home / "ledger.db").differs == ("current",)
+
+
+def test_events_cut_off_at_the_end_leave_a_sound_chain_and_are_found_by_the_head(home: Path) -> None:
+    forge(home, "DELETE FROM events WHERE seq > 7")
+    assert audit(home / "ledger.db").broken is None
+    trouble = opened(home).trouble()
+    assert trouble is not None and (trouble.code, trouble.incomplete) == ("truncated", True)
+    assert trouble.parameters == {"recorded": "10", "found": "7"}
+
+
+def test_what_is_added_to_a_cut_ledger_does_not_hide_the_cut(home: Path) -> None:
+    forge(home, "DELETE FROM events WHERE seq > 7")
+    ledger = opened(home)
+    for n in range(20):
+        ledger.add("job/j9", MachineSeen(machine=f"boot-{n}"))
+    for again in (ledger, opened(home)):
+        trouble = again.trouble()
+        assert trouble is not None and trouble.code == "replaced"
+
+
+def test_an_older_copy_put_in_its_place_is_found(home: Path, tmp_path: Path) -> None:
+    shutil.copy(home / "ledger.db", tmp_path / "copy.db")
+    ledger = opened(home)
+    ledger.add("job/j9", MachineSeen(machine="boot"))
+    ledger.close()
+    shutil.copy(tmp_path / "copy.db", home / "ledger.db")
+    trouble = opened(home).trouble()
+    assert trouble is not None and trouble.code == "truncated"
+
+
+def test_a_ledger_removed_while_it_is_open_takes_no_more_events(home: Path) -> None:
+    ledger = opened(home)
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        (home / name).unlink(missing_ok=True)
+    trouble = ledger.trouble()
+    assert trouble is not None and trouble.code == "moved"
+    with pytest.raises(LedgerError, match="moved, removed or replaced"):
+        ledger.add("job/j9", MachineSeen(machine="boot"))
+
+
+def test_the_head_may_be_behind_torn_or_absent(home: Path) -> None:
+    file = HeadFile(home / "ledger.db")
+    head = file.read()
+    assert head is not None and head.seq == 10
+    db = sqlite3.connect(home / "ledger.db")
+    before = db.execute("SELECT hash FROM events WHERE seq = 8").fetchone()[0]
+    db.close()
+    file.write(Head(8, before))  # killed after a commit and before the head
+    assert opened(home).trouble() is None
+    file.path.write_bytes(b"\0" * 96)
+    assert opened(home).trouble() is None and file.read() == head
+    file.path.unlink()
+    assert opened(home).trouble() is None and file.read() == head
+
+
+def test_a_new_ledger_beside_the_traces_of_jobs_says_so_until_a_person_decides(home: Path) -> None:
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.head"):
+        (home / name).unlink(missing_ok=True)
+    assert opened(home).trouble() is None, "an empty home is no loss"
+    (home / "ledger.db").unlink()
+    (home / "pulls").mkdir()
+    (home / "pulls" / "j1.json").touch()
+    ledger = opened(home)
+    ledger.add("job/j9", MachineSeen(machine="boot"))
+    for again in (ledger, opened(home)):
+        trouble = again.trouble()
+        assert trouble is not None and trouble.code == "lost" and trouble.parameters["beside"] == "pulls"
+    (home / "ledger.head").unlink()
+    assert opened(home).trouble() is None
+
+
+def test_a_rolled_back_event_is_neither_read_nor_chained(home: Path) -> None:
+    ledger = opened(home)
+    with pytest.raises(RuntimeError), ledger.transaction():
+        ledger.add("lease/j0-i1", LeaseNone(why="undone"))
+        assert len(ledger.history("lease/j0-i1")) == 2
+        raise RuntimeError
+    assert len(ledger.history("lease/j0-i1")) == 1 and ledger.state("lease/j0-i1") == "unverified"
+    ledger.add("lease/j0-i1", LeaseNone(why="done"))
+    assert [e.data.why for e in ledger.history("lease/j0-i1")] == ["", "done"]
+    head = HeadFile(ledger.path).read()
+    assert head is not None and head.seq == ledger.count() == 11
+    assert first_break(ledger._db) is None
+
+
+def test_processes_that_write_at_the_same_time_make_one_chain(home: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom gpuwarden.core.clock import SystemClock\n"
+        "from gpuwarden.ledger.events import MachineSeen\nfrom gpuwarden.ledger.store import Ledger\n"
+        "ledger = Ledger(Path(sys.argv[1]), SystemClock())\n"
+        "for n in range(40): ledger.add('job/j1', MachineSeen(machine=sys.argv[2]))\n"
+    )
+    path = str(home / "ledger.db")
+    racers = [subprocess.Popen([sys.executable, "-c", code, path, str(n)]) for n in range(3)]
+    assert [r.wait(120) for r in racers] == [0, 0, 0]
+    ledger = opened(home)
+    assert ledger.count() == 130 and audit(ledger.path).broken is None and ledger.trouble() is None
+
+
+# ------------------------------------------------------------------------------------------------- on the command line
+
+
+def test_doctor_names_the_first_broken_event(home: Path) -> None:
+    body = answer(gpuwarden(home, "doctor", "--ledger", "--json"))
+    assert body["ok"] and body["events"] == 10 and "whole" in body["message"]
+    forge(home, "UPDATE events SET at = 0 WHERE seq = 3")
+    done = gpuwarden(home, "doctor", "--ledger", "--json")
+    body = answer(done)
+    assert done.returncode == 1 and (body["code"], body["first_broken"]) == ("ledger_damaged", 3)
+    assert "event 3 (create.intent of lease/j1-i1) was changed" in body["message"] and "console" in body["hint"]
+
+
+@pytest.mark.parametrize("how", ["emptied", "cut"])
+def test_instances_never_says_that_nothing_bills_when_the_ledger_is_not_whole(home: Path, how: str) -> None:
+    if how == "emptied":
+        for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+            (home / name).unlink(missing_ok=True)
+    else:
+        forge(home, "DELETE FROM events", "DELETE FROM current")
+    done = gpuwarden(home, "instances", "--json")
+    body = answer(done)
+    assert done.returncode == 1 and body["code"] == "ledger_incomplete"
+    assert "10 were recorded and 0 are there" in body["message"] and "billing." not in body["message"]
+    assert "console" in body["hint"]
+    assert "console" in answer(gpuwarden(home, "check", "j1", "--json"))["hint"]
+    checks = answer(gpuwarden(home, "doctor", "--json"))["checks"]
+    assert not next(c["ok"] for c in checks if c["what"] == "ledger")
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_on_a_full_disk_the_machines_can_be_looked_at(tmp_path: Path, schema: int) -> None:
+    """A limit on the size of files stands for the disk: not one byte can be written."""
+    home = tmp_path / "home"
+    home.mkdir()
+    db = sqlite3.connect(home / "ledger.db")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.executescript((Path(__file__).with_name("fixtures") / "ledger_v1.sql").read_text("utf-8"))
+    db.close()
+    if schema == 2:
+        opened(home).close()
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    code += "from gpuwarden.interfaces.cli.main import run; sys.exit(run())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "instances", "--json"], env=environment(home), capture_output=True, text=True,
+        timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    body = json.loads(done.stdout)
+    machines = [row for row in body["instances"] if row["ours"]]
+    assert len(machines) >= 5 and all(row["billing"] is not False for row in machines), done.stdout + done.stderr
+    assert "can't be written" in body["message"] and "disk space" in body["hint"]

@@ -1,0 +1,132 @@
+"""No operation grows with the jobs that have ended, and the watch lets other tasks run between one job and the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from bench.ledger import LIVE, House, begins, longest_wait, machine
+
+from gpuwarden.core.models import InstanceState
+from gpuwarden.core.states import LIVE_LEASES, Job, Lease
+from gpuwarden.ledger import events as ev
+from gpuwarden.ledger.audit import audit
+from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
+from gpuwarden.lifecycle.monitoring.meter import believed, spent
+from gpuwarden.lifecycle.monitoring.watch import Watcher
+from gpuwarden.lifecycle.records import job_ids, lease_ids, read_job
+
+FEW, MANY = 40, 400
+BLOCKED_S = 0.05
+
+
+def steps(house: House, work: Callable[[], object]) -> int:
+    """How many instructions of SQLite's machine some work takes. They do not depend on the machine or its load."""
+    count = 0
+
+    def one() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    house.ledger._known.clear()
+    house.ledger._db.set_progress_handler(one, 1)
+    try:
+        work()
+    finally:
+        house.ledger._db.set_progress_handler(None, 1)
+    return count
+
+
+def grown(folder: Path, platform: str, jobs: int) -> House:
+    """A house where so many jobs have ended, all of them longer than a day ago."""
+    house = House(folder, platform)
+    house.grow(jobs)
+    house.clock.time += 86_400
+    return house
+
+
+@pytest.mark.parametrize("platform", ["local", "vastai"])
+def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platform: str) -> None:
+    few, many = grown(tmp_path / "few", platform, FEW), grown(tmp_path / "many", platform, MANY)
+
+    def operations(house: House) -> dict[str, Callable[[], object]]:
+        w, ledger, job = house.ctx, house.ledger, read_job(house.ledger, LIVE[0])
+        watcher = Watcher(w)
+        anyio.run(watcher.round)  # the first one sees the machines
+        watcher._next_sweep = 0.0
+        return {
+            "round": lambda: anyio.run(watcher.round),
+            "read": lambda: read_job(ledger, job.id),
+            "state": lambda: ledger.state(job.subject),
+            "move": lambda: ledger.add(job.subject, ev.JobUnknown(why="x")),
+            "page": lambda: ledger.page("job"),
+            "page of a state": lambda: ledger.page("job", Job.SUCCEEDED),
+            "unsettled": lambda: unsettled(w),
+            "leases": lambda: (leases_of(w, job), lease_ids(ledger, *LIVE_LEASES), ledger.resting()),
+            "alerts": ledger.standing_alerts,
+            "script": lambda: ledger.jobs_of_script("sha256:x", Job.SUCCEEDED),
+            "guard": lambda: ledger._all("SELECT run_dir FROM live_runs"),
+        }
+
+    assert audit(many.ledger.path).broken is None
+    first, second = operations(few), operations(many)
+    grew = {
+        name: (before, after)
+        for name, work in first.items()
+        if (after := steps(many, second[name])) > 1.2 * (before := steps(few, work)) + 50
+    }
+    assert grew == {}
+
+
+def test_a_round_lets_other_tasks_run_however_many_jobs_are_live(tmp_path: Path) -> None:
+    house = House(tmp_path, "vastai")
+    for n in range(150):
+        house.write(begins(f"jmore{n}", "vastai"))
+    watcher = Watcher(house.ctx)
+    waits = [anyio.run(longest_wait, watcher) for _ in range(3)]
+    assert len(unsettled(house.ctx)) == 152
+    assert min(waits) < BLOCKED_S
+
+
+def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
+    house = grown(tmp_path, "local", 25)
+    pages = [house.ledger.page("job", limit=10)]
+    while pages[-1]:
+        pages.append(house.ledger.page("job", limit=10, before=pages[-1][-1]))
+    shown = [row.subject for page in pages for row in page]
+    assert shown == [f"job/{j}" for j in reversed(job_ids(house.ledger))] and len(shown) == 28
+    succeeded = house.ledger.page("job", Job.SUCCEEDED, limit=100)
+    assert [r.state for r in succeeded] == ["succeeded"] * 26
+    assert (succeeded[0].platform, succeeded[0].name) == ("local", "train") and succeeded[0].opened <= succeeded[
+        0
+    ].since
+
+
+def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
+    ledger = grown(tmp_path, "local", 5).ledger
+    spec = {"name": "x", "platform": "local", "script": "print(1)", "timeout_s": 60}
+    for name, more in {"new": {"script_digest": "sha256:a"}, "old": {}, "other": {"script_digest": "sha256:b"}}.items():
+        ledger.append(f"job/{name}", "job.accepted", {"spec": spec, **more}, state=Job.ACCEPTED)
+        ledger.add(f"job/{name}", ev.JobSubmitting())
+        ledger.add(f"job/{name}", ev.JobSucceeded())
+    assert ledger.jobs_of_script("sha256:a", Job.SUCCEEDED) == ["job/new", "job/old"]
+    assert ledger.jobs_of_script("sha256:c", Job.SUCCEEDED) == ["job/old"], "the others took no script along"
+
+
+def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
+    house = grown(tmp_path, "vastai", 3)
+    ledger, lease = house.ledger, f"{LIVE[0]}-i1"
+    assert ledger.platforms() == ["vastai"] and ledger.leases_of_instance(f"m-{LIVE[0]}") == [f"lease/{lease}"]
+    assert ledger.subjects("lease", job=LIVE[0]) == [f"lease/{lease}"] and ledger.resting() == []
+    assert ledger.subjects("teardown", job="j1x") == ["teardown/tj1x"]
+    off = machine(LIVE[0], InstanceState.STOPPED)
+    ledger.add(f"lease/{lease}", ev.LeaseStopped(saw="stopped", instance=off))
+    assert ledger.resting() == [f"lease/{lease}"] and believed(house.ctx, lease) == "stopped"
+    ledger.add(f"lease/{lease}", ev.LeaseGone(saw="gone"))
+    assert ledger.resting() == [] and believed(house.ctx, lease) == "gone"
+    ledger.add(f"lease/{lease}", ev.LeaseCameBack(instance=machine(LIVE[0])))
+    assert ledger.state(f"lease/{lease}") == Lease.METERING and believed(house.ctx, lease) is None
+    assert spent(house.ctx, lease) == 1.5
