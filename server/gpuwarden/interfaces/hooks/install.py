@@ -127,7 +127,7 @@ def _place_guard(config: Config, settings: list[Path]) -> None:
     """Write what the guard protects beside the ledger, and try the guard. Raises BadRequest when it can't start."""
     folder = _folder(config)
     private_folder(config.home)
-    private_folder(folder)
+    private_folder(folder).chmod(0o700)  # an older version made it for all to read
     (folder / OLD_MARK).unlink(missing_ok=True)
     write_private(folder / "guard.json", _told(config, settings).encode())
     argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
