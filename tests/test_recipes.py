@@ -77,6 +77,8 @@ said["tool"] = anyio.run(call)
 sys.path.insert(0, "tests")
 from guard_kit import spellings, verdict
 said["hasty"], said["innocent"] = ([s, verdict(s)] for s in (spellings(n)[-1] for n in ("hasty", "innocent")))
+from clouds.platform import platforms
+said["platforms"] = [p.name for p in platforms()]
 print(json.dumps(said))
 """
 
@@ -179,6 +181,10 @@ def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
     assert said["tool"]["ok"] and said["tool"]["message"].split(", ") == formats
 
 
+def test_the_emulator_is_one_of_the_platforms_of_the_lifecycle_tests(said: dict[str, Any]) -> None:
+    assert {"mycloud", "runpod"} <= set(said["platforms"])
+
+
 def test_the_guard_learns_how_the_platform_ends_machines(said: dict[str, Any]) -> None:
     (hasty, stopped), (innocent, passing) = said["hasty"], said["innocent"]
     assert "mycloud" in hasty and stopped and "mycloud" in innocent and passing is None
@@ -205,3 +211,4 @@ def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_p
 def test_the_contracts_are_kept_whole(copy: Path, said: dict[str, Any]) -> None:
     found = passed(copy, "tests/test_backends_nice.py", "tests/test_providers_mycloud.py")
     assert len(found) == 2 and min(found.values()) > 10
+    passed(copy, "tests/test_lifecycle_clouds.py::test_the_whole_life_of_a_job[mycloud]")
