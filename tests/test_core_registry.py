@@ -134,7 +134,14 @@ def test_an_added_provider_is_used_and_its_declarations_count(packages: Packages
     assert table()["ends"]["mycloud"] == ("box kill",)
 
 
-def test_an_added_format_and_layout_examine_files(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
+def test_a_guard_is_not_installed_without_the_patterns_of_a_provider(packages: Packages) -> None:  # noqa: F811
+    packages.one("providers", "mycloud", "import nothing_like_it")
+    with pytest.raises(NotSupported, match="the provider 'mycloud'"):
+        table()
+    assert "VAST_API_KEY" in account_keys()
+
+
+def test_an_added_format_examines_files(packages: Packages, tmp_path: Path) -> None:  # noqa: F811
     packages.one("formats", "wlist", FORMAT, package="a")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights.wlist").write_bytes(b"WLST1")
@@ -308,6 +315,34 @@ def test_a_broken_format_or_layout_never_reads_as_whole(packages: Packages, tmp_
     report = verify(tmp_path / "run", Level.STRUCTURE)
     assert "wlist_folder" in report.model_dump_json() and "wlist_folder" not in sound.model_dump_json()
     assert report.verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('return "weights.wlist" in folder.files', "raise KeyError(folder)"),
+        ('return Judgement(NAME, folder.rel, problems=["has no index"])', "return 3"),
+        ('return Judgement(NAME, folder.rel, problems=["has no index"])', "return None"),
+    ],
+)
+def test_a_layout_that_fails_at_its_work_is_a_doubt(
+    packages: Packages,  # noqa: F811
+    tmp_path: Path,
+    change: tuple[str, str],
+) -> None:
+    packages.one("layouts", "wlist_folder", LAYOUT.replace(*change))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "weights.wlist").write_bytes(b"WLST1")
+    report = verify(tmp_path / "run", Level.STRUCTURE).model_dump_json()
+    assert "could not be judged" in report
+
+
+@pytest.mark.parametrize("work", ["return None", "raise struct.error('short')", "raise KeyError('w')"])
+def test_a_format_that_fails_at_its_work_is_a_doubt(packages: Packages, tmp_path: Path, work: str) -> None:  # noqa: F811
+    source = "import struct\n" + FORMAT.partition("def read")[0] + f"def read(source, limits):\n    {work}\n"
+    packages.one("formats", "wlist", source)
+    (tmp_path / "weights.wlist").write_bytes(b"WLST1")
+    assert verify(tmp_path / "weights.wlist", Level.LOAD).verdict is Verdict.UNKNOWN
 
 
 def test_the_archive_takes_no_plugin_of_the_machine(packages: Packages, tmp_path: Path) -> None:  # noqa: F811

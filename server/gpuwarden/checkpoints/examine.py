@@ -140,18 +140,20 @@ def judge(found: Findings) -> None:
     found.doubts += [f"no folder was judged by {s.fault}" for s in LAYOUTS.broken()]
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
-            if plugin.claims(folder):
-                found.judgements.append(_judged(plugin, folder, found))
+            found.judgements += _judged(plugin, folder, found)
 
 
-def _judged(plugin: Any, folder: Folder, found: Findings) -> Judgement:
-    """What a layout says. What its files hold, or that one is gone by now, never ends the look."""
+def _judged(plugin: Any, folder: Folder, found: Findings) -> list[Judgement]:
+    """Return what a layout finds in a folder that it claims. What the files hold, or that one is gone, never raises."""
     try:
-        judgement: Judgement = plugin.judge(folder, found)
+        if not plugin.claims(folder):
+            return []
+        judgement = plugin.judge(folder, found)
     except (Broken, Doubtful, *GAVE_UP) as why:
-        doubt = f"could not be judged: {short(why, 80)}"
-        return Judgement(plugin.NAME, folder.rel, doubts=[doubt])
-    return judgement
+        return [Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: {short(why, 80)}"])]
+    if isinstance(judgement, Judgement):
+        return [judgement]
+    return [Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: its layout returned {short(judgement)}"])]
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
