@@ -278,7 +278,7 @@ async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(
     house.opens(Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=2))
     job = await launch(house.ctx, house.spec())
     with (
-        patch("gpuwarden.lifecycle.execution.provisioning.ask_end", side_effect=KeyboardInterrupt),
+        patch("gpuwarden.lifecycle.execution.provisioning.request_end", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         await house.after(11, job)

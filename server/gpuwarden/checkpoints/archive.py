@@ -115,7 +115,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
     compared = _compared(found, args.against, budget) if args.against else None
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
-        "files": [_bounded(vars(e), _FILE) | {"verdict": e.verdict} for e in worst_first[:_ROWS]],
+        "files": [{**_bounded(vars(e), _FILE), "verdict": e.verdict} for e in worst_first[:_ROWS]],
         "more": max(0, len(worst_first) - _ROWS),
         "more_bad": sum(e.verdict != "proven" for e in worst_first[_ROWS:]),
         "bytes": sum(e.size for e in worst_first),
