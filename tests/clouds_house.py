@@ -7,21 +7,15 @@ to the proofs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import pytest
 
-from clouds.autodl import AutoDLAccount
-from clouds.base import KEY, Emulator, Web
+from clouds.base import KEY, Web
 from clouds.boxes import Machines, possible
-from clouds.lambda_cloud import LambdaAccount
-from clouds.paperspace import PaperspaceTeam
-from clouds.prime_intellect import PrimeAccount
-from clouds.runpod import RunPodCloud
-from clouds.vastai import VastCloud
+from clouds.platform import Platform, platforms
 from clouds_kit import web  # noqa: F401
 from conftest import need
 from gpuwarden.backends.ssh import SshBackend
@@ -35,13 +29,6 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import approve, proceed, request
 from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.providers._http import Api
-from gpuwarden.providers.autodl import AutoDL
-from gpuwarden.providers.lambda_cloud import LambdaCloud
-from gpuwarden.providers.paperspace import Paperspace
-from gpuwarden.providers.prime_intellect import PrimeIntellect
-from gpuwarden.providers.runpod import RunPod
-from gpuwarden.providers.vastai import Vast
 from gpuwarden.rehearsal.model import Fault as CloudFault
 from lifecycle_kit import JumpingClock, open_house, story
 
@@ -82,52 +69,8 @@ for step in range(start + 1, 6):
 """
 
 
-@dataclass(frozen=True)
-class Platform:
-    """One platform: its account, its interface, what is asked for, and which requests create and end.
-
-    `taken` is what becomes of a machine that the platform takes: it comes back by itself (`resumed`), it lies stopped
-    until somebody starts it (`stopped`), or it is `gone`. `durable` is an output on the storage that has to be asked
-    for, None where there is none.
-    """
-
-    name: str
-    account: type[Emulator]
-    api: Api
-    gpu: str
-    creates: str
-    ends: str
-    taken: Literal["resumed", "stopped", "gone"]
-    spot: bool = False
-    durable: str | None = None
-    env: tuple[tuple[str, str], ...] = ()
-
-
-PLATFORMS = (
-    Platform(
-        "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /pods$", r"^DELETE /pods/", "stopped", durable="out",
-    ),
-    Platform(
-        "vastai", VastCloud, Vast.api, "H100", r"^PUT /api/v0/asks/", r"^DELETE /api/v0/instances/", "resumed",
-        spot=True, durable="/data/out",
-    ),
-    Platform(
-        "lambda", LambdaAccount, LambdaCloud.api, "H100", r"instance-operations/launch", r"operations/terminate",
-        "gone", durable="/lambda/nfs/gpuwarden/out",
-    ),
-    Platform(
-        "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$", "stopped",
-        env=(("AUTODL_CNY_PER_USD", "7.0"),),
-    ),
-    Platform(
-        "paperspace", PaperspaceTeam, Paperspace.api, "H100", r"^POST /machines$", r"^DELETE /machines/", "stopped",
-        env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")),
-    ),
-    Platform(
-        "prime-intellect", PrimeAccount, PrimeIntellect.api, "H100", r"^POST /pods/$", r"^DELETE /pods/", "gone",
-    ),
-)  # fmt: skip
-RUNPOD, VASTAI = PLATFORMS[:2]
+PLATFORMS = platforms()
+RUNPOD, VASTAI = (next(p for p in PLATFORMS if p.name == name) for name in ("runpod", "vastai"))
 every_platform = pytest.mark.parametrize("house", PLATFORMS, ids=lambda p: p.name, indirect=True)
 # One platform that ends a machine at once and one that wants it stopped first; the others are among the proofs.
 ORDINARY = ("runpod", "autodl")
@@ -152,13 +95,7 @@ class House:
             **dict(platform.env),
         }.items():
             env.setenv(name, value)
-        match self.account:  # those that take no key with an order
-            case LambdaAccount():
-                self.account.ssh_keys[0]["public_key"] = self.machines.key
-            case PrimeAccount():
-                self.account.keys[1]["publicKey"] = self.machines.key
-            case PaperspaceTeam():
-                self.machines.image_keys = [self.machines.key]
+        platform.take_key(self.account, self.machines)
         self.ctx = self.opens()
 
     def opens(self) -> Context:

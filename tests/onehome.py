@@ -24,7 +24,7 @@ ALIKE = 0.5
 """Share of the rarer words of two sentences that both have, from which on they say the same thing."""
 LEAST = 6  # words that carry meaning; shorter sentences are idioms
 _GENERATED = re.compile(r"<!-- generated:\w+ -->.*?<!-- /generated -->", re.DOTALL)
-_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 _END = re.compile(r"(?<=[.;!?:])\s+(?=[A-Z`\d*(])|\n\s*\n|\n(?=[-*|#\d])")
 _WORD = re.compile(r"[a-z][a-z0-9_]+|\d+(?:\.\d+)?")
 

@@ -14,10 +14,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import need
-from gpuwarden.checkpoints import examine, formats
 from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.formats import dcp as our_dcp
 from gpuwarden.checkpoints.formats import gguf as our_gguf
+from gpuwarden.checkpoints.plugins import FORMATS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.values.crc32c import crc32c, masked
@@ -290,5 +290,5 @@ def test_no_two_formats_claim_the_same_name() -> None:
              "a.model", "a.xyz", "d" * 32)  # fmt: skip
     for name in names:
         for head in heads:
-            claiming = [p.NAME for p in examine._plugins(formats, "format") if p.claims(name, head)]
+            claiming = [p.NAME for _, p in FORMATS.usable() if p.claims(name, head)]
             assert len(claiming) <= 1, (name, head, claiming)

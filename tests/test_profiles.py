@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -197,48 +198,20 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 
 # -------------------------------------------------------------------------------------------- what survives what
 
-# platform, path, asked for durable storage -> outlives (stop, terminate, preemption, end of the job)
+# What follows from each profile is a file of its own, read off the platform's documentation: tests/profile_facts/.
+EXPECTED = {f.stem: tomllib.loads(f.read_text("utf-8")) for f in (ROOT / "tests" / "profile_facts").glob("*.toml")}
 SURVIVES = [
-    ("local", "/home/me/runs/x", False, "yyyy"),
-    ("ssh", "/home/me/runs/x", False, "nnny"),
-    ("runpod", "/root/x", False, "nnny"),
-    ("runpod", "/root/x", True, "nnny"),
-    ("runpod", "/workspace/x", False, "ynny"),
-    ("runpod", "/workspace/x", True, "yyyy"),
-    ("runpod", "/workspaces/x", True, "nnny"),
-    ("vastai", "/workspace/x", False, "ynyy"),
-    ("vastai", "/workspace/x", True, "ynyy"),
-    ("vastai", "/data/x", False, "nnnn"),
-    ("vastai", "/data/x", True, "yyyy"),
-    ("lambda", "/home/ubuntu/x", False, "nnny"),
-    ("lambda", "/home/ubuntu/x", True, "nnny"),
-    ("lambda", "/lambda/nfs/gpuwarden/x", False, "nnnn"),
-    ("lambda", "/lambda/nfs/gpuwarden/x", True, "nyny"),
-    ("lambda", "/lambda/nfs/typo/x", True, "nnny"),
-    ("autodl", "/root/x", False, "ynny"),
-    ("autodl", "/root/autodl-tmp/x", False, "ynny"),
-    ("autodl", "/root/autodl-tmp/x", True, "ynny"),
-    ("autodl", "/root/autodl-fs/x", False, "nnnn"),
-    ("autodl", "/root/autodl-fs/x", True, "nnnn"),
-    ("paperspace", "/home/paperspace/x", False, "ynny"),
-    ("prime-intellect", "/srv/x", False, "nnny"),
-    ("gpushare", "/srv/x", False, "nnny"),
-    ("gpushare", "/hy-tmp/x", True, "nnny"),
-    ("gpushare", "/hy-netdisk/x", True, "nnnn"),
-    ("gpushare", "/hy-nas/x", True, "nnnn"),
-    ("matpool", "/srv/x", False, "nnny"),
-    ("matpool", "/mnt/x", False, "yyyy"),
-    ("featurize", "/home/featurize/x", False, "nnny"),
-    ("featurize", "/home/featurize/work", False, "yyyy"),
-    ("featurize", "/cloud/x", False, "yyyy"),
-    ("lanrui", "/home/user/x", False, "nnny"),
-    ("lanrui", "/home/user/datadisk/x", True, "nnnn"),
-    ("lanrui", "/home/user/netdisk/data/x", False, "yyyy"),
-    ("hf-jobs", "/job/out", False, "nnnn"),
-    ("hf-jobs", "/hub/models/me/x", False, "yyyy"),
+    pytest.param(name, row["path"], row.get("durable", False), row["lives"], id=f"{name}:{row['path']}")
+    for name, facts in sorted(EXPECTED.items())
+    for row in facts["survives"]
 ]
 
 
+def test_every_profile_has_its_expectations():
+    assert EXPECTED.keys() == {f.stem for f in FILES}
+
+
+# Whether what is at the path outlives stop, terminate, an interruption, the end of the job.
 @pytest.mark.parametrize(("platform", "path", "requested", "lives"), SURVIVES)
 def test_what_survives_what(platform: str, path: str, requested: bool, lives: str):
     found = [load_profile(platform).survives(path, event, requested=requested) for event in EVENTS]
@@ -246,7 +219,8 @@ def test_what_survives_what(platform: str, path: str, requested: bool, lives: st
 
 
 def test_the_table_speaks_of_every_tier_of_every_shipped_profile():
-    seen = {(p, t.path) for p, path, _, _ in SURVIVES for t in load_profile(p).storage if path.startswith(t.path)}
+    rows = [(name, row["path"]) for name, facts in EXPECTED.items() for row in facts["survives"]]
+    seen = {(p, t.path) for p, path in rows for t in load_profile(p).storage if path.startswith(t.path)}
     assert seen >= {(f.stem, t.path) for f in FILES for t in load_profile(f.stem).storage}
 
 
@@ -262,55 +236,33 @@ def test_spellings_of_one_path_are_one_path():
         assert runpod.tier_of(path) == runpod.storage[1]
 
 
-# platform -> (verbs that rest compute, verbs after which something bills, the same with durable storage)
-METER = {
-    "local": ((), (), ()),
-    "ssh": ((), (), ()),
-    "runpod": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
-    "vastai": (("stop", "terminate"), ("stop",), ("stop", "terminate")),
-    "lambda": (("terminate",), (), ("terminate",)),
-    "autodl": (("stop", "terminate"), ("stop",), ("stop",)),
-    "paperspace": (("stop", "terminate"), ("stop", "terminate"), ("stop", "terminate")),
-    "prime-intellect": (("terminate",), (), ()),
-    "hf-jobs": (("terminate",), (), ()),
-    "gpushare": (("stop", "terminate"), (), ()),
-    "matpool": (("terminate",), ("terminate",), ("terminate",)),
-    "featurize": (("terminate",), ("terminate",), ("terminate",)),
-    "lanrui": (("stop", "terminate"), ("stop", "terminate"), ("stop", "terminate")),
-}
-
-
 @pytest.mark.parametrize("name", [f.stem for f in FILES])
 def test_what_each_verb_does_to_the_bill(name: str):
     found = load_profile(name)
-    rests, bills, bills_durable = METER[name]
+    wanted = EXPECTED[name]
     verbs = [v for v in ("stop", "terminate") if getattr(found.verbs, v)]
-    assert found.meter.stops_on == rests
-    assert tuple(v for v in verbs if found.residue(v)) == bills
-    assert tuple(v for v in verbs if found.residue(v, requested=True)) == bills_durable
+    assert list(found.meter.stops_on) == wanted["rests"]
+    assert [v for v in verbs if found.residue(v)] == wanted["bills"]
+    assert [v for v in verbs if found.residue(v, requested=True)] == wanted["bills_with_durable_storage"]
+    assert sorted(found.verbs.reversible) == wanted["reversible"]
+    assert found.spot.offered is wanted["spot"]
 
 
 def test_the_verbs_and_interruptions_of_the_platforms():
     assert load_profile("lambda").verbs.stop is None
     autodl = load_profile("autodl").verbs
     assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
-    reversible = [p for p in profile_names() if "stop" in load_profile(p).verbs.reversible]
-    assert reversible == ["autodl", "gpushare", "lanrui", "paperspace", "runpod", "vastai"]
     spot = load_profile("vastai").spot
     assert (spot.offered, spot.signal, spot.grace_s, spot.then, spot.auto_resume) == (True, "none", 0, "stopped", True)
     assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
-    assert [p for p in profile_names() if load_profile(p).spot.offered] == ["prime-intellect", "vastai"]
-
-
-BY_HAND_NAMES = ["featurize", "gpushare", "lanrui", "matpool"]
 
 
 def test_platforms_without_a_provider_say_what_can_not_be_done_there():
-    assert [n for n in profile_names() if load_profile(n).by_hand] == BY_HAND_NAMES
     for name in profile_names():
         text = (ROOT / "profiles" / f"{name}.md").read_text(encoding="utf-8")
-        assert (BY_HAND in text) is (name in BY_HAND_NAMES), name
-        assert ("rented by hand" in load_profile(name).title) is (name in BY_HAND_NAMES), name
+        found = load_profile(name)
+        assert (BY_HAND in text) is ("rented by hand" in found.title) is found.by_hand, name
+        assert found.by_hand is EXPECTED[name]["by_hand"], name
 
 
 def test_every_provider_that_a_profile_names_is_one_and_every_provider_has_a_profile():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from clouds.base import KEY, Fault, Web
 from clouds.runpod import RunPodCloud
 from clouds_kit import web  # noqa: F401
 from gpuwarden import providers
+from gpuwarden.backends.base import BACKENDS
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import AuthFailed, BadRequest
 from gpuwarden.core.models import Known, Unknown
+from gpuwarden.core.registry import Registry
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers import _http
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, base_url, let_in, public_key, read_key, same_key
 from gpuwarden.providers._rented import gpu_matches
-from gpuwarden.providers.base import Provider, load_provider, provider_names
+from gpuwarden.providers.base import PROVIDERS, Provider, load_provider, provider_names
 from gpuwarden.providers.runpod import RunPod
 from rehearsal_kit import HandClock
 
@@ -241,8 +244,20 @@ def test_gpus_by_name(asked: str, name: str, same: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------- registry
 
 
+WITHOUT_CONTRACT = ["hf_jobs"]
+"""The Hub's jobs have no machine to reach: test_backends_hf_jobs.py holds what they promise."""
+
+
+@pytest.mark.parametrize(("sort", "kept"), [("providers", PROVIDERS), ("backends", BACKENDS)])
+def test_every_plugin_inherits_its_contract_test(sort: str, kept: Registry) -> None:
+    sources = [f.read_text("utf-8") for f in Path(__file__).parent.glob("test_*.py")]
+    contract = re.compile(r"^class Test\w+\((?:Cloud|Provider|Backend)Contract\)", re.MULTILINE)
+    tested = "\n".join(s for s in sources if contract.search(s))
+    named = [(n, f"gpuwarden.{sort}.{n} import", f'load_backend("{n}"') for n in kept.built_in()]
+    assert [n for n, imported, loaded in named if imported not in tested and loaded not in tested] == WITHOUT_CONTRACT
+
+
 def test_every_rented_platform_has_its_provider(tmp_path: Path) -> None:
-    assert {"runpod", "vastai", "lambda_cloud", "autodl", "paperspace", "prime_intellect"} <= set(provider_names())
     assert not any(name.startswith("_") for name in provider_names())
     assert providers.__doc__
     for platform in RENTING:

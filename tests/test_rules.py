@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,97 +12,37 @@ from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import (
     Artifact,
     Disclosure,
-    InputFile,
-    Instance,
-    InstanceState,
     JobSpec,
     Known,
-    Manifest,
-    Quote,
     Unknown,
     Verdict,
 )
 from gpuwarden.core.policy import Policy, Secrets
-from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.submission.facts import gather
-from gpuwarden.profiles import load_profile
 from gpuwarden.rules import catalog, page
-from gpuwarden.rules.facts import Leak, OutputFile, SubmitFacts, TeardownFacts
-from gpuwarden.scripts.script import read_script
+from gpuwarden.rules.facts import Leak
+from rule_kit import (
+    ANYWHERE,
+    CODE,
+    EVERY_SECRET,
+    GONE,
+    HEADER,
+    MISPLACED,
+    OWNED,
+    RENTED,
+    changed,
+    examples,
+    file,
+    looked,
+    script,
+    submit,
+    teardown,
+)
 from test_rules_preflight import CASES
 
-RENTED = load_profile("vastai")
-OWNED = load_profile("local")
-
-# ------------------------------------------------------------------------------------------------ small factories
-
-
-def changed(profile: Profile, part: str, **values: Any) -> Profile:
-    """A profile with one of its blocks changed."""
-    return profile.model_copy(update={part: getattr(profile, part).model_copy(update=values)})
-
-
-def submit(profile: Profile | None = RENTED, **given: Any) -> SubmitFacts:
-    """Facts of a job that nothing is wrong with, changed as told: fields of the spec, or of the facts."""
-    mine = {k: given.pop(k) for k in tuple(given) if k in SubmitFacts.__dataclass_fields__}
-    spec = {"platform": "vastai", "command": ("train",), "outputs": ("out",), "timeout_s": 1_000, **given}
-    return SubmitFacts(
-        **{
-            "spec": JobSpec.model_validate(spec),
-            "policy": Policy(),
-            "profile": profile,
-            "platforms": ("local", "vastai"),
-            "quote": Known(Quote(platform="vastai", price_usd_per_hour=2.0, source="test", at=0)),
-            **mine,
-        }
-    )
-
-
-def script(text: str) -> SubmitFacts:
-    """Facts of a job with that script."""
-    spec = JobSpec(platform="vastai", script=text, outputs=("out",), timeout_s=1_000)
-    return replace(submit(), spec=spec, script=read_script(text))
-
-
-CODE = InputFile(path="code/a.py", size=3, sha256="0" * 64)
-
-
-def file(path: str = "out/a.safetensors", **more: Any) -> OutputFile:
-    """One file of the job that dies with the machine and has a copy."""
-    return OutputFile(**{"path": path, "size": 10, "tier": "disk", "dies": True, "copied": True, **more})
-
-
-MACHINE = Known(Instance(id="i1", state=InstanceState.RUNNING, meter=True))
-
-
-def teardown(**given: Any) -> TeardownFacts:
-    """Facts of a machine that may go: the job ended well, and what dies is copied and proven."""
-    whole = {
-        "job_id": "j1",
-        "job_state": Job.SUCCEEDED,
-        "verb": "terminate",
-        "profile": RENTED,
-        "machine": MACHINE,
-        "files": Known((file(),)),
-        "manifest": Manifest(taken_at=0, files=()),
-        "copy_verdict": Verdict.PROVEN,
-        "disclosure": Known(Disclosure()),
-    }
-    return TeardownFacts(**{**whole, **given})
-
-
-def looked(rule_id: str, severity: Severity = Severity.ERROR) -> SubmitFacts:
-    return submit(looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix="Mend it."),))
-
-
-GONE = {"machine": Known(None)}
-HEADER = '# /// script\n# requires-python = ">=3.11"\n# dependencies = [{}]\n# ///\nimport torch\n'
-MISPLACED = submit(load_profile("runpod"), outputs=("/root/out",), teardown="stop")
-EVERY_SECRET = Policy(secrets=Secrets(allowed=("*",)))
-ANYWHERE = changed(RENTED, "limits", default_timeout_s=1800)
-
+# A new rule's example is a file of its own: tests/rule_examples/<the rule's module>.py, found by its name.
 # rule id -> (facts that it speaks up about, facts that it is silent about); more than one of each where cases differ.
 EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
     "PF-ACCT-001": ([looked("PF-ACCT-001")], [submit(), looked("PF-PLACE-001")]),
@@ -251,6 +190,7 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 RULES = {r.id: r for r in catalog.all_rules()}
+EXAMPLES |= examples()
 
 
 def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:

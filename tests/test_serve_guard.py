@@ -19,9 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeClock
-from gpuwarden import providers
 from gpuwarden.core.models import Handle, Place
-from gpuwarden.core.registry import load
 from gpuwarden.core.shell_guard import ShellGuard, merged
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.hooks.guard.calls import Rules, judged
@@ -29,10 +27,11 @@ from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 from gpuwarden.interfaces.hooks.guard.protected import live_runs
-from gpuwarden.providers.base import provider_names
+from gpuwarden.providers.base import PROVIDERS, provider_names
 from guard_kit import event, patterns, rules, spellings
 from guard_kit import verdict as verdict_of_spelling
 from lifecycle_kit import open_house, training
+from plugin_kit import Packages, packages  # noqa: F401
 
 RULES = Rules(
     home="/data/gw",
@@ -606,22 +605,28 @@ def test_a_platforms_server_is_judged_by_its_arguments_too() -> None:
 
 @pytest.mark.parametrize("name", provider_names())
 def test_each_provider_says_how_its_machines_end(name: str) -> None:
-    module = load(providers, name, what="provider")
+    module = PROVIDERS.load(name)
     guard = module.SHELL_GUARD
     assert isinstance(guard, ShellGuard) and guard.key_variables == module.ACCOUNT_KEYS
     assert guard == ShellGuard() if name == "rehearsal" else guard.ends and guard.hosts and guard.servers
 
 
-def test_a_new_provider_needs_no_table_but_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mycloud.py").write_text(
-        "from gpuwarden.core.shell_guard import ShellGuard\n"
-        "ACCOUNT_KEYS = ('MYCLOUD_KEY',)\n"
-        "SHELL_GUARD = ShellGuard(ends={'mycloud': ('box kill|drop',)}, remote={'mycloud': ('run *',)},\n"
-        "    hosts=('mycloud.example',), code=(r'\\bmycloud\\.drop\\(',), servers=('mycloud',),\n"
-        "    key_variables=ACCOUNT_KEYS)\n"
-    )
-    monkeypatch.setattr(providers, "__path__", [*providers.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "gpuwarden.providers.mycloud", raising=False)
+MYCLOUD = r"""
+from gpuwarden.core.shell_guard import ShellGuard
+from gpuwarden.providers.vastai import Vast
+
+ACCOUNT_KEYS = ("MYCLOUD_KEY",)
+SHELL_GUARD = ShellGuard(
+    ends={"mycloud": ("box kill|drop",)}, remote={"mycloud": ("run *",)}, hosts=("mycloud.example",),
+    code=(r"\bmycloud\.drop\(",), servers=("mycloud",), key_variables=ACCOUNT_KEYS,
+)
+
+def create(profile, state, clock) -> Vast: ...
+"""
+
+
+def test_a_new_provider_needs_no_table_but_its_own(packages: Packages) -> None:  # noqa: F811
+    packages.one("providers", "mycloud", MYCLOUD)
     own = replace(RULES, patterns=Patterns.of(json.loads(json.dumps(table()))))
     stopped = ["mycloud --zone a box kill b1", "mycloud run b1 'rm -rf /data/outputs'", "python -c 'mycloud.drop(1)'",
                "curl -X DELETE https://api.mycloud.example/b/1", 'curl -X DELETE "$U/b" -H "K: $MYCLOUD_KEY"',

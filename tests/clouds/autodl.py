@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity
 from gpuwarden.core.models import Instance, InstanceState, Resources
+from gpuwarden.providers.autodl import AutoDL
 
 _S = InstanceState
 PRO = "/api/v1/dev/instance/pro"
@@ -171,3 +173,9 @@ class AutoDLAccount(Emulator):
             "name": self.own[i.id]["label"],
             "gpu_spec_uuid": self.own[i.id]["order"]["gpu_spec_uuid"],
         }
+
+
+PLATFORM = Platform(
+    "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$", "stopped",
+    env=(("AUTODL_CNY_PER_USD", "7.0"),),
+)  # fmt: skip

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clouds.base import PUBLIC_KEY, Asked, Emulator, Refuse, Told, alive, route
+from clouds.boxes import Machines
+from clouds.platform import Platform
 from gpuwarden.core.errors import NoCapacity
 from gpuwarden.core.models import Instance, InstanceState, Resources
+from gpuwarden.providers.lambda_cloud import LambdaCloud
 
 _S = InstanceState
 STATUS = {
@@ -164,3 +167,13 @@ class LambdaAccount(Emulator):
             "actions": {verb: {"available": True} for verb in verbs},
         }
         return shown if i.state is _S.BOOTING else {**shown, "ip": self.address(i.id)[0]}
+
+
+def _take_key(account: LambdaAccount, machines: Machines) -> None:
+    account.ssh_keys[0]["public_key"] = machines.key
+
+
+PLATFORM = Platform(
+    "lambda", LambdaAccount, LambdaCloud.api, "H100", r"instance-operations/launch", r"operations/terminate",
+    "gone", durable="/lambda/nfs/gpuwarden/out", take_key=_take_key,
+)  # fmt: skip

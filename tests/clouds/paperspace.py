@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.boxes import Machines
+from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity
 from gpuwarden.core.models import Instance, InstanceState, Resources
+from gpuwarden.providers.paperspace import Paperspace
 
 _S = InstanceState
 STATE = {
@@ -137,3 +140,13 @@ class PaperspaceTeam(Emulator):
             **self.shutdown(order),
             "dtCreated": self.iso(i.created_at),
         }
+
+
+def _take_key(account: PaperspaceTeam, machines: Machines) -> None:
+    machines.image_keys = [machines.key]
+
+
+PLATFORM = Platform(
+    "paperspace", PaperspaceTeam, Paperspace.api, "H100", r"^POST /machines$", r"^DELETE /machines/", "stopped",
+    env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")), take_key=_take_key,
+)  # fmt: skip

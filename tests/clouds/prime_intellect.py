@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from clouds.base import PUBLIC_KEY, Asked, Emulator, Refuse, Told, alive, route
+from clouds.boxes import Machines
+from clouds.platform import Platform
 from gpuwarden.core.errors import NoCapacity
 from gpuwarden.core.models import Instance, InstanceState, Resources
+from gpuwarden.providers.prime_intellect import PrimeIntellect
 
 _S = InstanceState
 STATUS = {
@@ -168,3 +171,13 @@ class PrimeAccount(Emulator):
     @route("GET", "/ssh_keys")
     def ssh_keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
         return Told(200, {"data": self.keys, "total_count": len(self.keys), "offset": 0, "limit": 100})
+
+
+def _take_key(account: PrimeAccount, machines: Machines) -> None:
+    account.keys[1]["publicKey"] = machines.key
+
+
+PLATFORM = Platform(
+    "prime-intellect", PrimeAccount, PrimeIntellect.api, "H100", r"^POST /pods/$", r"^DELETE /pods/", "gone",
+    take_key=_take_key,
+)  # fmt: skip

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity, NotFound
 from gpuwarden.core.models import Instance, InstanceState, Resources
+from gpuwarden.providers.runpod import RunPod
 
 _S = InstanceState
 STATUS = {
@@ -227,3 +229,8 @@ class RunPodCloud(Emulator):
         query = {**span, "bucketSize": asked.query.get("bucketSize", "day"), "podId": ident}
         meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": amounts}
         return Told(200, {"records": records, "metadata": meta})
+
+
+PLATFORM = Platform(
+    "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /pods$", r"^DELETE /pods/", "stopped", durable="out",
+)  # fmt: skip

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity, NotFound
 from gpuwarden.core.models import Instance, InstanceState, Resources
+from gpuwarden.providers.vastai import Vast
 
 _S = InstanceState
 PAGE = 25
@@ -238,3 +240,9 @@ class VastCloud(Emulator):
             if (seen := self.see(i)) is not None
         ]
         return Told(200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows})
+
+
+PLATFORM = Platform(
+    "vastai", VastCloud, Vast.api, "H100", r"^PUT /api/v0/asks/", r"^DELETE /api/v0/instances/", "resumed",
+    spot=True, durable="/data/out",
+)  # fmt: skip

@@ -1,7 +1,7 @@
 """What every backend does. All of its I/O lives in its own file; it never touches the ledger.
 
-Methods raise `Unreachable` when no answer came and `BadReply` when one came that is not understood; both leave
-the caller's knowledge as it was.
+A backend's module offers `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` when no
+answer came and `BadReply` when one came that is not understood; both leave the caller's knowledge as it was.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from gpuwarden import backends
 from gpuwarden.core.clock import Clock
+from gpuwarden.core.contract import Contract
 from gpuwarden.core.models import (
     Answer,
     Artifact,
@@ -27,7 +28,7 @@ from gpuwarden.core.models import (
     StopResult,
 )
 from gpuwarden.core.policy import Local
-from gpuwarden.core.registry import load
+from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Finding
 from gpuwarden.remote.ssh.connect import HostKey
 from gpuwarden.remote.transfer.destination import bare
@@ -198,7 +199,12 @@ async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Mani
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
 
+BACKENDS: Final = Registry(
+    "backend", backends, Contract(home=__name__, functions={"create": ("clock",)}, product=Backend)
+)
+
+
 def load_backend(name: str, clock: Clock) -> Backend:
     """The backend called `name`."""
-    backend: Backend = load(backends, name, what="backend").create(clock)
+    backend: Backend = BACKENDS.make(name, clock)
     return backend

@@ -39,7 +39,7 @@ from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_prior
 
 # What needs more than the standard library stays at home.
 _HOME = {"verify.py", "save_helper.py"}
-_CORE = ("__init__.py", "errors.py", "registry.py")
+_CORE = ("__init__.py", "contract.py", "errors.py", "registry.py")
 _ROWS = 1_000
 _MAX_KEY = 256
 _FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "sealed", "unread")
@@ -115,7 +115,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
     compared = _compared(found, args.against, budget) if args.against else None
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
-        "files": [_bounded(vars(e), _FILE) | {"verdict": e.verdict} for e in worst_first[:_ROWS]],
+        "files": [{**_bounded(vars(e), _FILE), "verdict": e.verdict} for e in worst_first[:_ROWS]],
         "more": max(0, len(worst_first) - _ROWS),
         "more_bad": sum(e.verdict != "proven" for e in worst_first[_ROWS:]),
         "bytes": sum(e.size for e in worst_first),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from gpuwarden.checkpoints import formats, layouts, scheduling
+from gpuwarden.checkpoints import scheduling
 from gpuwarden.checkpoints.file_model import (
     Anatomy,
     Broken,
@@ -25,17 +25,18 @@ from gpuwarden.checkpoints.file_model import (
     some,
 )
 from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
+from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest
 from gpuwarden.checkpoints.tree import Folder, Tree, walk
 from gpuwarden.checkpoints.values import checksums, content_scan, heuristics, nonfinite
-from gpuwarden.core import registry
 
 NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
 _SHA256 = re.compile("[0-9a-f]{64}")
 # What foreign data may make of code that reads it.
 GAVE_UP = (
-    MemoryError, RecursionError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError,
+    MemoryError, RuntimeError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, EOFError,
+    struct.error,
 )  # fmt: skip
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -135,21 +136,24 @@ def judge(found: Findings) -> None:
     """Let every layout that claims a folder judge it."""
     if found.tree is None:
         return
-    plugins = _plugins(layouts, "layout")
+    plugins = [p for _, p in LAYOUTS.usable()]
+    found.doubts += [f"no folder was judged by {s.fault}" for s in LAYOUTS.broken()]
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
-            if plugin.claims(folder):
-                found.judgements.append(_judged(plugin, folder, found))
+            found.judgements += _judged(plugin, folder, found)
 
 
-def _judged(plugin: Any, folder: Folder, found: Findings) -> Judgement:
-    """What a layout says. What its files hold, or that one is gone by now, never ends the look."""
+def _judged(plugin: Any, folder: Folder, found: Findings) -> list[Judgement]:
+    """Return what a layout finds in a folder that it claims. What the files hold, or that one is gone, never raises."""
     try:
-        judgement: Judgement = plugin.judge(folder, found)
+        if not plugin.claims(folder):
+            return []
+        judgement = plugin.judge(folder, found)
     except (Broken, Doubtful, *GAVE_UP) as why:
-        doubt = f"could not be judged: {short(why, 80)}"
-        return Judgement(plugin.NAME, folder.rel, doubts=[doubt])
-    return judgement
+        return [Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: {short(why, 80)}"])]
+    if isinstance(judgement, Judgement):
+        return [judgement]
+    return [Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: its layout returned {short(judgement)}"])]
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
@@ -211,9 +215,11 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
         raise Broken("is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or from the Hub")
     plugin = reader(entry.path.rsplit("/", 1)[-1], head)
     if plugin is None:
-        raise Unread("of no format that is known here")
+        raise Unread("; ".join(("of no format that is known here", *(s.fault for s in FORMATS.broken()))))
     entry.format, entry.load = plugin.NAME, plugin.LOAD
-    anatomy: Anatomy = plugin.read(source, limits)
+    anatomy = plugin.read(source, limits)
+    if not isinstance(anatomy, Anatomy):
+        raise Doubtful(f"its reader returned {type(anatomy).__name__}, not an Anatomy")
     entry.format = anatomy.format
     holes = source.holes()
     if holes >= 4096:
@@ -296,15 +302,6 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
     entry.warnings += heuristics.suspicions(source, anatomy, seen.zero)
 
 
-def reader(name: str, head: bytes) -> ModuleType | None:
-    """The format that claims a file by its name and first bytes."""
-    return next((p for p in _plugins(formats, "format") if p.claims(name, head)), None)
-
-
-_loaded: dict[str, list[ModuleType]] = {}
-
-
-def _plugins(package: ModuleType, what: str) -> list[Any]:
-    if package.__name__ not in _loaded:
-        _loaded[package.__name__] = [registry.load(package, n, what=what) for n in registry.names(package)]
-    return _loaded[package.__name__]
+def reader(name: str, head: bytes) -> Any | None:
+    """The format that claims a file by its name and first bytes; ours go first."""
+    return next((p for _, p in FORMATS.usable() if p.claims(name, head)), None)

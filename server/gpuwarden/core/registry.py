@@ -1,32 +1,211 @@
-"""Plug-ins are found by the name of their file; nothing is listed anywhere.
+"""Plug-ins are found by the name of their file, or by an entry point of an installed package; no list is edited.
 
-`gpuwarden/<package>/<name>.py` is the plug-in `<name>` and offers one factory. It is imported when it is asked for.
-A missing optional dependency is said with the extra that brings it; a plug-in never vanishes silently.
+`gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds one with an entry point of
+the group `gpuwarden.<package>`, whose value is a module:
+
+    [project.entry-points."gpuwarden.providers"]
+    mycloud = "gpuwarden_mycloud"
+
+A listing imports nothing. A plug-in is imported and held against its contract when it is asked for, and the error says
+which plug-in, which file, what is missing and what to install. A built-in plug-in can't be replaced. Standard library
+only, Python 3.8: the archive of `checkpoints` ships it. There, only built-in plug-ins count: what a rented machine has
+installed must not decide about its own files.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+from zipimport import zipimporter
 
+from gpuwarden.core.contract import Contract, object_faults
 from gpuwarden.core.errors import NotFound, NotSupported
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-def names(package: ModuleType, *, hidden: frozenset[str] = frozenset({"base"})) -> list[str]:
-    """The plug-ins of a package, sorted, without importing them."""
-    found = (m.name for m in pkgutil.iter_modules(package.__path__))
-    return sorted(n for n in found if n not in hidden and not n.startswith("_"))
+_ARCHIVED = isinstance(globals().get("__loader__"), zipimporter)
+_OURS = "gpuwarden"
 
 
-def load(package: ModuleType, name: str, *, what: str) -> ModuleType:
-    """Import plug-in `name`. Raises NotFound, or NotSupported with the extra to install."""
-    if name not in names(package):
-        raise NotFound(f"there is no {what} called {name!r}", f"There are: {', '.join(names(package)) or 'none'}.")
+@dataclass(frozen=True)
+class Status:
+    """One plug-in after an attempt to load it. `fault` is empty where it can be used."""
+
+    what: str
+    name: str
+    origin: str
+    """The installed package that brings it; empty for a built-in one."""
+    fault: str = ""
+    hint: str = ""
+
+
+class Registry:
+    """The plug-ins of one sort: those of a package of ours, and those of an entry-point group of the same name."""
+
+    def __init__(
+        self, what: str, package: ModuleType, contract: Contract, *, hidden: frozenset[str] = frozenset({"base"})
+    ) -> None:
+        self.what = what
+        self.package = package
+        self.contract = contract
+        self.hidden = hidden
+        self.group = f"{_OURS}.{package.__name__.rpartition('.')[2]}"
+        self._sound: WeakSet[ModuleType] = WeakSet()
+        self._kept: tuple[object, list[tuple[str, ModuleType]], list[Status]] | None = None
+
+    def built_in(self) -> list[str]:
+        """Return the names of our own plug-ins, sorted, without importing them."""
+        return [n for n in _files(tuple(self.package.__path__)) if n not in self.hidden]
+
+    def added(self) -> list[str]:
+        """Return the names that installed packages add, sorted, without importing them."""
+        return sorted({e.name for e in self._entry_points()} - set(self.built_in()))
+
+    def names(self) -> list[str]:
+        """Return every plug-in that can be asked for, sorted, without importing one."""
+        return sorted((*self.built_in(), *self.added()))
+
+    def load(self, name: str) -> ModuleType:
+        """Import one plug-in and hold it against its contract. Raises NotFound, or NotSupported with the faults."""
+        if name in self.built_in():
+            return self._sound_module(name, f"{self.package.__name__}.{name}", None)
+        found = [e for e in self._entry_points() if e.name == name]
+        if not found:
+            there = ", ".join(self.names()) or "none"
+            raise NotFound(f"there is no {self.what} called {name!r}", f"There are: {there}.")
+        if len(found) > 1:
+            packages = ", ".join(sorted(_brought_by(e) for e in found))
+            raise NotSupported(
+                f"several packages bring a {self.what} called {name!r}: {packages}", "Uninstall all but one of them."
+            )
+        return self._sound_module(name, found[0].value, found[0])
+
+    def make(self, name: str, *args: object) -> Any:
+        """Call `create` of one plug-in. Raises as `load` does, and for an object that breaks the contract."""
+        module: Any = self.load(name)
+        made = module.create(*args)
+        if self.contract.product is not None:
+            self._refuse(object_faults(made, self.contract.product, name), name, module, self._entry_point(name))
+        return made
+
+    def usable(self) -> list[tuple[str, ModuleType]]:
+        """Load every plug-in: ours, then the added ones. An added one that can't be used is left out: see `broken`."""
+        return self._loaded()[0]
+
+    def broken(self) -> list[Status]:
+        """Return the plug-ins of installed packages that can't be used, each with its fault."""
+        return self._loaded()[1]
+
+    def _loaded(self) -> tuple[list[tuple[str, ModuleType]], list[Status]]:
+        key = (tuple(self.package.__path__), tuple(sys.path))
+        if self._kept is None or self._kept[0] != key:  # asked for once for each file that is examined
+            added = self._added_statuses()
+            names = (*self.built_in(), *(s.name for s in added if not s.fault))
+            self._kept = key, [(n, self.load(n)) for n in names], [s for s in added if s.fault]
+        return self._kept[1], self._kept[2]
+
+    def statuses(self) -> list[Status]:
+        """Load every plug-in and return the outcome of each."""
+        return [self._status(n) for n in self.built_in()] + self._added_statuses()
+
+    def _added_statuses(self) -> list[Status]:
+        built_in = set(self.built_in())
+        hidden = [e for e in self._entry_points() if e.name in built_in]
+        shadows = [
+            Status(self.what, e.name, _brought_by(e), f"has the name of a built-in {self.what}", _rename(e))
+            for e in hidden
+        ]
+        return shadows + [self._status(n) for n in self.added()]
+
+    def _status(self, name: str) -> Status:
+        entry = self._entry_point(name)
+        origin = _brought_by(entry) if entry else ""
+        try:
+            self.load(name)
+        except NotSupported as error:
+            return Status(self.what, name, origin, error.message, error.hint)
+        return Status(self.what, name, origin)
+
+    def _entry_points(self) -> tuple[EntryPoint, ...]:
+        return () if _ARCHIVED else _installed(self.group, tuple(sys.path))
+
+    def _entry_point(self, name: str) -> EntryPoint | None:
+        return None if name in self.built_in() else next((e for e in self._entry_points() if e.name == name), None)
+
+    def _sound_module(self, name: str, path: str, entry: EntryPoint | None) -> ModuleType:
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as missing:
+            raise NotSupported(
+                f"{self._shown(name, path, entry)} needs the Python package {missing.name!r}, which is not installed",
+                _to_install(name, missing.name or "", entry),
+            ) from missing
+        except (Exception, SystemExit) as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise NotSupported(
+                f"{self._shown(name, path, entry)} can't be imported: {why}", _to_mend(self.contract, entry)
+            ) from error
+        if module not in self._sound:
+            self._refuse(self.contract.faults(module, name), name, module, entry)
+            self._sound.add(module)
+        return module
+
+    def _refuse(self, faults: list[str], name: str, module: ModuleType, entry: EntryPoint | None) -> None:
+        if faults:
+            shown = self._shown(name, getattr(module, "__file__", None) or module.__name__, entry)
+            raise NotSupported(
+                f"{shown} does not keep its contract: {'; '.join(faults)}", _to_mend(self.contract, entry)
+            )
+
+    def _shown(self, name: str, place: str, entry: EntryPoint | None) -> str:
+        brought = f"{_brought_by(entry)}, " if entry else ""
+        return f"the {self.what} {name!r} ({brought}{place})"
+
+
+@lru_cache(maxsize=64)
+def _files(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the modules in the folders of a package, sorted, but for the hidden ones."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")))
+
+
+@lru_cache(maxsize=64)
+def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. Reading the metadata of every package takes milliseconds, so it is kept."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=group))
+
+
+def _brought_by(entry: EntryPoint) -> str:
+    package = entry.dist
+    return f"{package.name} {package.version}" if package else entry.value
+
+
+def _rename(entry: EntryPoint) -> str:
+    return f"The built-in one is used. Give the entry point of {_brought_by(entry)} another name, or uninstall it."
+
+
+def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
+    """Return the command that brings a missing package: the extra named like the plug-in where its package has one."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    package = entry.dist.name if entry and entry.dist else _OURS
     try:
-        return importlib.import_module(f"{package.__name__}.{name}")
-    except ModuleNotFoundError as missing:
-        raise NotSupported(
-            f"the {what} {name!r} needs the Python package {missing.name!r}, which is not installed",
-            f"pip install 'gpuwarden[{name}]'",
-        ) from missing
+        extras = metadata(package).get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        extras = []
+    if name.replace("_", "-") in {e.replace("_", "-") for e in extras}:
+        return f"pip install '{package}[{name}]'"
+    return f"pip install {missing.partition('.')[0]}"
+
+
+def _to_mend(contract: Contract, entry: EntryPoint | None) -> str:
+    package = f" Fix or uninstall {entry.dist.name}." if entry and entry.dist else ""
+    return f"{contract.home} describes the contract.{package}"

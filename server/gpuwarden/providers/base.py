@@ -1,7 +1,8 @@
 """What every provider does. A reply of an unexpected shape is `Unknown`, never "nothing there".
 
-A provider's module names in `ACCOUNT_KEYS` the variables that hold its account's key, and declares in `SHELL_GUARD`
-(`core.shell_guard`) how its own tools end machines; the guard of an agent's shell reads it there.
+A provider's module offers `create(profile, state, clock)`, annotated with the class that it returns. It names in
+`ACCOUNT_KEYS` the variables that hold its account's key, and declares in `SHELL_GUARD` (`core.shell_guard`) how its own
+tools end machines; the guard of an agent's shell reads it there.
 
 Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
 A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller looks before it asks again.
@@ -9,16 +10,18 @@ A lost or unreadable reply is an `Unknown` answer: it may have been done, so the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gpuwarden import providers
 from gpuwarden.core.clock import Clock
+from gpuwarden.core.contract import TEXTS, Contract, instance_of
 from gpuwarden.core.models import Answer, Balance, Instance, Quote, Resources
 from gpuwarden.core.profile import Profile
-from gpuwarden.core.registry import load, names
+from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Finding
+from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import text_of_key_file
 
 LEAST_KEY: Final = 8
@@ -82,14 +85,32 @@ class Provider(Protocol):
         ...
 
 
+def _key_variables(module: Any, name: str) -> Iterator[str]:
+    if set(module.SHELL_GUARD.key_variables) != set(module.ACCOUNT_KEYS):
+        yield "key_variables of SHELL_GUARD are other ones than ACCOUNT_KEYS"
+
+
+PROVIDERS: Final = Registry(
+    "provider",
+    providers,
+    Contract(
+        home=__name__,
+        values={"ACCOUNT_KEYS": TEXTS, "SHELL_GUARD": instance_of(ShellGuard)},
+        functions={"create": ("profile", "state", "clock")},
+        product=Provider,
+        rest=_key_variables,
+    ),
+)
+
+
 def provider_names() -> list[str]:
-    """All providers, sorted."""
-    return names(providers)
+    """Return the names of all providers, sorted, without importing them."""
+    return PROVIDERS.names()
 
 
 def account_keys() -> frozenset[str]:
     """The variables that hold the key of an account that rents machines, of every provider. None goes to a machine."""
-    told = (load(providers, name, what="provider").ACCOUNT_KEYS for name in provider_names())
+    told: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
     return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
 
 
@@ -105,11 +126,11 @@ def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
 
 def keyed(name: str, env: Mapping[str, str]) -> bool:
     """Whether the user has given the key of a provider's account."""
-    keys = load(providers, name, what="provider").ACCOUNT_KEYS
+    keys: tuple[str, ...] = PROVIDERS.load(name).ACCOUNT_KEYS
     return any(env.get(word) for key in keys for word in (key, f"{key}_FILE"))
 
 
 def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:
     """The provider called `name` for one profile; `state` is the folder it may keep files in."""
-    provider: Provider = load(providers, name, what="provider").create(profile, state, clock)
+    provider: Provider = PROVIDERS.make(name, profile, state, clock)
     return provider

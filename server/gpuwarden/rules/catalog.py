@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-from typing import Any
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Final
 
 from gpuwarden import rules
-from gpuwarden.core.registry import names
+from gpuwarden.core.contract import Contract
+from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import Gate, Rule
 
-_NOT_RULES = frozenset({"facts", "catalog", "page"})
+
+def _faults(module: ModuleType, name: str) -> Iterator[str]:
+    """Yield what is wrong with a rule's module: it holds exactly one rule, whose id its name starts with."""
+    held = _held(module)
+    if len(held) != 1:
+        yield f"it has to hold exactly one rule, not {len(held)}"
+    elif not f"{name}_".startswith(_stem(held[0]) + "_"):
+        yield f"its name has to start with {_stem(held[0])}, the id of the rule that it holds"
+    elif name not in RULES.built_in() and any(n.startswith(_stem(held[0]) + "_") for n in RULES.built_in()):
+        yield f"{held[0].id} is the id of a built-in rule"
 
 
-@functools.cache
+RULES: Final = Registry(
+    "rule",
+    rules,
+    Contract(home="gpuwarden.core.rules", rest=_faults),
+    hidden=frozenset({"facts", "catalog", "page"}),
+)
+
+
 def all_rules() -> tuple[Rule[Any], ...]:
-    """Every rule, sorted by id. Raises ValueError for a module that is not named after the one rule it holds."""
-    found = [_rule_of(name) for name in names(rules, hidden=_NOT_RULES)]
-    return tuple(sorted(found, key=lambda r: r.id))
+    """Return every rule, sorted by id, those of installed packages included."""
+    return tuple(sorted((_held(module)[0] for _, module in RULES.usable()), key=lambda r: r.id))
+
+
+def built_in_rules() -> tuple[Rule[Any], ...]:
+    """Return our own rules, sorted by id."""
+    return tuple(_held(RULES.load(name))[0] for name in RULES.built_in())
 
 
 def rules_of(gate: Gate) -> tuple[Rule[Any], ...]:
@@ -25,10 +46,14 @@ def rules_of(gate: Gate) -> tuple[Rule[Any], ...]:
     return tuple(r for r in all_rules() if r.gate == gate)
 
 
-def _rule_of(name: str) -> Rule[Any]:
-    module = importlib.import_module(f"{rules.__name__}.{name}")
-    held = [value for value in vars(module).values() if isinstance(value, Rule)]
-    stem = held[0].id.lower().replace("-", "_") if len(held) == 1 else ""
-    if not stem or not name.startswith(stem + "_"):
-        raise ValueError(f"rules/{name}.py must hold exactly one rule, whose id its name starts with")
-    return held[0]
+def unusable_rules() -> tuple[str, ...]:
+    """Return a sentence for each rule of an installed package that can't be loaded."""
+    return tuple(s.fault for s in RULES.broken())
+
+
+def _held(module: ModuleType) -> list[Rule[Any]]:
+    return [value for value in vars(module).values() if isinstance(value, Rule)]
+
+
+def _stem(rule: Rule[Any]) -> str:
+    return rule.id.lower().replace("-", "_")

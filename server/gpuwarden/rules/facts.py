@@ -72,6 +72,7 @@ class SubmitFacts:
     inputs_left_out: tuple[str, ...] = ()
     input_leaks: tuple[Leak, ...] = ()
     script_url: Answer[str] = field(default_factory=lambda: Known(""))
+    unusable_rules: tuple[str, ...] = ()
 
     @property
     def uses(self) -> Uses:
@@ -170,6 +171,7 @@ class TeardownFacts:
     copy_unread: tuple[str, ...] = ()
     copy_aside: tuple[str, ...] = ()
     other_jobs: tuple[str, ...] = ()
+    unusable_rules: tuple[str, ...] = ()
     durable_storage: bool = False
     disclosure: Answer[Disclosure] = field(default_factory=lambda: Unknown("not asked"))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuwarden.core.rules import Rule
 from gpuwarden.data import data_dir
-from gpuwarden.rules.catalog import all_rules
+from gpuwarden.rules.catalog import built_in_rules
 
 HEAD = """\
 ---
@@ -31,7 +31,7 @@ usual severity; its finding says so. Ids are never used again.
 
 def render_page() -> str:
     """The whole page."""
-    rules = all_rules()
+    rules = built_in_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
     return HEAD + rows + "".join(_section(r) for r in rules)
 

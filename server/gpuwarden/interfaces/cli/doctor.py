@@ -94,6 +94,9 @@ async def examine() -> DoctorReply:
     checks.append(await to_thread.run_sync(_sandbox, config.policy))
     checks += [_program(name, why) for name, why in PROGRAMS]
     bad = [c.what for c in checks if not c.ok and c.what in {"ledger", "disk", "notes"}]
+    plugins = plugin_rows()
+    checks += plugins
+    bad += [c.what for c in plugins if not c.ok]
     reply = DoctorReply(
         ok=not bad,
         code="ok" if not bad else "failed",
@@ -191,3 +194,19 @@ OPEN = {
 def _program(name: str, why: str) -> CheckedReply:
     path = shutil.which(name)
     return CheckedReply(what=name, ok=path is not None, found=path or f"not installed; it {why}")
+
+
+def plugin_rows() -> list[CheckedReply]:
+    """Load every plug-in. Return a row with their numbers, and one for each that is broken or comes from a package."""
+    from gpuwarden.backends.base import BACKENDS
+    from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
+    from gpuwarden.providers.base import PROVIDERS
+    from gpuwarden.rules.catalog import RULES
+
+    everything = {r.what: r.statuses() for r in (PROVIDERS, BACKENDS, FORMATS, LAYOUTS, RULES)}
+    sound = [counted(sum(not s.fault for s in found), what) for what, found in everything.items()]
+    rows = [CheckedReply(what="plug-ins", ok=True, found=", ".join(sound))]
+    for status in (s for found in everything.values() for s in found if s.fault or s.origin):
+        found = f"{status.fault} {status.hint}" if status.fault else f"brought by {status.origin}"
+        rows.append(CheckedReply(what=f"{status.what} {status.name}", ok=not status.fault, found=line(found, 1000)))
+    return rows

@@ -37,6 +37,7 @@ from gpuwarden.lifecycle.records import (
     read_lease,
 )
 from gpuwarden.remote.transfer.destination import bare
+from gpuwarden.rules.catalog import unusable_rules
 from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
@@ -67,6 +68,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         copy_unread=copy.unread,
         copy_aside=copy.aside,
         other_jobs=_others(ctx, job, lease),
+        unusable_rules=unusable_rules(),
         durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(ctx, job, lease),
     )

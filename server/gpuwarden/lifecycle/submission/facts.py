@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs, program_of
 from gpuwarden.providers.base import account_key_values, account_keys
-from gpuwarden.rules.catalog import rules_of
+from gpuwarden.rules.catalog import rules_of, unusable_rules
 from gpuwarden.rules.facts import Leak, SubmitFacts
 from gpuwarden.scripts.script import ScriptFacts, read_command, read_script
 
@@ -73,6 +73,7 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         unset_secrets=tuple(name for name in spec.secrets if not ctx.env.get(name)),
         account_secrets=_account_secrets(ctx, spec),
         unsold=unsold,
+        unusable_rules=unusable_rules(),
         hub=hub,
         script_url=script_url,
         proven_script=spec.script is not None and _has_succeeded(ctx, spec.script),

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuwarden import providers
-from gpuwarden.core.registry import load
 from gpuwarden.core.shell_guard import ShellGuard, merged
-from gpuwarden.providers.base import provider_names
+from gpuwarden.providers.base import PROVIDERS
 
 CLOUDS = Path(__file__).with_name("clouds.toml")
 FAR = "far"
@@ -26,14 +24,8 @@ def table() -> dict[str, Any]:
 
 
 def declared() -> dict[str, ShellGuard]:
-    """Return what each provider declares. Raises TypeError when a provider's declaration is something else."""
-    found = {}
-    for name in provider_names():
-        guard = getattr(load(providers, name, what="provider"), "SHELL_GUARD", ShellGuard())
-        if not isinstance(guard, ShellGuard):
-            raise TypeError(f"SHELL_GUARD of provider {name!r} is not a ShellGuard")
-        found[name] = guard
-    return found
+    """Return what each provider declares. Raises NotSupported for one that can't be loaded: its patterns would lack."""
+    return {name: PROVIDERS.load(name).SHELL_GUARD for name in PROVIDERS.names()}
 
 
 def _guard(section: Mapping[str, Any]) -> ShellGuard:

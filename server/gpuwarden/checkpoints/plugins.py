@@ -1,0 +1,43 @@
+"""The two sorts of plug-ins that examine checkpoints, and what each module offers. Standard library only.
+
+A format reads one file: `NAME`, `LOAD`, `claims(name, head)` and `read(source, limits)`, which returns an `Anatomy` and
+raises `Broken` or `Doubtful`. `LOAD` is "parsed" where reading the structure parses all of the file, "tensors" where
+its tensors are loaded in a process of their own, "" where nothing here can load it. A layout judges one folder:
+`NAME`, `claims(folder)` and `judge(folder, found)`, which returns a `Judgement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpuwarden.checkpoints import formats, layouts
+from gpuwarden.core.contract import TEXT, Contract, one_of
+from gpuwarden.core.registry import Registry
+
+
+def _name_taken(module: Any, name: str) -> Iterator[str]:
+    ours = FORMATS.built_in()
+    if name not in ours and module.NAME in {p.NAME for p in _built_in()}:
+        yield f"NAME is {module.NAME!r}, which a built-in format has"
+
+
+FORMATS = Registry(
+    "format",
+    formats,
+    Contract(
+        home=__name__,
+        values={"NAME": TEXT, "LOAD": one_of("parsed", "tensors", "")},
+        functions={"claims": ("name", "head"), "read": ("source", "limits")},
+        rest=_name_taken,
+    ),
+)
+LAYOUTS = Registry(
+    "layout",
+    layouts,
+    Contract(home=__name__, values={"NAME": TEXT}, functions={"claims": ("folder",), "judge": ("folder", "found")}),
+)
+
+
+def _built_in() -> list[Any]:
+    return [FORMATS.load(n) for n in FORMATS.built_in()]

@@ -1,0 +1,165 @@
+"""What a plug-in's module has to offer, and the faults of one that does not. Standard library only: it is shipped.
+
+A contract names values with their checks, functions with their parameters, and the protocol that the class returned
+by `create` keeps. Nothing of a plug-in is called: its signatures and its declarations are read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Value:
+    """An attribute that a module must have: its check, and what the check wants in a few words."""
+
+    check: Callable[[Any], bool]
+    wants: str
+
+
+TEXT = Value(lambda v: isinstance(v, str) and bool(v), "a text that is not empty")
+TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t for t in v), "a tuple of texts")
+
+
+def one_of(*choices: str) -> Value:
+    """Return the check for one of a few texts."""
+    return Value(lambda v: isinstance(v, str) and v in choices, "one of " + ", ".join(repr(c) for c in choices))
+
+
+def instance_of(kind: type) -> Value:
+    """Return the check for an object of a class."""
+    return Value(lambda v: isinstance(v, kind), "a " + kind.__name__)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a sort of plug-in offers. `home` is the module whose docstring describes it."""
+
+    home: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+    functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Plain functions by name, with the parameters that they are called with."""
+    product: type | None = None
+    """The protocol of what `create` returns; `create` has to be among the functions."""
+    rest: Callable[[ModuleType, str], Iterator[str]] = lambda module, name: iter(())
+    """Yield faults that only this sort of plug-in can have, from the module and the plug-in's name."""
+
+    def faults(self, module: ModuleType, name: str) -> list[str]:
+        """Return everything that a module lacks, in words; empty where the contract is kept."""
+        found = [f for key, value in self.values.items() for f in _value_faults(module, key, value)]
+        found += [f for key, wanted in self.functions.items() for f in _function_faults(module, key, wanted)]
+        if not found and self.product is not None:
+            found += _create_faults(module, self.product)
+        return found or list(self.rest(module, name))
+
+
+def _value_faults(module: ModuleType, key: str, value: Value) -> Iterator[str]:
+    if not hasattr(module, key):
+        yield f"{key} is missing; it has to be {value.wants}"
+    elif not value.check(getattr(module, key)):
+        yield f"{key} is {_shown(getattr(module, key))}; it has to be {value.wants}"
+
+
+def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> Iterator[str]:
+    call = f"{key}({', '.join(wanted)})"
+    function = getattr(module, key, None)
+    if function is None:
+        yield f"{call} is missing"
+    elif not callable(function):
+        yield f"{key} is {_shown(function)}; it has to be the function {call}"
+    elif _awaited(function):
+        yield f"{key} is async; it is called as the plain function {call}"
+    elif not _accepts(_signature(function), wanted):
+        yield f"{key}{_signature(function)} can't be called as {call}"
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """Return a function's signature; that of no parameters for one written in C that does not show its own."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return inspect.Signature()
+
+
+def _accepts(signature: inspect.Signature, wanted: tuple[str, ...]) -> bool:
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        return False
+    return True
+
+
+def _create_faults(module: Any, protocol: type) -> list[str]:
+    try:
+        made = typing.get_type_hints(module.create).get("return")
+    except (NameError, TypeError, AttributeError) as error:
+        return [f"the annotations of create can't be evaluated: {error}"]
+    if not isinstance(made, type):
+        return [f"create has to name the class that it returns, not {_shown(made)}"]
+    return class_faults(made, protocol)
+
+
+def class_faults(made: type, protocol: type) -> list[str]:
+    """Return what a class lacks of a protocol's methods: those missing, of other parameters, or not async alike."""
+    methods = inspect.getmembers(protocol, inspect.isfunction)
+    wanted = {name: method for name, method in methods if not name.startswith("_")}
+    return [fault for name in wanted for fault in _method_faults(made, name, wanted[name])]
+
+
+def _method_faults(made: type, name: str, wanted: Callable[..., Any]) -> Iterator[str]:
+    shown = f"{made.__name__}.{name}"
+    method = getattr(made, name, None)
+    if method is None or method is wanted:
+        yield f"{shown} is missing"
+        return
+    if not callable(method):
+        yield f"{shown} is {_shown(method)}; it has to be a method"
+        return
+    if _awaited(method) != _awaited(wanted):
+        yield f"{shown} has to be {'an async' if _awaited(wanted) else 'a plain'} method"
+    theirs, ours = _signature(method), _signature(wanted)
+    if not _replaces(theirs, ours):
+        yield f"{shown}{theirs} can't be called as {name}{ours}"
+
+
+def _awaited(function: Any) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
+def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
+    """Return true when every call that one signature allows is allowed by the other, by position and by name."""
+    every_name = any(p.kind is p.VAR_KEYWORD for p in theirs.parameters.values())
+    named = [n for n, p in ours.parameters.items() if n != "self" and p.kind is not p.VAR_KEYWORD]
+    positional = [n for n, p in ours.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = [n for n, p in ours.parameters.items() if p.default is p.empty and n in named]
+    if not every_name and any(n not in theirs.parameters for n in named):
+        return False
+    try:
+        theirs.bind(*positional, **{n: n for n in named if n not in positional})
+        theirs.bind("self", **{n: n for n in required})
+    except TypeError:
+        return False
+    return True
+
+
+def object_faults(made: object, protocol: type, name: str) -> list[str]:
+    """Return what an object lacks of a protocol's attributes. Its `name` has to be the plug-in's."""
+    found = []
+    for key, kind in typing.get_type_hints(protocol).items():
+        value = getattr(made, key, None)
+        kinds = (int, float) if kind is float else kind
+        if not isinstance(value, kinds) or (kind is float and isinstance(value, bool)):
+            found.append(f"{type(made).__name__}.{key} is {_shown(value)}; it has to be a {kind.__name__}")
+    if not found and getattr(made, "name", name) != name:
+        found.append(f"{type(made).__name__}.name is {_shown(getattr(made, 'name', None))}; it has to be {name!r}")
+    return found
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

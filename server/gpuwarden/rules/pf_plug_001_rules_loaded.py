@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+from gpuwarden.core.rules import Found, Severity, rule
+from gpuwarden.rules.facts import SubmitFacts
+
+
+@rule(
+    "PF-PLUG-001",
+    gate="submit",
+    severity=Severity.UNKNOWN,
+    fix="Fix or uninstall the package that brings the rule; gpuwarden doctor names it.",
+)
+def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
+    """Every rule that an installed package brings can be loaded.
+
+    Why: a rule that is left out in silence lets through what it was installed to stop.
+    """
+    yield from (Found(fault) for fault in facts.unusable_rules)
