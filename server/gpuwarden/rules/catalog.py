@@ -1,4 +1,4 @@
-"""Finds the rules: one module each, named after the rule's id."""
+"""Find the rules: one module each, named after the rule's id."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ _NOT_RULES = frozenset({"facts", "catalog", "page"})
 
 @functools.cache
 def all_rules() -> tuple[Rule[Any], ...]:
-    """Every rule, sorted by id. Raises ValueError for a module that is not named after the one rule it holds."""
-    found = [_rule_of(name) for name in names(rules, hidden=_NOT_RULES)]
+    """Return every rule, sorted by id. Raises ValueError for a module that is not named after its only rule."""
+    found = []
+    for name in names(rules, hidden=_NOT_RULES):
+        module = importlib.import_module(f"{rules.__name__}.{name}")
+        here = [value for value in vars(module).values() if isinstance(value, Rule)]
+        if len(here) != 1 or not name.startswith(here[0].id.lower().replace("-", "_") + "_"):
+            raise ValueError(f"rules/{name}.py must define exactly one rule, whose id its name starts with")
+        found += here
     return tuple(sorted(found, key=lambda r: r.id))
 
 
 def rules_of(gate: Gate) -> tuple[Rule[Any], ...]:
-    """The rules of one gate."""
+    """Return the rules of one gate, sorted by id."""
     return tuple(r for r in all_rules() if r.gate == gate)
-
-
-def _rule_of(name: str) -> Rule[Any]:
-    module = importlib.import_module(f"{rules.__name__}.{name}")
-    held = [value for value in vars(module).values() if isinstance(value, Rule)]
-    stem = held[0].id.lower().replace("-", "_") if len(held) == 1 else ""
-    if not stem or not name.startswith(stem + "_"):
-        raise ValueError(f"rules/{name}.py must hold exactly one rule, whose id its name starts with")
-    return held[0]
