@@ -1,6 +1,6 @@
-"""Structure and content of a file or a folder, as plain data. Standard library only: this part can be shipped.
+"""Examine structure and content of a file or a folder. Standard library only, so that it runs on any machine.
 
-`examine` is what `verify.verify` builds on, and what `ship.py` runs on the machine where the bytes are.
+`examine` is what `verify.verify` builds on, and what `archive.py` runs on the machine where the bytes are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def examine(path: Path, ask: Ask) -> Findings:
-    """Look at a file or at everything below a folder. Never raises for bad content."""
+    """Examine a file or everything below a folder. Never raises for bad content."""
     if path.is_dir():
         return _folder(path, ask)
     unreadable, rosters = "", 0
@@ -53,7 +53,7 @@ def examine(path: Path, ask: Ask) -> Findings:
                 unreadable = f"the manifest {short(manifest.beside(path).name, 80)} does not list it"
         except (Broken, Doubtful) as why:
             unreadable = str(why)
-    # The link that a caller names is the caller's own word; links inside a folder are the folder's.
+    # A link that the caller names is followed; links inside a folder are the folder's, and may be hostile.
     real = Path(os.path.realpath(path))
     entry = look(real, path.name, ask)
     if unreadable:
@@ -66,7 +66,7 @@ def _folder(path: Path, ask: Ask) -> Findings:
 
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
-    """Look at every file of a tree, then let the layouts judge its folders."""
+    """Examine every file of a tree, then let the layouts judge its folders."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
@@ -88,9 +88,9 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 
 def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[str]:
-    """Look at the files, several at a time, and enter them in the order in which they were given.
+    """Examine the files, several at a time, and add their entries in the order in which they were given.
 
-    Returns those for which the budget did not last.
+    Returns those for which no budget was left.
     """
     together, apart = (
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
@@ -108,7 +108,7 @@ def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[st
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
-    """What the manifests inside the tree, written at save time, say of its files."""
+    """Return what the manifests inside the tree, written at save time, record of its files."""
     # The Hub names the blob of a large file by its sha256.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
@@ -143,7 +143,7 @@ def judge(found: Findings) -> None:
 
 
 def _judged(plugin: Any, folder: Folder, found: Findings) -> Judgement:
-    """What a layout says. What its files hold, or that one is gone by now, never ends the look."""
+    """Return a layout's judgement. Bad content or a file that vanished becomes a doubt, never an exception."""
     try:
         judgement: Judgement = plugin.judge(folder, found)
     except (Broken, Doubtful, *GAVE_UP) as why:
@@ -153,7 +153,7 @@ def _judged(plugin: Any, folder: Folder, found: Findings) -> Judgement:
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
-    """Look at one file. Whatever goes wrong inside a reader ends as a line of evidence, never as an exception."""
+    """Examine one file. A failure inside a reader becomes a line of evidence, never an exception."""
     entry = Entry(name, temporary=temporary(name))
     try:
         with ask.open(path, name) as source:
@@ -196,7 +196,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
 
 def _unfinished(entry: Entry) -> None:
     if entry.sealed:
-        entry.unproved.append("what it holds: it is the leftover of an unfinished save, and part of no checkpoint")
+        entry.unproved.append("its content: it is the leftover of an unfinished save, and part of no checkpoint")
     else:
         entry.doubts.append("the leftover of an unfinished save; delete it, or find out who still writes it")
 
@@ -222,7 +222,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 
 def _empty(entry: Entry) -> Anatomy:
-    """Logs may be empty; everything else that is empty is a save that never happened."""
+    """Accept an empty log. Raises Broken for any other empty file, which is a save that never happened."""
     name = entry.path.rsplit("/", 1)[-1]
     plugin = reader(name, b"")
     if plugin:
@@ -251,7 +251,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     entry.problems += anatomy.problems[known[0] :]
     entry.proved += anatomy.proved[known[1] :]
     if seen.bad_spans:
-        entry.problems.append(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
+        entry.problems.append(f"the CRC of {some(seen.bad_spans)} differs: the bytes changed after the save")
     elif seen.spans:
         entry.proved.append(f"the CRC of {seen.spans:,} members fits")
     _digests(entry, expected, seen)
@@ -272,7 +272,7 @@ def _digests(entry: Entry, expected: Expected | None, seen: content_scan.Seen) -
         entry.sealed = True
         entry.proved.append(f"{compared[0]} equals the manifest's")
     else:
-        entry.doubts.append("the manifest holds no digest of it that can be computed here")
+        entry.doubts.append("the manifest has no digest of it that can be computed here")
 
 
 def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.Seen) -> None:
@@ -283,13 +283,13 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
         if odd is None:
             bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
         elif odd.masklike:
-            entry.warnings.append(f"{short(tensor.name, 80)} holds {odd}: a mask or counter, it seems")
+            entry.warnings.append(f"{short(tensor.name, 80)} contains {odd}: a mask or counter, it seems")
         elif odd.nan or odd.inf:
             bad.append(f"{short(tensor.name, 80)} ({odd})")
     if bad:
         entry.problems.append(f"not finite: {some(bad)}")
     elif len(seen.strange) > 200:
-        entry.doubts.append(f"{len(seen.strange):,} tensors may hold NaN or infinity; 200 were looked at")
+        entry.doubts.append(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were looked at")
     else:
         apart = ", masks and counters apart" if len(entry.warnings) > before else ""
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")
@@ -297,7 +297,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
 
 
 def reader(name: str, head: bytes) -> ModuleType | None:
-    """The format that claims a file by its name and first bytes."""
+    """Return the format that claims a file by its name and first bytes; None for an unknown format."""
     return next((p for p in _plugins(formats, "format") if p.claims(name, head)), None)
 
 

@@ -2,9 +2,9 @@
 
 A checkpoint counts as finished when nothing in it has changed for `quiet_s` seconds and its structure is whole;
 an atomic rename makes that true at the first look. Standard library only: the runner ships it and runs it beside
-the job (see `ship.py`), at the lowest priority that the machine offers.
+the job (see `archive.py`), at the lowest priority that the machine offers.
 
-With a book the digests go there and nothing is written among the outputs: a file of ours in a checkpoint would break
+With a log the digests go there and nothing is written among the outputs: an added file in a checkpoint would break
 the `rmtree` of a trainer that rotates its checkpoints. Without one, a manifest is written beside each checkpoint.
 """
 
@@ -29,10 +29,10 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Looks at a folder of outputs, or at one file, again and again; `look` is one look.
+    """Examines a folder of outputs, or one file, repeatedly; `look` is one examination.
 
-    `digests` are those to record; with a `key` each line of the book says by whom. What was seen last is kept in memory
-    only: after a restart everything that is not sealed is looked at afresh.
+    `digests` are those to record; with a `key` each line of the log is signed. What was seen last is kept in memory
+    only: after a restart everything that is not sealed is examined again.
     """
 
     root: Path
@@ -46,7 +46,7 @@ class Sealer:
     """Relative path -> its state when it was sealed, or found to be nothing that can be sealed."""
 
     def look(self) -> list[str]:
-        """Seal what is finished. Returns the relative paths of what was sealed now."""
+        """Seal what is finished. Return the relative paths of what was sealed now."""
         sealed = []
         for rel, path, state in self._candidates():
             if self.settled.get(rel) != state and self._ready(rel, state):
@@ -56,7 +56,7 @@ class Sealer:
         return sealed
 
     def _candidates(self) -> list[tuple[str, Path, object]]:
-        """Checkpoint folders, and lone weight files outside of any, with what they look like now."""
+        """Yield checkpoint folders, and lone weight files outside of any, with their present state."""
         if not self.root.is_dir():
             fit = self.root.is_file() and self.root.name.endswith(WEIGHTS) and not temporary(self.root.name)
             return [(self.root.name, self.root, _state_of(self.root))] if fit else []
@@ -82,7 +82,7 @@ class Sealer:
         return self.book is None and f"{name}.{manifest.FILE}" in folder.files
 
     def _ready(self, rel: str, state: object) -> bool:
-        """Whether it has looked the same for long enough, by our own clock, for files may lie about theirs."""
+        """Return true if its state is old enough by this process's clock; a file's times can be set by anybody."""
         now = self.now()
         last = self.seen.get(rel)
         if last is None or last[0] != state:
@@ -110,7 +110,7 @@ class Sealer:
         return True
 
     def _known(self, path: Path) -> bool:
-        """Whether the book has every file of it as it is now."""
+        """Return true if the log has every file of it in its present state."""
         assert self.book
         rows = seal_log.read(self.book, self.key)
         files = [f.path / n for top in [walk(path, Limits())] for f in top.folders for n in f.files]
@@ -131,13 +131,13 @@ class Sealer:
 
 
 def _to_disk(path: Path) -> None:
-    """Force a file to the disk: a page that is not yet there may be written again, by who mapped it, without a sign."""
+    """Force a file to the disk: a process that mapped it could change an unwritten page without a new time stamp."""
     with Source(path) as source, contextlib.suppress(OSError):
         os.fsync(source.fd)
 
 
 def _whole(entry: Entry) -> bool:
-    """Whether nothing speaks against a file but that it can't be read here."""
+    """Return true if a file is proven, or is only of a format that can't be read here."""
     opaque = entry.anatomy is not None and entry.anatomy.opaque
     return not entry.problems and not entry.temporary and (not entry.doubts or entry.unread or opaque)
 
@@ -164,7 +164,7 @@ def _state_of(path: Path) -> object:
 
 
 def lowest_priority() -> None:
-    """Give way to the training. The disk's share is set from outside, with `ionice -c3`."""
+    """Take the lowest CPU priority, below the training. The disk's priority is set from outside, with `ionice -c3`."""
     if hasattr(os, "nice"):
         try:
             os.nice(19)
