@@ -113,7 +113,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Ask:
-    """The depth of an examination. `only` restricts the examination to these relative paths; `open` gives the bytes of a file."""
+    """The depth. `only` restricts it to these relative paths; `open` gives the bytes of a file."""
 
     content: bool = True
     threads: int = 2
