@@ -145,7 +145,7 @@ def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(
     found = shipped(pyz, made, level, python=str(bare / "python"))
     by = {f["path"]: f["proved"] for f in found["files"]}
     for name, count in (("checkpoint-10/model.safetensors", "2,048"), ("checkpoint-10/x.npy", "6")):
-        line = f"loads with our own reader into memory, for there is no numpy: 1 tensors, {count} elements"
+        line = f"loads with our own reader into memory, without numpy: 1 tensors, {count} elements"
         assert line in by[name], by[name]
     assert {f["verdict"] for f in found["files"]} == {"proven"}
 

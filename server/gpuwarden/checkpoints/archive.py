@@ -1,8 +1,8 @@
 """Pack the standard-library part into one archive that any Python from 3.8 on can run on the machine with the files.
 
-    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--book FILE]    a line of findings for each
+    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    a line of findings for each
     python3 gpuwarden-checkpoints.pyz manifest PATH...                               a line of manifest for each
-    python3 gpuwarden-checkpoints.pyz seal PATH... [--book FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
+    python3 gpuwarden-checkpoints.pyz seal PATH... [--log FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
 A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. With `--load`
 or `--resume` what is whole is also loaded, in a separate process; with `--against` it is compared. The runner starts
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
     ask.add_argument("--threads", type=int, default=2)
     ask.add_argument("--seconds", type=float, default=86_400.0, help="how long an examination may take")
-    ask.add_argument("--book", type=Path, help="the log of seals: read by examine, written by seal")
+    ask.add_argument("--log", type=Path, help="the log of seals: read by examine, written by seal")
     ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a seal")
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
     ask.add_argument("--once", action="store_true", help="wait the quiet time once, then end")
@@ -107,11 +107,11 @@ def _answer(path: Path, args: argparse.Namespace, budget: Budget) -> int:
 
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
-    sealed = _sealed(path, args.book) if args.book else {}
+    sealed = _sealed(path, args.log) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
         good = [e for e in found.entries.values() if e.verdict == "proven"]
-        load(found, good, budget=budget, child=_loader(args.book))
+        load(found, good, budget=budget, child=_loader(args.log))
     compared = _compared(found, args.against, budget) if args.against else None
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
@@ -191,9 +191,9 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 def _seal(args: argparse.Namespace) -> int:
     lowest_priority()
-    digests = ("sha256",) if args.book else manifest.DIGESTS
+    digests = ("sha256",) if args.log else manifest.DIGESTS
     key = _key() if args.keyed else b""
-    sealers = [Sealer(path, args.quiet, digests, book=args.book, key=key) for path in args.paths]
+    sealers = [Sealer(path, args.quiet, digests, log=args.log, key=key) for path in args.paths]
     _announce(sealers)
     while not args.once:
         over = _wait(args.every, args.attached)

@@ -43,7 +43,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 def examine(path: Path, ask: Ask) -> Findings:
     """Examine a file or everything below a folder. Never raises for bad content."""
     if path.is_dir():
-        return _folder(path, ask)
+        return examine_tree(walk(path, ask.limits, ask.budget), ask)
     unreadable, rosters = "", 0
     if ask.only is None and not ask.expected and manifest.beside(path).is_file():
         try:
@@ -59,10 +59,6 @@ def examine(path: Path, ask: Ask) -> Findings:
     if unreadable:
         entry.problems.append(unreadable)
     return Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
-
-
-def _folder(path: Path, ask: Ask) -> Findings:
-    return examine_tree(walk(path, ask.limits, ask.budget), ask)
 
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
@@ -251,7 +247,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     entry.problems += anatomy.problems[known[0] :]
     entry.proved += anatomy.proved[known[1] :]
     if seen.bad_spans:
-        entry.problems.append(f"the CRC of {some(seen.bad_spans)} differs: the bytes changed after the save")
+        entry.problems.append(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
     elif seen.spans:
         entry.proved.append(f"the CRC of {seen.spans:,} members fits")
     _digests(entry, expected, seen)

@@ -26,7 +26,11 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
     if "optimizer.pt" in folder.files:
         _optimizer(folder, found, said)
     if "scheduler.pt" in folder.files:
-        _scheduler(folder, found, said)
+        anatomy = _anatomy(folder, found, "scheduler.pt")
+        root = anatomy.content if anatomy else None
+        last = root.get("last_epoch") if isinstance(root, dict) else None
+        if type(last) is int and said.step is not None and last != said.step:
+            said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")
 
 
 def _elsewhere(folder: Folder) -> bool:
@@ -81,11 +85,3 @@ def _position(folder: Folder, found: Findings, said: Judgement) -> None:
     gone = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
     if gone:
         said.resume.append(f"no rng_state of ranks {some(gone)}: their data order and dropout would differ")
-
-
-def _scheduler(folder: Folder, found: Findings, said: Judgement) -> None:
-    anatomy = _anatomy(folder, found, "scheduler.pt")
-    root = anatomy.content if anatomy else None
-    last = root.get("last_epoch") if isinstance(root, dict) else None
-    if type(last) is int and said.step is not None and last != said.step:
-        said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")

@@ -143,7 +143,10 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
         roster = manifests.expected((f.model_dump() for f in manifest.files), under)
         found = examine(path, replace(ask, expected=roster, only=frozenset(roster)))
         _against_roster(found, roster, extra, level)
-        _missing(manifest, under, extra)
+        base = under.strip("/")
+        gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
+        if gone:
+            extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
         return found, extra
     found = examine(path, ask)
     if found.rosters and any(e.sealed for e in found.entries.values()):
@@ -169,13 +172,6 @@ def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra,
 def _ours(name: str) -> bool:
     """Return true for files that a pull adds beside the artifacts."""
     return name == LOG_NAME or name.startswith(f"{STAGING}/")
-
-
-def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
-    base = under.strip("/")
-    gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
-    if gone:
-        extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
 
 
 def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:

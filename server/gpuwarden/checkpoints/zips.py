@@ -80,21 +80,16 @@ def read(source: Source, member: Member, cap: int) -> bytes:
         raise Doubtful(f"member {short(member.name, 60)} has {member.size:,} bytes; above {cap:,} it is not read")
     data = source.at(member.start, member.packed)
     if not member.stored:
-        data = _inflate(data, member)
+        machine = zlib.decompressobj(-15)
+        try:
+            data = machine.decompress(data, member.size + 1)
+        except zlib.error as why:
+            raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
     if len(data) != member.size:
         raise Broken(f"member {short(member.name, 60)} has another size than the directory says")
     if zlib.crc32(data) != member.crc:
         raise Broken(f"member {short(member.name, 60)} fails its CRC")
     return data
-
-
-def _inflate(data: bytes, member: Member) -> bytes:
-    machine = zlib.decompressobj(-15)
-    try:
-        out = machine.decompress(data, member.size + 1)
-    except zlib.error as why:
-        raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
-    return out
 
 
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:

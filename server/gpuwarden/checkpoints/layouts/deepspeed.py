@@ -62,7 +62,14 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     parts = _parts(folder, found)
     if not parts.ranks and not parts.whole:
         return said
-    _step(folder, parts, said)
+    steps = parts.stated("global_steps")
+    if len(steps) > 1:
+        said.problems.append(f"the ranks' parts are at different steps, {some(steps)}: they are of different saves")
+    named = _TAG.fullmatch(folder.path.name)
+    if len(steps) == 1:
+        said.step = steps[0]
+        if named and int(named.group(1)) != steps[0]:
+            said.problems.append(f"the folder is called {folder.path.name}, but its parts are at step {steps[0]}")
     _complete(folder, parts, said)
     if not said.problems:
         for key, ranks in sorted(parts.ranks.items()):
@@ -109,18 +116,6 @@ def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
     later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and named and int(m.group(1)) > int(named.group(1))]
     if later:
         said.warnings.append(f"latest names {name}, so a resume would pass over {some(sorted(later))}")
-
-
-def _step(folder: Folder, parts: _Parts, said: Judgement) -> None:
-    """Check that all parts have one step, which is the folder's."""
-    steps = parts.stated("global_steps")
-    if len(steps) > 1:
-        said.problems.append(f"the ranks' parts are at different steps, {some(steps)}: they are of different saves")
-    named = _TAG.fullmatch(folder.path.name)
-    if len(steps) == 1:
-        said.step = steps[0]
-        if named and int(named.group(1)) != steps[0]:
-            said.problems.append(f"the folder is called {folder.path.name}, but its parts are at step {steps[0]}")
 
 
 def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:

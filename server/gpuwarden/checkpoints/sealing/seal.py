@@ -39,7 +39,7 @@ class Sealer:
     quiet_s: float = 30.0
     digests: tuple[str, ...] = manifest.DIGESTS
     now: Callable[[], float] = time.time
-    book: Path | None = None
+    log: Path | None = None
     key: bytes = b""
     seen: dict[str, tuple[object, float]] = field(default_factory=dict)
     settled: dict[str, object] = field(default_factory=dict)
@@ -66,9 +66,9 @@ class Sealer:
         for folder in sorted(tree.folders, key=lambda f: f.rel):
             if temporary(folder.rel) or any(not t or folder.rel.startswith(t + "/") for t in taken):
                 continue
-            if (folder.rel or self.book) and (step_of(folder.path.name) is not None or _holds_model(folder)):
+            if (folder.rel or self.log) and (step_of(folder.path.name) is not None or _holds_model(folder)):
                 taken.append(folder.rel)
-                if self.book or manifest.FILE not in folder.files:
+                if self.log or manifest.FILE not in folder.files:
                     out.append((folder.rel, folder.path, _state(folder)))
             else:
                 out += [
@@ -79,7 +79,7 @@ class Sealer:
         return out
 
     def _beside(self, folder: Folder, name: str) -> bool:
-        return self.book is None and f"{name}.{manifest.FILE}" in folder.files
+        return self.log is None and f"{name}.{manifest.FILE}" in folder.files
 
     def _ready(self, rel: str, state: object) -> bool:
         """Return true if its state is old enough by this process's clock; a file's times can be set by anybody."""
@@ -91,18 +91,18 @@ class Sealer:
         return now - last[1] >= self.quiet_s
 
     def _seal(self, path: Path) -> bool:
-        if self.book and self._known(path):
+        if self.log and self._known(path):
             return False
         found = examine(path, Ask(content=False, threads=1))
         whole = found.entries and all(_whole(e) for e in found.entries.values()) and not found.doubts
         if not whole or any(j.problems or j.doubts for j in found.judgements):
             return False
         try:
-            if self.book:
+            if self.log:
                 for name in found.entries:
                     _to_disk(found.place(name))
             taken = manifest.take(path, digests=self.digests)
-            if self.book:
+            if self.log:
                 return self._enter(path, taken)
             manifest.write(path, taken)
         except (Broken, Doubtful, OSError):
@@ -111,14 +111,14 @@ class Sealer:
 
     def _known(self, path: Path) -> bool:
         """Return true if the log has every file of it in its present state."""
-        assert self.book
-        rows = seal_log.read(self.book, self.key)
+        assert self.log
+        rows = seal_log.read(self.log, self.key)
         files = [f.path / n for top in [walk(path, Limits())] for f in top.folders for n in f.files]
         places = [os.path.realpath(p) for p in (files if path.is_dir() else [path])]
         return all(p in rows and seal_log.stamp(rows[p]) == seal_log.stamp_of(p) for p in places)
 
     def _enter(self, path: Path, taken: dict[str, Any]) -> bool:
-        assert self.book
+        assert self.log
         base, rows = path if path.is_dir() else path.parent, []
         for row in taken["files"]:
             place = os.path.realpath(base / row["path"])
@@ -126,7 +126,7 @@ class Sealer:
                 return False  # it was written to after all; the next look sees that
             line = {**row, "path": place, "sealed_at": taken["taken_at"]}
             rows.append({**line, "mac": seal_log.mac(self.key, line)} if self.key else line)
-        seal_log.add(self.book, rows)
+        seal_log.add(self.log, rows)
         return True
 
 

@@ -51,10 +51,10 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
     return hmac.compare_digest(mac(key, row).encode(), str(row["mac"]).encode())
 
 
-def add(book: Path, rows: list[dict[str, Any]]) -> None:
+def add(log: Path, rows: list[dict[str, Any]]) -> None:
     """Append lines and force them down to the disk. Starts a new line, whatever was cut off before."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
-    fd = os.open(str(book), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
+    fd = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
     try:
         data = text.encode("ascii")
         while data:
@@ -64,10 +64,10 @@ def add(book: Path, rows: list[dict[str, Any]]) -> None:
         os.close(fd)
 
 
-def read(book: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
+def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
     """Return real path -> its last line; empty without a log. With a key, only lines that were signed with it."""
     try:
-        fd = os.open(str(book), os.O_RDONLY | _SAFE)
+        fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
             data = file.read(LIMIT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     except OSError:
