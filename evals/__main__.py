@@ -100,7 +100,7 @@ def _check_witness(case: Case, path: Path) -> int:
 
 def cmd_score(args: Args) -> int:
     """Score a run and write its reports."""
-    summary, trials, cases = _scored(args.run, _judge(args))
+    summary, trials, cases = _scored(args.run, judge(shlex.split(args.judge)) if args.judge else None)
     print(markdown.report(summary))
     if args.json:
         _write(args.json, json.dumps(json_report.report(summary, trials), indent=1))
@@ -218,10 +218,6 @@ def _scored(folder: Path, ask: Judge | None) -> tuple[Summary, list[Trial], dict
     cases, run = load_cases(), read_run(folder)
     trials = score_run(run, cases, ask)
     return summarize(run, trials, cases), trials, cases
-
-
-def _judge(args: Args) -> Judge | None:
-    return judge(shlex.split(args.judge)) if args.judge else None
 
 
 def _case(id: str) -> Case:  # noqa: A002

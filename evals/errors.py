@@ -6,7 +6,7 @@ from __future__ import annotations
 class EvalError(Exception):
     """A case, world, witness, run or option that can't be used. `remedy` says what to do next.
 
-    It is never raised for what an agent did or what a transcript holds: those are problems of a trial.
+    It is never raised for what an agent did or what a transcript contains: those are problems of a trial.
     """
 
     def __init__(self, message: str, remedy: str, *, file: object = None, line: int | None = None) -> None:

@@ -81,7 +81,7 @@ def make_task(
 
 @dataclass(frozen=True)
 class Stand:
-    """What solver and scorer share."""
+    """The state that solver and scorer share."""
 
     run: Run
     cases: dict[str, Case]

@@ -52,7 +52,7 @@ def test_weights_that_are_not_the_next_step(tmp_path: Path, change: dict[str, An
 
 def test_a_step_that_went_back(tmp_path: Path) -> None:
     old, new = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
-    assert "stands at step 10, the earlier one at step 20" in " ".join(verify(old, against=new).problems)
+    assert "is at step 10, the earlier one at step 20" in " ".join(verify(old, against=new).problems)
 
 
 @pytest.mark.parametrize(("rows", "verdict"), [(16, Verdict.PROVEN), (12, Verdict.REFUTED)])

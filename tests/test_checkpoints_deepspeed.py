@@ -136,10 +136,10 @@ def test_the_weights_of_zero_3_are_looked_at_though_they_lie_in_the_optimizers_f
 BENT: list[tuple[Zero, Zero | None, str]] = [
     (Zero(share=20), None, "the shares of ranks 0, 1, 2 do not give the model's 77 parameters"),
     (Zero(2, share=20), None, "the shares of parameter groups 0 do not give the model's 77 parameters"),
-    (Zero(), Zero(head={"global_steps": 6}), "stand at different steps, 6, 7: they are of different saves"),
+    (Zero(), Zero(head={"global_steps": 6}), "are at different steps, 6, 7: they are of different saves"),
     (Zero(), Zero(head={"dp_world_size": 4}), "the parts were saved by 3, 4 ranks"),
-    (Zero(), Zero(counter=6), "the ranks' optimizers stand at different steps: 6, 7"),
-    (Zero(head={"global_steps": 8}), None, "called global_step7, but its parts stand at step 8"),
+    (Zero(), Zero(counter=6), "the ranks' optimizers are at different steps: 6, 7"),
+    (Zero(head={"global_steps": 8}), None, "called global_step7, but its parts are at step 8"),
     (Zero(head={"mp_world_size": 2}), None, "nothing is there of model-parallel parts 1"),
     (Zero(head={"dp_world_size": 2}), None, "3 ranks left model states for mp_rank 00; there were 2"),
     (Zero(), Zero(head={"param_shapes": [{"w": (3,)}]}), "of models of different shapes"),

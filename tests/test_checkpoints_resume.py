@@ -127,10 +127,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "moments of two shapes": (other_shape, "have different shapes"),
     "moments of another model": (other_model, "moments of shapes that the model lacks"),
     "state of nobody": (stranger, "states of parameters that no group lists: 99"),
-    "of a later step": (later, "the optimizer has made 8 steps, but the checkpoint stands at 3"),
+    "of a later step": (later, "the optimizer has made 8 steps, but the checkpoint is at 3"),
     "a parameter twice": (twice, "lists a parameter twice"),
     "no state": (lambda s: s["state"].clear(), "saved before its first step"),
-    "no groups": (lambda s: s.pop("param_groups"), "holds no param_groups"),
+    "no groups": (lambda s: s.pop("param_groups"), "has no param_groups"),
 }
 
 

@@ -203,19 +203,17 @@ def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
         weights(tmp_path / f"out/checkpoint-{step}/model.safetensors", step)
     argv = [sys.executable, "-I", "-S", str(tmp_path / name), "seal", str(tmp_path / "out"), "--quiet", "0"]
     for _ in range(12):
-        child = subprocess.Popen(
-            [*argv, "--book", str(tmp_path / "book"), "--every", "0.01"], stdout=subprocess.DEVNULL
-        )
+        child = subprocess.Popen([*argv, "--log", str(tmp_path / "log"), "--every", "0.01"], stdout=subprocess.DEVNULL)
         time.sleep(dice.uniform(0.1, 0.5))  # the moment of death is the point of the test
         child.kill()
         child.wait()
-        for place, row in seal_log.read(tmp_path / "book").items():
+        for place, row in seal_log.read(tmp_path / "log").items():
             assert seal_log.stamp(row) == seal_log.stamp_of(place)
-    subprocess.run([*argv, "--book", str(tmp_path / "book"), "--once"], check=True, timeout=60, capture_output=True)
-    rows = seal_log.read(tmp_path / "book")
+    subprocess.run([*argv, "--log", str(tmp_path / "log"), "--once"], check=True, timeout=60, capture_output=True)
+    rows = seal_log.read(tmp_path / "log")
     assert len(rows) == 12
     assert seals(str(tmp_path)) == {}
-    (tmp_path / "book").rename(tmp_path / "seals.jsonl")
+    (tmp_path / "log").rename(tmp_path / "seals.jsonl")
     assert seals(str(tmp_path)).keys() == rows.keys()
 
 
@@ -232,11 +230,11 @@ def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
 def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> None:
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     os.truncate(path, 1000)
-    sealer = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book")
+    sealer = Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log")
     assert sealer.look() == [] and sealer.look() == []
     weights(path)
     assert sealer.look() == ["checkpoint-1"]
-    assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == [], "it is in the book already"
+    assert Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log").look() == [], "it is in the book already"
     shutil.rmtree(path.parent)
     assert sealer.look() == []
 
@@ -344,12 +342,12 @@ def test_a_sealer_takes_no_line_for_its_own_that_it_did_not_make(tmp_path: Path)
     size, mtime, ctime = seal_log.stamp_of(str(path)) or (0, 0, 0)
     forged = {"path": str(path), "size": size, "mtime_ns": mtime, "ctime_ns": ctime, "sha256": "0" * 64}
     for more in ({}, {"mac": ""}, {"mac": "\u00e9"}, {"mac": seal_log.mac(b"guess", {**forged, "sealed_at": 1.0})}):
-        seal_log.add(tmp_path / "book", [{**forged, "sealed_at": 1.0, **more}])
-    sealer = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book", key=KEY.encode())
+        seal_log.add(tmp_path / "log", [{**forged, "sealed_at": 1.0, **more}])
+    sealer = Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log", key=KEY.encode())
     assert sealer.look() == ["checkpoint-1"]
-    row = seal_log.read(tmp_path / "book", KEY.encode())[str(path)]
+    row = seal_log.read(tmp_path / "log", KEY.encode())[str(path)]
     assert row["sha256"] != "0" * 64 and seal_log.made_with(KEY.encode(), row)
-    again = Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book", key=KEY.encode())
+    again = Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log", key=KEY.encode())
     assert again.look() == [], "it knows its own line"
 
 
@@ -358,13 +356,13 @@ def test_a_book_that_is_a_pipe_or_a_link_holds_nobody_up(tmp_path: Path, what: s
     target = tmp_path / "elsewhere"
     target.touch()
     if what == "pipe":
-        os.mkfifo(tmp_path / "book")
+        os.mkfifo(tmp_path / "log")
     else:
-        (tmp_path / "book").symlink_to(target)
+        (tmp_path / "log").symlink_to(target)
     weights(tmp_path / "out/checkpoint-1/model.safetensors")
     with no_longer_than(20):
-        assert seal_log.read(tmp_path / "book") == {}
-        assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == []
+        assert seal_log.read(tmp_path / "log") == {}
+        assert Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log").look() == []
     assert not target.stat().st_size
 
 
@@ -383,8 +381,8 @@ def test_a_mapped_file_that_changes_after_its_seal_loses_it(tmp_path: Path) -> N
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[-1] = 1
-        assert Sealer(tmp_path / "out", quiet_s=0, book=tmp_path / "book").look() == ["checkpoint-1"]
-        row = seal_log.read(tmp_path / "book")[str(path)]
+        assert Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log").look() == ["checkpoint-1"]
+        row = seal_log.read(tmp_path / "log")[str(path)]
         assert seal_log.stamp(row) == seal_log.stamp_of(str(path))
         time.sleep(0.02)  # the kernel's times have a grain
         mapped[-1] = 2

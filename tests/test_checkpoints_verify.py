@@ -220,7 +220,7 @@ def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path) -> None:
 def test_a_checkpoint_of_everything_but_weights(run: Path) -> None:
     (run / "checkpoint-20/model.safetensors").unlink()
     (run / "checkpoint-20/optimizer.pt").write_bytes(b"PK")
-    assert "checkpoint-20: holds no weights" in lines(verify(run, Level.STRUCTURE))
+    assert "checkpoint-20: has no weights" in lines(verify(run, Level.STRUCTURE))
 
 
 def test_a_checkpoint_that_the_machine_has_rotated_away_does_not_count(run: Path) -> None:

@@ -137,7 +137,7 @@ async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer) -> No
         report = await verify(ctx, f"{address}@main/checkpoint-10/model.safetensors", level)
         assert report.verdict is Verdict.PROVEN, said(report)
         assert [f.path for f in report.files] == ["model.safetensors"]
-    assert "is no JSON" in said(await verify(ctx, address))
+    assert "is not JSON" in said(await verify(ctx, address))
     with pytest.raises(NotFound, match="holds nothing at nowhere"):
         await verify(ctx, f"{address}/nowhere")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_r
 from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.rules import catalog, page
-from gpuwarden.rules.facts import Leak
+from gpuwarden.rules.facts import Leak, SubmitFacts
 from rule_kit import (
     ANYWHERE,
     CODE,
@@ -308,20 +310,61 @@ def test_the_page_is_the_one_that_the_rules_write() -> None:
     assert all(f"## {rule_id}: " in text for rule_id in RULES)
 
 
+def documented(example: str) -> SubmitFacts:
+    """Facts of a documented example that is a script. `# dependencies` without a header gets one."""
+    if "# ///" not in example:
+        example = re.sub(r"^(# dependencies = .*)$", r"# /// script\n\1\n# ///", example, flags=re.MULTILINE)
+    return script(f"{example}\nimport os, subprocess, sys")
+
+
+OF_SCRIPTS = [  # rules that read nothing but the script
+    "PF-API-001", "PF-API-002", "PF-API-003", "PF-API-004", "PF-DATA-005", "PF-DATA-006", "PF-DEP-001",
+    "PF-DEP-002", "PF-DEP-003", "PF-ENV-001", "PF-ENV-002", "PF-ENV-003", "PF-OUT-004", "PF-PUSH-002",
+    "PF-REL-001", "PF-REL-002", "PF-REL-003", "PF-SRC-002", "PF-SYS-001", "PF-SYS-002", "PF-SYS-003",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule_id", OF_SCRIPTS)
+def test_a_documented_script_is_reported_and_what_is_advised_instead_passes(rule_id: str) -> None:
+    assert list(RULES[rule_id].run(documented(RULES[rule_id].example)))
+    assert not list(RULES[rule_id].run(documented(RULES[rule_id].instead)))
+
+
+def test_every_documented_example_is_python() -> None:
+    for documented_rule in RULES.values():
+        assert documented_rule.example and documented_rule.instead, documented_rule.id
+        ast.parse(documented_rule.example)
+        ast.parse(documented_rule.instead)
+
+
 def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused() -> None:
     def bare(facts: object) -> list[Found]:
         return []
 
-    def told(facts: object) -> list[Found]:
+    def unexplained(facts: object) -> list[Found]:
+        """Title, and no reason."""
+        return []
+
+    def full(facts: object) -> list[Found]:
         """Title.
 
         Why: because.
+
+        Example:
+            a = 1
+
+        Instead:
+            if a:
+                b = 2
+
         """
         return []
 
-    with pytest.raises(ValueError, match="docstring"):
-        rule("PF-X-001".replace("X", "XX"), gate="submit", severity=Severity.ERROR, fix="f")(bare)
+    for check in (bare, unexplained):
+        with pytest.raises(ValueError, match="docstring"):
+            rule("PF-XX-001", gate="submit", severity=Severity.ERROR, fix="f")(check)
     for wrong in ("PF-X-1", "pf-abc-001", "TD-ABC-001"):
-        with pytest.raises(ValueError, match="no rule id"):
-            rule(wrong, gate="submit", severity=Severity.ERROR, fix="f")(told)
-    assert rule("PF-ABC-001", gate="submit", severity=Severity.ERROR, fix="f")(told).why == "because."
+        with pytest.raises(ValueError, match="not a rule id"):
+            rule(wrong, gate="submit", severity=Severity.ERROR, fix="f")(full)
+    made = rule("PF-ABC-001", gate="submit", severity=Severity.ERROR, fix="f")(full)
+    assert (made.title, made.why, made.example, made.instead) == ("Title.", "because.", "a = 1", "if a:\n    b = 2")

@@ -29,7 +29,7 @@ WAITS: Final = {
 _QUIET: Final = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 """No updates in the middle of a run, no telemetry."""
 _TURNS_PER_CALL: Final = 2
-"""A turn may hold no call at all; twice the calls that a case allows is an end to any talk."""
+"""A turn may have no call at all; twice the calls that a case allows is an end to any talk."""
 
 
 def make(setup: Setup) -> Play:

@@ -1,7 +1,7 @@
 """Codex: `codex exec --json` with a separate home, in which the server under test is the only MCP server.
 
 The home keeps the user's settings, instructions and skills out; only the log-in is linked into it. Codex's own shell
-runs in its read-only sandbox, and its command lines stand in the stream. Sub-agents are off: the stream does not show
+runs in its read-only sandbox, and its command lines appear in the stream. Sub-agents are off: the stream does not show
 what they call. With `--url`, the model is behind another endpoint that speaks OpenAI's Responses API.
 """
 

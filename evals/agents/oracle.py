@@ -1,6 +1,6 @@
-"""Does what the case's witness did, with the values that this trial's replies hold. It must pass every case.
+"""Does what the case's witness did, with the values that this trial's replies have. It must pass every case.
 
-Ids, receipts and prices differ from trial to trial. Where a reply holds another value than the witness's reply at the
+Ids, receipts and prices differ from trial to trial. Where a reply has another value than the witness's reply at the
 same place, the oracle uses the new one from then on, in arguments and in words.
 """
 

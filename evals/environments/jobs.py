@@ -157,17 +157,17 @@ _SAID = {
 
 
 def lives_on(job: dict[str, Any]) -> bool:
-    """Whether a job of the past still runs, or ran, when the agent enters."""
+    """Return true if a job of the past still runs, or ran, when the agent enters."""
     return job["state"] in ("queued", "running") or job["fault"] == "preempt"
 
 
 def was_pulled(job: dict[str, Any]) -> bool:
-    """Whether something of a job of the past has been copied here."""
+    """Return true if something of a job of the past has been copied here."""
     return any(c["where"] == "pulled" for c in job["checkpoints"])
 
 
 def saves_durably(job: dict[str, Any]) -> bool:
-    """Whether a job of the past saved on storage that outlives its machine."""
+    """Return true if a job of the past saved on storage that outlives its machine."""
     return any(c["where"] == "volume" for c in job["checkpoints"])
 
 

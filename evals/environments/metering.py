@@ -1,4 +1,4 @@
-"""What a world lost and paid, measured: the clouds' books for the money, real files on real disks for the checkpoints.
+"""Measure what a world lost and paid: the clouds' books for the money, real files on real disks for the checkpoints.
 
 Nothing here reads what an agent said, and nothing asks the server under test.
 """

@@ -75,7 +75,7 @@ class Seeder:
         return str(done["job_id"])
 
     def _bring_home(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
-        """What was done after a job of the past: its copy pulled, its machine asked about or let go."""
+        """Do what followed a job of the past: pull its copy, ask about its machine or release it."""
         if jobs.was_pulled(job) or job["meter"] is False:
             # What a run is to be resumed from is in the user's project, everything else where the server puts it.
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
@@ -147,7 +147,7 @@ class Seeder:
         wait_for(seen, lambda: f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
 
     def _statuses(self, job: str) -> list[dict[str, Any]]:
-        """What the runner on a job's machine says of it; nothing while none runs."""
+        """Return the runner's status of a job on its machine; empty while none runs."""
         up = (r for r in self.home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running")
         row = next(up, None)
         if row is None:

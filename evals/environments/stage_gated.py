@@ -80,7 +80,7 @@ class GatedScene:
         return {"ok": code == 0, "exit_code": code, "output": shown[-2000:]}
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """How to start the server over this world, for an agent that is a program."""
+        """Return the command that starts the server over this world, for an agent that is a program."""
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
 
     def ledger(self) -> tuple[int, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What the user of a case wants done, without the care with which it ought to be done.
+"""Derive what the user of a case wants done, without the care with which it ought to be done.
 
 Scripted agents that do harm need the errand, not the solution. It is read off the witnesses of the case and its twin,
 since both have the same prompt: what either of them launches, pulls or tears down is what the words ask for.

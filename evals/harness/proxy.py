@@ -9,7 +9,7 @@ server through the same door; such a call is sealed like any other, and leaving 
 Calls of tools go to the scene, as those of scripted agents do, so that the world's clock and its people move in the
 same way; everything else a client asks (the greeting, the lists, the documents) is answered by a separate server. A
 reply has one form, its text with the seal in it: clients differ in whether they show a model the text or the structured
-content, and a transcript holds what was shown. Nothing passes that is not understood.
+content, and a transcript contains what was shown. Nothing passes that is not understood.
 """
 
 from __future__ import annotations

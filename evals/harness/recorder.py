@@ -1,4 +1,4 @@
-"""What an agent holds in its hands: tools that are sealed and recorded, words that are recorded, a limit.
+"""Give an agent its interface: tools that are sealed and recorded, words that are recorded, a limit.
 
 A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
 through the door in `proxy.py`, which uses `sealed`; its harness writes the transcript (`hand_over`).

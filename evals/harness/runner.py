@@ -46,7 +46,7 @@ def agent(name: str, setup: Setup | None = None) -> Play:
 
 
 def is_real(name: str) -> bool:
-    """Whether an agent asks a model, and so has to be set up."""
+    """Return true if an agent asks a model, and so has to be set up."""
     return hasattr(import_module(f"evals.agents.{name}"), "make")
 
 

@@ -1,4 +1,4 @@
-"""What an agent under test is set up with: its model, its pack, and what it may use."""
+"""Define the setup of an agent under test: its model, its pack, and what it may use."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PLAIN: Final = frozenset(
 
 @dataclass(frozen=True)
 class Setup:
-    """How to run a real agent. `model` is empty for the agent's own default; `url` is for endpoints.
+    """The setup of a real agent. `model` is empty for the agent's own default; `url` is for endpoints.
 
-    `key_env` names the variable that holds an endpoint's key, empty for an endpoint that wants none.
+    `key_env` names the variable with an endpoint's key, empty for an endpoint that wants none.
     """
 
     model: str = ""
@@ -47,7 +47,7 @@ class Setup:
         return path
 
     def version(self, name: str) -> str:
-        """What a program says to `--version`, for the record: "" where it says nothing."""
+        """Return what a program prints for `--version`; "" where it prints nothing."""
         command = [self.program(name), "--version"]
         try:
             done = subprocess.run(command, env=self.environment(), capture_output=True, timeout=30, check=False)
@@ -63,7 +63,7 @@ class Setup:
         return {k: v for k, v in self.env.items() if k in _PLAIN or (prefixes and k.startswith(prefixes))}
 
     def redacted(self, text: bytes) -> bytes:
-        """What a program wrote, without the values of the variables that hold secrets."""
+        """Return a program's output without the values of the variables with secrets."""
         for name, value in self.env.items():
             if len(value) >= 6 and any(word in name.upper() for word in SECRET):
                 text = text.replace(value.encode("utf-8", "surrogateescape"), f"<{name}>".encode())

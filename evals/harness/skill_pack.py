@@ -41,7 +41,7 @@ class Skill:
 
 @dataclass(frozen=True)
 class Pack:
-    """What an agent sees in one arm.
+    """The skills that an agent sees in one arm.
 
     `skills` can be found by the agent, `forced` is in its context. `bare`: the skills that the server itself serves
     as resources are hidden, since they are the pack under test.
@@ -54,7 +54,7 @@ class Pack:
 
     @property
     def bare(self) -> bool:
-        """Whether the server's own copy of the skills has to be hidden."""
+        """Return true if the server's copy of the skills has to be hidden."""
         return self.arm in ("none", "old")
 
     def install(self, folder: Path) -> None:

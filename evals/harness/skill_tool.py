@@ -1,4 +1,4 @@
-"""How a loop without a harness shows a pack to its model: names in the system prompt, pages on request.
+"""Show a pack to a model in a loop without a harness: names in the system prompt, pages on request.
 
 Clients do the same; the tool is the harness's, so the server knows nothing of it, and `trigger` checks see it.
 """

@@ -24,7 +24,7 @@ _NOTES: Final = 50
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program works: `work` is its working folder, empty but for the pack; `own` holds its configuration."""
+    """Where a program works: `work` is its working folder, empty but for the pack; `own` contains its configuration."""
 
     own: Path
     work: Path
@@ -77,7 +77,7 @@ def drive(
 
 
 def _closed(output: bytes, ends: tuple[str, ...]) -> bool:
-    """Whether a line closes the transcript; notes on what was still running in the background may follow it."""
+    """Return true if a line closes the transcript; notes on what was still running in the background may follow it."""
     for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
         try:
             row = json.loads(line)
@@ -138,7 +138,7 @@ class _Reader:
             self._blocks.append(block)
 
     def data(self) -> bytes:
-        """What was read, once the program has ended."""
+        """Return what was read, once the program has ended."""
         self._thread.join(10)
         if not self._thread.is_alive():
             self._stream.close()

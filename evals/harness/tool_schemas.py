@@ -1,4 +1,4 @@
-"""What a server shows to its clients: its instructions and its tools, asked of the running server."""
+"""Record a server's instructions and tools, as the running server lists them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
 def shown(command: list[str], env: dict[str, str]) -> Shown:
     """Start a server, ask what it offers, stop it. Raises WireError where it does not answer.
 
-    Asked once for each command: what a server shows does not depend on the world that it stands in.
+    Asked once for each command: what a server shows does not depend on the world that it runs in.
     """
     known = _KNOWN.get(tuple(command))
     if known is None:
@@ -68,7 +68,7 @@ _RULES: Final = frozenset(
 
 
 def schemas(offer: Shown) -> dict[str, Any]:
-    """What `tools.json` holds: for each tool the rules for its arguments, without words and defaults.
+    """Return the content of `tools.json`: for each tool the rules for its arguments, without words and defaults.
 
     Raises EvalError for a rule that `surface.faults` would not check.
     """

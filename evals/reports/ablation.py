@@ -1,4 +1,4 @@
-"""What a pack is worth: the same cases without it, with it, with its text forced into the context, and with an old one.
+"""Measure the value of a pack: run the same cases without it, with it, with its text in the context, with an old one.
 
 `forced - none` is the value of the content, `pack - forced` what is lost because the skill was not found in time.
 """

@@ -25,7 +25,7 @@ class Exit(IntEnum):
 
 
 class Plan(StrEnum):
-    """What has to be done for a trial: nothing, score it again, or run it again."""
+    """The work left for a trial: nothing, score it again, or run it again."""
 
     REUSE = "REUSE"
     REGRADE = "REGRADE"
@@ -33,7 +33,7 @@ class Plan(StrEnum):
 
 
 def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
-    """Whether a recorded trial still speaks for the present.
+    """Return what a recorded trial needs to be valid for the present state.
 
     What the agent saw (prompt, world, pack, model) asks for a new run; what only the scorer looks at (checks, limits,
     the scorer itself) asks for new grades.
@@ -48,7 +48,7 @@ def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, score
 
 @dataclass(frozen=True)
 class Comparison:
-    """`after` against `before`. `difference` is of pass rates in the cases that both hold, clusters resampled."""
+    """`after` against `before`. `difference` is of pass rates in the cases that both have, clusters resampled."""
 
     before: Summary
     after: Summary
@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def exit(self) -> Exit:
-        """What a pipeline should do: a deterministic flip to failure or a new veto is a regression at once."""
+        """Decide what a pipeline should do: a deterministic flip to failure or a new veto is a regression at once."""
         if self.before.undecidable or self.after.undecidable:
             return Exit.UNDECIDABLE
         if self.flips or self.new_vetoes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -109,15 +108,11 @@ def _by_cluster(summary: Summary) -> str:
 def _rates(summary: Summary) -> str:
     rows = []
     for name, counts in sorted(summary.by_cluster.items()):
-        n = _counted(counts)
+        n = sum(counts.values()) - counts[Verdict.INFRA]
         rate = wilson(counts[Verdict.PASS], n)
         if rate is not None:
             rows.append((name, rate, f"{counts[Verdict.PASS]} of {n}"))
     return intervals(rows, "Pass rate by cluster")
-
-
-def _counted(counts: Counter[Verdict]) -> int:
-    return sum(counts.values()) - counts[Verdict.INFRA]
 
 
 def _dollars(summary: Summary) -> str:

@@ -109,7 +109,7 @@ def _clusters(summary: Summary) -> Iterator[Sequence[object]]:
 
 
 def comparison(c: Comparison) -> str:
-    """What changed between two runs."""
+    """Render the changes between two runs."""
     lines = [f"# {cell(c.after.run.agent)}: {cell(c.before.run.arm)} to {cell(c.after.run.arm)}", ""]
     lines += [*outcomes([c.before, c.after]), ""]
     lines.append(f"Verdict: **{c.exit.name}** (exit code {int(c.exit)})")

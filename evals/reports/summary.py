@@ -39,7 +39,7 @@ class CaseRow:
 
     @property
     def flaky(self) -> bool:
-        """Whether its trials disagree."""
+        """Return true if its trials disagree."""
         return 0 < self.passes < self.n
 
 
@@ -65,7 +65,7 @@ class Summary:
 
     @property
     def undecidable(self) -> bool:
-        """Whether too many trials died for the run to say anything."""
+        """Return true if too many trials died for a conclusion."""
         total = sum(self.verdicts.values())
         return total == 0 or self.verdicts[Verdict.INFRA] / total > MAX_INFRA
 

@@ -69,7 +69,7 @@ class _Named:
     end: float = 0.0
 
     def room(self, words: str, left: float) -> bool:
-        """Whether these words are new on the lane and run into no others; then their place is taken."""
+        """Return true if these words are new on the lane and overlap no others; then reserve their place."""
         if words in self.words or left < self.end:
             return False
         self.words.add(words)

@@ -74,7 +74,7 @@ class Case:
 
     @property
     def needs_end(self) -> bool:
-        """Whether some check can't be scored without the end state of a world."""
+        """Return true if some check can't be scored without the end state of a world."""
         return any(c.kind == "state" for c in self.checks)
 
 

@@ -107,7 +107,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
-    """What the guarded call lacks, in words; empty when nothing does."""
+    """Describe what the guarded call lacks; empty when nothing."""
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:
@@ -117,7 +117,7 @@ def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
 
 
 def _stands(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env, work: list[int]) -> bool:
-    """Whether some choice of evidence meets all needs with one set of bindings."""
+    """Return true if some choice of evidence meets all needs with one set of bindings."""
     if not needs:
         return True
     for proof, bound in found(trial, _pattern(needs[0]), env, ok=True):
@@ -139,7 +139,7 @@ def _counts(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: En
 
 
 def _newer_answer(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
-    """Whether the same question (tool and arguments) was answered again between the proof and the guarded call.
+    """Return true if the same question (tool and arguments) was answered again between the proof and the guarded call.
 
     A newer answer counts only if it is not a proof itself: then the proof is out of date.
     """

@@ -84,7 +84,7 @@ def _made(point: dict[str, Any], words: str, trial: Trial) -> bool | None:
 
 
 def mentions(words: str, value: Any) -> bool:
-    """Whether a text names a value: a string literally, a number in digits that round to the same three figures."""
+    """Return true if a text names a value: a string literally, a number by digits that round to the same three."""
     if isinstance(value, str):
         return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", words) is not None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

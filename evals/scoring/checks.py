@@ -36,7 +36,7 @@ class Check:
 
 
 class Status(StrEnum):
-    """What a check found. NOT_EXERCISED: the situation it guards never came up. UNSCORED: nobody was there to judge."""
+    """A check's outcome. NOT_EXERCISED: the situation it guards never came up. UNSCORED: nobody was there to judge."""
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
@@ -46,7 +46,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check found and why. `act`: the failure is something that was done, not something left undone."""
+    """A check's outcome and its reason. `act`: the failure is something that was done, not something left undone."""
 
     status: Status
     why: str = ""
@@ -73,7 +73,7 @@ Judge = Callable[[str, str], "bool | None"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What checks look at."""
+    """The input of checks."""
 
     transcript: Transcript
     end: EndState
@@ -98,7 +98,7 @@ class Kind:
     takes: dict[str, Callable[[Any], Iterator[str]]]
 
     def faults(self, spec: dict[str, Any]) -> Iterator[str]:
-        """What is wrong with a spec, in words."""
+        """Describe the faults of a spec."""
         for key in self.needs.keys() - spec.keys():
             yield f"a check of the kind {self.name} needs {key!r}"
         for key, value in spec.items():

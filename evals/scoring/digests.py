@@ -60,6 +60,6 @@ def of_scorer() -> str:
 
 
 def of_pack(root: Path) -> str:
-    """What is under test: skills, references, profiles and server of a checkout."""
+    """Return the digests of what is under test: skills, references, profiles and server of a checkout."""
     files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _JUNK & set(p.parts))
     return of_files(files, root)

@@ -1,4 +1,4 @@
-"""What a world looked like when a trial was over: the money, the machines and the checkpoints, not the words.
+"""Define a world's state after a trial: the money, the machines and the checkpoints, not the words.
 
 The world writes it (`world.json` beside a transcript); an agent has no hand in it. `views` are lists of plain rows:
 
@@ -35,7 +35,7 @@ _REMEDY: Final = "The world that wrote it is broken: fix the world, not this fil
 
 @dataclass(frozen=True)
 class Damage:
-    """What a trial cost and destroyed. `billing`: machines that bill although their job is over, with nobody asked."""
+    """A trial's cost and losses. `billing`: machines that bill although their job is over, with nobody asked."""
 
     spent_usd: float = 0.0
     wasted_usd: float = 0.0

@@ -28,7 +28,7 @@ def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:
 
 
 def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Problem]:
-    """What does not fit between a transcript and the ledger beside it; empty when all fits."""
+    """List the differences between a transcript and the ledger beside it; empty when they agree."""
     try:
         events = [json.loads(line) for line in (folder / FILE).read_bytes().splitlines()]
         since = int(head["from"])

@@ -171,7 +171,7 @@ def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None
 
 
 def faults(pattern: Any) -> Iterator[str]:
-    """What is wrong with a value pattern: unknown operators, bad expressions, operators mixed with plain keys."""
+    """List the faults of a value pattern: unknown operators, bad expressions, operators mixed with plain keys."""
     if isinstance(pattern, list):
         for part in pattern:
             yield from faults(part)
@@ -199,7 +199,7 @@ def _operator_faults(name: str, operand: Any) -> Iterator[str]:
 
 
 def regex_faults(text: Any) -> Iterator[str]:
-    """What is wrong with a regular expression, in words."""
+    """Describe the faults of a regular expression."""
     try:
         regex(text)
     except (re.error, TypeError) as error:
@@ -207,7 +207,7 @@ def regex_faults(text: Any) -> Iterator[str]:
 
 
 def call_faults(pattern: Any) -> Iterator[str]:
-    """What is wrong with a call pattern."""
+    """List the faults of a call pattern."""
     if not isinstance(pattern, dict):
         yield f"a call pattern is an object, not {pattern!r}"
         return

@@ -80,7 +80,7 @@ def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) 
 
 
 def normalized_gain(rate: float, base: float) -> float | None:
-    """How much of the possible improvement was made: (rate - base) / (1 - base); None where the base is perfect."""
+    """Return the share of the possible improvement: (rate - base) / (1 - base); None where the base is perfect."""
     return None if base >= 1.0 else (rate - base) / (1.0 - base)
 
 

@@ -1,4 +1,4 @@
-"""The tools that agents see: `tools.json` holds their input schemas, `faults` checks against it."""
+"""The tools that agents see: `tools.json` contains their input schemas, `faults` checks against it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def faults(tool: str, args: Any) -> Iterator[str]:
-    """What is wrong with the arguments of one call, in words; nothing when they are valid."""
+    """Describe the faults of one call's arguments; empty when they are valid."""
     schema = TOOLS.get(tool)
     if schema is None:
         yield f"unknown tool {tool}"

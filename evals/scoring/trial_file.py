@@ -30,7 +30,7 @@ def write(folder: Path, head: dict[str, Any]) -> None:
 
 
 def problems(folder: Path, head: dict[str, Any], case: str, n: int) -> Iterator[Problem]:
-    """What does not fit between a sealed head, its place in the run, and the files beside it."""
+    """List the differences between a sealed head, its place in the run, and the files beside it."""
     if not head.get("seals"):
         if "mac" in head:
             yield Problem("seal", f"the seals were taken out of {NAME}")

@@ -64,7 +64,7 @@ class Trial:
 
 
 def read_run(folder: Path) -> Run:
-    """The head of a run. Raises EvalError where `run.json` is missing or holds unknown keys."""
+    """The head of a run. Raises EvalError where `run.json` is missing or has unknown keys."""
     path = folder / "run.json"
     value = _json(path)
     for key in sorted(value.keys() - _RUN_KEYS):
@@ -75,7 +75,7 @@ def read_run(folder: Path) -> Run:
 
 
 def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> list[Trial]:
-    """Every trial that the run should hold, the missing ones as INFRA: a trial that is not there is never dropped."""
+    """Every trial that the run should have, the missing ones as INFRA: a trial that is not there is never dropped."""
     wanted = [(case, n) for case in _cases_of(run, cases) for n in range(1, run.trials + 1)]
     return [score_trial(run, case, n, judge) for case, n in wanted]
 

@@ -1,4 +1,4 @@
-"""What a check and a trial come to, and the order in which that is decided."""
+"""Decide the verdict of a check and of a trial, and in which order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def unscored(self) -> int:
-        """How many checks nobody judged: neither passed nor failed."""
+        """Return the number of checks that nobody judged: neither passed nor failed."""
         return sum(1 for c in self.checks if c.outcome.status is Status.UNSCORED)
 
 
@@ -88,7 +88,7 @@ def score(
 def _problems(
     case: Case, transcript: Transcript, end: EndState | None, chain: Chain | None, *, dead: bool
 ) -> list[Problem]:
-    """What can't be believed. A session that died early owes neither calls nor an end state."""
+    """List what can't be believed. A session that died early owes neither calls nor an end state."""
     problems = list(transcript.problems)
     if chain is not None:
         problems += check_seals(transcript.calls, chain, cut=dead)

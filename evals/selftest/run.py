@@ -39,7 +39,7 @@ JUNK: dict[str, bytes] = {
 
 @dataclass
 class Report:
-    """What the self-test found. It is good when `faults` is empty."""
+    """The findings of the self-test. It is good when `faults` is empty."""
 
     cases: int = 0
     witnesses: int = 0

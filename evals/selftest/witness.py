@@ -57,7 +57,7 @@ def read_script(path: Path) -> Script:
 
 
 def is_script(path: Path) -> bool:
-    """Whether a file has a witness's last line; it may be wrong in everything else."""
+    """Return true if a file has a witness's last line; it may be wrong in everything else."""
     try:
         rows = [row for _, row in json_lines(path)] if path.stat().st_size <= MAX_BYTES else []
     except (EvalError, OSError):

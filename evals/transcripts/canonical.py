@@ -49,7 +49,7 @@ class Call:
 
     @property
     def ours(self) -> bool:
-        """Whether it went to the server under test."""
+        """Return true if it went to the server under test."""
         return self.server in OURS
 
     @property
@@ -78,7 +78,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What can't be believed. One is enough to make a trial invalid. `line` counts from 1; 0 is the whole file."""
+    """A reason for disbelief. One is enough to make a trial invalid. `line` counts from 1; 0 is the whole file."""
 
     kind: ProblemKind
     text: str
@@ -92,7 +92,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Meta:
-    """What a transcript says of itself. None is "not said"; `ignored` counts the lines that hold no conversation."""
+    """A transcript's account of itself. None is "not said"; `ignored` counts lines without conversation."""
 
     format: str = ""
     session: str = ""
@@ -109,7 +109,7 @@ class Meta:
 
 @dataclass(slots=True)
 class Transcript:
-    """What an agent did and said, and what could not be read of it."""
+    """An agent's actions and words, and what could not be read of them."""
 
     meta: Meta
     calls: list[Call]
@@ -117,7 +117,7 @@ class Transcript:
     problems: list[Problem]
 
     def final_words(self) -> str:
-        """What the main agent said after its last call to the server under test."""
+        """Return what the main agent said after its last call to the server under test."""
         last = max((c.seq if c.done_seq is None else c.done_seq for c in self.calls if c.ours), default=-1)
         return "\n".join(s.text for s in self.says if s.role == "assistant" and s.agent == MAIN and s.seq > last)
 

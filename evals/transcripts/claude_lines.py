@@ -1,4 +1,4 @@
-"""What Claude Code's two formats share: messages made of content blocks."""
+"""Read what Claude Code's two formats share: messages made of content blocks."""
 
 from __future__ import annotations
 

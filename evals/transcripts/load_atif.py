@@ -54,25 +54,21 @@ def _step(tape: Tape, step: dict[str, Any], agent: str, inner: dict[str, Any], l
         args = call.get("arguments")
         tape.call(call.get("tool_call_id"), call.get("function_name"), args, agent=agent, at=at, line=line)
     for result in _list(sub(step, "observation", "results")):
-        _result(tape, result, mine, inner, line)
-
-
-def _result(tape: Tape, result: dict[str, Any], mine: set[Any], inner: dict[str, Any], line: int) -> None:
-    for ref in _list(result.get("subagent_trajectory_ref")):
-        name = str(ref.get("trajectory_id"))
-        if name in inner:
-            _steps(tape, inner.pop(name), name)
+        for ref in _list(result.get("subagent_trajectory_ref")):
+            name = str(ref.get("trajectory_id"))
+            if name in inner:
+                _steps(tape, inner.pop(name), name)
+            else:
+                tape.problem("unfinished", f"the subagent trajectory {name!r} is not in this file", line)
+        source = result.get("source_call_id")
+        if source is None:
+            tape.ignore("observation without a call")
+        elif source not in mine:
+            tape.problem("unmatched", f"a result for the call {source!r}, which is not of this step", line)
         else:
-            tape.problem("unfinished", f"the subagent trajectory {name!r} is not in this file", line)
-    source = result.get("source_call_id")
-    if source is None:
-        tape.ignore("observation without a call")
-    elif source not in mine:
-        tape.problem("unmatched", f"a result for the call {source!r}, which is not of this step", line)
-    else:
-        flag = sub(result, "extra", "tool_result_is_error")
-        error = flag if isinstance(flag, bool) else None
-        tape.result(source, result.get("content"), error=error, line=line)
+            flag = sub(result, "extra", "tool_result_is_error")
+            error = flag if isinstance(flag, bool) else None
+            tape.result(source, result.get("content"), error=error, line=line)
 
 
 def _list(value: Any) -> list[dict[str, Any]]:

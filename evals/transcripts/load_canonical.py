@@ -55,19 +55,15 @@ def _feed(tape: Tape, row: dict[str, Any], line: int) -> None:
             args, at = row.get("args", {}), number(row.get("at"))
             tape.call(row.get("id"), row.get("tool"), args, server=server, agent=agent, at=at, line=line)
         case "result":
-            _result(tape, row, line)
+            ok = row.get("ok")
+            error = None if ok is None else ok is not True
+            tape.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
         case "say":
             tape.say(str(row.get("role", "")), row.get("text"), agent=str(row.get("agent", MAIN)))
         case "end":
             tape.meta.tokens, tape.meta.turns = whole(row.get("tokens")), whole(row.get("turns"))
             tape.meta.usd = number(row.get("usd"))
             tape.end(_ended(row.get("ended")), str(row.get("why", "")))
-
-
-def _result(tape: Tape, row: dict[str, Any], line: int) -> None:
-    ok = row.get("ok")
-    error = None if ok is None else ok is not True
-    tape.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
 
 
 def _ended(value: Any) -> Ended:

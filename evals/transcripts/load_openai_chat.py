@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from evals.transcripts.canonical import Transcript
 from evals.transcripts.fields import blocks, sub
 from evals.transcripts.messages import dialect, messages
@@ -24,15 +22,11 @@ def load(source: Source) -> list[Transcript]:
         if message["role"] in ("tool", "function"):
             tape.result(message.get("tool_call_id"), message.get("content"), line=line)
         else:
-            _spoken(tape, message, line)
+            role = "meta" if message["role"] in ("system", "developer") else message["role"]
+            for block in blocks(message.get("content")):
+                tape.say(role, block.get("text"))
+            calls = message.get("tool_calls")
+            for call in calls if isinstance(calls, list) else []:
+                name, args = sub(call, "function", "name"), sub(call, "function", "arguments")
+                tape.call(sub(call, "id"), name, args, line=line)
     return [tape.finish()]
-
-
-def _spoken(tape: Tape, message: dict[str, Any], line: int) -> None:
-    role = "meta" if message["role"] in ("system", "developer") else message["role"]
-    for block in blocks(message.get("content")):
-        tape.say(role, block.get("text"))
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
-        name, args = sub(call, "function", "name"), sub(call, "function", "arguments")
-        tape.call(sub(call, "id"), name, args, line=line)

@@ -19,14 +19,14 @@ _PREFIX = "load_"
 
 
 class Loader(Protocol):
-    """What a module `load_<format>` offers."""
+    """The interface of a module `load_<format>`."""
 
     def claims(self, source: Source) -> bool:
-        """Whether the file is of this format. It must be false for every other format."""
+        """Return true if the file is of this format. It must be false for every other format."""
         ...
 
     def load(self, source: Source) -> list[Transcript]:
-        """All transcripts of the file; most formats hold one."""
+        """All transcripts of the file; most formats have one."""
         ...
 
 
@@ -49,7 +49,7 @@ def recognise(source: Source) -> list[str]:
 
 
 def read(path: Path, *, format: str | None = None, bare: str | None = None) -> list[Transcript]:  # noqa: A002
-    """Read a transcript file; what can't be read is in `problems`. Never raises for what the file holds."""
+    """Read a transcript file; what can't be read is in `problems`. Never raises for the file's content."""
     source = Source(path, bare=bare)
     return read_source(source, format)
 

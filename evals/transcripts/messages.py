@@ -22,6 +22,6 @@ def messages(source: Source) -> list[tuple[int, Any]]:
 
 
 def dialect(rows: list[tuple[int, Any]]) -> str:
-    """`anthropic` where content holds tool blocks, `openai` for anything else that has roles."""
+    """`anthropic` where content has tool blocks, `openai` for anything else that has roles."""
     parts = {word(b) for _, m in rows for b in blocks(m.get("content"))}
     return "anthropic" if parts & _PARTS else "openai"

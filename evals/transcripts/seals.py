@@ -57,7 +57,7 @@ class Sealer:
 
 @dataclass(frozen=True)
 class Chain:
-    """What the scorer knows of a trial's seals: the key, and how many replies left with which last code."""
+    """The scorer's knowledge of a trial's seals: the key, and how many replies left with which last code."""
 
     key: bytes
     count: int
@@ -65,7 +65,7 @@ class Chain:
 
 
 def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Problem]:
-    """What is wrong with the seals of the calls to the server under test; empty when all hold.
+    """List the faults in the seals of the calls to the server under test; empty when all are valid.
 
     `cut`: the session died, so the last replies may have been on their way when it did.
     """
@@ -92,7 +92,7 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
 
 
 def _unanswered(call: Call) -> bool:
-    """Whether the call has no reply of the server: it was denied, timed out, or cut off."""
+    """Return true if the call has no reply of the server: it was denied, timed out, or cut off."""
     return call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
 
 

@@ -122,7 +122,7 @@ class Source:
 
     @cached_property
     def shape(self) -> Any:
-        """What to recognise a format by: the document where the file is one, else the rows of its lines."""
+        """Return what identifies a format: the document where the file is one, else the rows of its lines."""
         if self.head and _SECOND_LINE.search(self.text):
             return [row for _, row in self.rows]
         return self.document

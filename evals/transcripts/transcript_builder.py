@@ -76,7 +76,7 @@ def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
 
 
 def _is_envelope(value: Any) -> bool:
-    """Whether parsed text is an MCP result, or a list of text blocks, that has to be unwrapped once more."""
+    """Return true if parsed text is an MCP result, or a list of text blocks, that has to be unwrapped once more."""
     if isinstance(value, dict):
         return isinstance(value.get("content"), list) and "ok" not in value
     return (
@@ -105,7 +105,7 @@ class Tape:
             self._problems.append(Problem(kind, text[:500], line, self.file))
 
     def ignore(self, what: object) -> None:
-        """Count a line that holds no part of the conversation."""
+        """Count a line that has no part of the conversation."""
         key = str(what)[:60]
         self.meta.ignored[key] = self.meta.ignored.get(key, 0) + 1
 
@@ -136,7 +136,7 @@ class Tape:
         self._calls[id] = Call(self._next("call"), id, server, tool, args, agent, at)
 
     def knows(self, id: object) -> bool:  # noqa: A002
-        """Whether a call of this id was issued."""
+        """Return true if a call of this id was issued."""
         return isinstance(id, str) and id in self._calls
 
     def result(

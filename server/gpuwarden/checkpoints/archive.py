@@ -1,11 +1,11 @@
-"""The part that needs the standard library only, as one file that any Python from 3.8 on can run where the bytes are.
+"""Pack the standard-library part into one archive that any Python from 3.8 on can run on the machine with the files.
 
-    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--book FILE]    a line of findings for each
+    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    a line of findings for each
     python3 gpuwarden-checkpoints.pyz manifest PATH...                               a line of manifest for each
-    python3 gpuwarden-checkpoints.pyz seal PATH... [--book FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
+    python3 gpuwarden-checkpoints.pyz seal PATH... [--log FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
 A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. With `--load`
-or `--resume` what is whole is loaded too, in a process of its own; with `--against` it is compared. The runner starts
+or `--resume` what is whole is also loaded, in a separate process; with `--against` it is compared. The runner starts
 `seal` beside a job, and `examine` when asked.
 """
 
@@ -37,7 +37,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
 
-# What needs more than the standard library stays at home.
+# These need more than the standard library, or are never run there, so the archive leaves them out.
 _HOME = {"verify.py", "save_helper.py"}
 _CORE = ("__init__.py", "contract.py", "errors.py", "registry.py")
 _ROWS = 1_000
@@ -48,7 +48,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """The zipapp. Equal sources give equal bytes, so its digest can name it."""
+    """Return the zipapp. Equal sources give equal bytes, so its digest can name it."""
     package = Path(__file__).resolve().parent.parent
     files = [package / "__init__.py", *(package / "core" / n for n in _CORE)]
     files += [p for p in sorted((package / "checkpoints").rglob("*.py")) if p.name not in _HOME]
@@ -63,27 +63,27 @@ def build() -> bytes:
 
 
 def name(data: bytes) -> str:
-    """The file name to ship it under: by content, so that a running one is never overwritten."""
+    """Return the archive's file name, with a digest of its content: a running archive is never overwritten."""
     return f"gpuwarden-checkpoints-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run on the machine. Returns 0, or 2 where the answer could not be given."""
+    """Run the command line on the machine. Return 0, or 2 when a path could not be examined."""
     ask = argparse.ArgumentParser(prog="gpuwarden-checkpoints")
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
     ask.add_argument("--structure", action="store_true", help="headers only, not the bytes")
     ask.add_argument("--load", action="store_true", help="really load what is whole, too")
-    ask.add_argument("--resume", action="store_true", help="the same; what a resume needs is told in any case")
+    ask.add_argument("--resume", action="store_true", help="the same; what a resume needs is reported in any case")
     ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
     ask.add_argument("--threads", type=int, default=2)
     ask.add_argument("--seconds", type=float, default=86_400.0, help="how long an examination may take")
-    ask.add_argument("--book", type=Path, help="the book of seals: read by examine, written by seal")
+    ask.add_argument("--log", type=Path, help="the log of seals: read by examine, written by seal")
     ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a seal")
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
     ask.add_argument("--once", action="store_true", help="wait the quiet time once, then end")
     ask.add_argument("--attached", action="store_true", help="at the end of stdin look a last time, then end")
-    ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that lines are made with")
+    ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that signs lines")
     args = ask.parse_args(argv)
     if args.verb == "seal":
         return _seal(args)
@@ -93,10 +93,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _answer(path: Path, args: argparse.Namespace, budget: Budget) -> int:
-    """One line of JSON for one path."""
+    """Print one line of JSON for one path; return the exit status."""
     answer: dict[str, Any]
     if not path.exists():
-        answer = {"error": "there is nothing at this path"}
+        answer = {"error": "this path does not exist"}
     else:
         try:
             answer = manifest.take(path) if args.verb == "manifest" else _examine(path, args, budget)
@@ -107,11 +107,11 @@ def _answer(path: Path, args: argparse.Namespace, budget: Budget) -> int:
 
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
-    sealed = _sealed(path, args.book) if args.book else {}
+    sealed = _sealed(path, args.log) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
         good = [e for e in found.entries.values() if e.verdict == "proven"]
-        load(found, good, budget=budget, child=_loader(args.book))
+        load(found, good, budget=budget, child=_loader(args.log))
     compared = _compared(found, args.against, budget) if args.against else None
     worst_first = sorted(found.entries.values(), key=lambda e: (e.verdict == "proven", e.path))
     return {
@@ -126,11 +126,11 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
 
 
 def _compared(found: Findings, place: Path, budget: Budget) -> Compared | None:
-    """What came of comparing; None for an output that holds no model, such as a log."""
+    """Compare with what is at `place`; return None for an output without a model, such as a log."""
     if not comparable(found):
         return None
     if not place.exists():
-        return Compared(doubts=["there is nothing at that path on the machine"])
+        return Compared(doubts=["that path does not exist on the machine"])
     found = replace(found, open=_counted(budget))
     try:
         return compare(found, examine(place, Ask(False, budget=budget, open=_counted(budget))))
@@ -139,7 +139,7 @@ def _compared(found: Findings, place: Path, budget: Budget) -> Compared | None:
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:
-    """Opens files whose bytes count."""
+    """Return an opener of files whose reads are charged to the budget."""
 
     def opened(path: Path, name: str) -> Source:
         source = Source(path, name)
@@ -150,9 +150,9 @@ def _counted(budget: Budget) -> Callable[[Path, str], Source]:
 
 
 def _loader(beside: Path | None) -> list[str]:
-    """The command that loads: with the first Python here that has torch, else with this one.
+    """Return the command that loads files, with the first Python of the machine that has torch, else with this one.
 
-    It begins without the working folder and the user's variables, and takes our modules from this archive.
+    It starts without the working folder and the user's variables, and imports gpuwarden's modules from this archive.
     """
     start = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.checkpoints.load_child import main; main()"
     own = str(beside.parent / "work/.venv/bin/python") if beside else ""
@@ -163,7 +163,7 @@ def _loader(beside: Path | None) -> list[str]:
 
 
 def _has_torch(python: str) -> bool:
-    """Whether a Python has torch, and is none of those too old for what we ship."""
+    """Return true if a Python has torch and is at least 3.8."""
     ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
     try:
         done = subprocess.run([python, "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
@@ -173,7 +173,7 @@ def _has_torch(python: str) -> bool:
 
 
 def _sealed(path: Path, place: Path) -> dict[str, Expected]:
-    """What the book says of the files below a path, where its lines still hold."""
+    """Return what the seal log records of the files below a path, without entries of files that changed since."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     lines = {
         p: row
@@ -184,16 +184,16 @@ def _sealed(path: Path, place: Path) -> dict[str, Expected]:
 
 
 def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Some fields, with lists of lines cut to what fits into an answer."""
+    """Return some fields, with lists cut to 10 items of 300 characters."""
     values = {k: fields[k] for k in keys}
     return {k: [short(t, 300) for t in v[:10]] if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _seal(args: argparse.Namespace) -> int:
     lowest_priority()
-    digests = ("sha256",) if args.book else manifest.DIGESTS
+    digests = ("sha256",) if args.log else manifest.DIGESTS
     key = _key() if args.keyed else b""
-    sealers = [Sealer(path, args.quiet, digests, book=args.book, key=key) for path in args.paths]
+    sealers = [Sealer(path, args.quiet, digests, log=args.log, key=key) for path in args.paths]
     _announce(sealers)
     while not args.once:
         over = _wait(args.every, args.attached)
@@ -210,7 +210,7 @@ def _seal(args: argparse.Namespace) -> int:
 
 
 def _key() -> bytes:
-    """The first line of stdin, byte by byte: what comes after it is not ours to take."""
+    """Read the first line of stdin byte by byte, so that later input stays unread."""
     hide_memory()
     line = bytearray()
     while len(line) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
@@ -219,7 +219,7 @@ def _key() -> bytes:
 
 
 def _wait(seconds: float, attached: bool) -> bool:
-    """Sleep; true when whoever holds the other end of stdin has let go of it."""
+    """Sleep; return true when the other end of stdin was closed."""
     if not attached:
         time.sleep(seconds)
         return False

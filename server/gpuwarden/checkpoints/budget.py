@@ -1,4 +1,4 @@
-"""What one look may cost altogether, however large or odd the place is that it was sent to. Standard library only."""
+"""Limit the time, bytes and folder entries of one examination. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.checkpoints.file_model import Doubtful
 
 @dataclass
 class Budget:
-    """Seconds, bytes and entries of folders; the clock starts when it is made. Threads may share one."""
+    """Seconds, bytes and entries of folders; time is counted from its creation. Threads may share one."""
 
     seconds: float
     bytes: int
@@ -27,7 +27,7 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """What ran out, in words; "" while there is some left."""
+        """Return a description of what ran out; "" while some of everything is left."""
         if self.now() >= self._end:
             return f"the time for one look, {self.seconds:,.0f} s, is over"
         if self._read >= self.bytes:
@@ -36,7 +36,7 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Return the seconds that are left."""
         return max(0.0, self._end - self.now())
 
     def take(self, count: int) -> None:

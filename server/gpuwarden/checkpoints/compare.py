@@ -1,6 +1,6 @@
 """Compare a checkpoint with an earlier one, with the base of an adapter, or with the source of a GGUF file.
 
-Two checkpoints of one run have the same tensors, the later one stands at a later step, and its weights have moved.
+Two checkpoints of one run have the same tensors, the later one has a later step, and its weights have changed.
 Nothing is loaded: tensors are compared as bytes, up to the first difference.
 """
 
@@ -26,7 +26,7 @@ _PIECE = 1 << 20
 
 @dataclass
 class Compared:
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     proved: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor, the file that holds it, and how that is opened."""
+    """A tensor, its file, and how that is opened."""
 
     path: Path
     tensor: Tensor
@@ -44,7 +44,7 @@ class _Held:
 
 
 def compare(now: Findings, before: Findings) -> Compared:
-    """Judge `now` against `before`: another checkpoint, an adapter's base, or a GGUF file's source."""
+    """Compare `now` with `before`: another checkpoint, an adapter's base, or a GGUF file's source."""
     said = Compared()
     new, old = _held(now), _held(before)
     if not new or not old:
@@ -64,12 +64,12 @@ def compare(now: Findings, before: Findings) -> Compared:
 
 
 def comparable(found: Findings) -> bool:
-    """Whether it holds a model's tensors at all."""
+    """Return true if a model's tensors were found."""
     return bool(_held(found))
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    """A model's tensors by name: of several checkpoints of a run those of the newest."""
+    """Return a model's tensors by name: of several checkpoints of a run those of the newest."""
     steps = {j.path: j.step for j in found.judgements if j.checkpoint and j.step is not None}
     newest = max(steps, key=lambda p: steps[p]) if len(steps) > 1 else ""
     held: dict[str, _Held] = {}
@@ -93,7 +93,7 @@ def _steps(now: Findings, before: Findings, said: Compared) -> None:
     if new is None or old is None:
         said.doubts.append("the steps of the two are not both known")
     elif new <= old:
-        said.problems.append(f"stands at step {new}, the earlier one at step {old}")
+        said.problems.append(f"is at step {new}, the earlier one at step {old}")
     else:
         said.proved.append(f"the step went from {old} to {new}")
 
@@ -139,7 +139,7 @@ def _equal(a: _Held, b: _Held) -> bool:
 
 
 def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) -> None:
-    """Every adapted module exists in the base, with the dimensions that A and B need."""
+    """Check that every adapted module exists in the base, with the dimensions that A and B need."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
         name = _without("base_model.model.", module) + ".weight"
@@ -155,18 +155,18 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
 
 
 def _without(prefix: str, name: str) -> str:
-    """`removeprefix`, which old Pythons lack."""
+    """Return the name without a prefix, as `removeprefix` does, which Python 3.8 lacks."""
     return name[len(prefix) :] if name.startswith(prefix) else name  # noqa: FURB188
 
 
 def _spans(ab: dict[str, Tensor]) -> set[tuple[int, ...]]:
-    """Shapes that B times A can be added to; layers that store their weight transposed count too."""
+    """Return the shapes that B times A can be added to, with those of layers that store their weight transposed."""
     rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
     return {(rows, columns), (columns, rows)}
 
 
 def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
-    """GGUF against its source: the same matrices, and the numbers of the config."""
+    """Compare a GGUF file with its source: the matrices, and the numbers of the config."""
     meta = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
     entry = before["config.json"]
     config = entry.anatomy.content if entry and entry.anatomy and isinstance(entry.anatomy.content, dict) else {}
@@ -177,7 +177,7 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
 
 
 def _shapes(new: dict[str, _Held], old: dict[str, _Held], said: Compared) -> None:
-    """The same tensors, by shape: converters rename them, transpose some, and lay experts on top of each other."""
+    """Compare tensors by shape only: converters rename them, transpose some, and stack experts."""
     ours, theirs = (Counter(_dimensions(h.tensor) for h in held.values()) for held in (new, old))
     lost, extra = theirs - ours, ours - theirs
     matrices = [s for s in lost if len(s) > 1]

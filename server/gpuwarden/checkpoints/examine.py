@@ -1,6 +1,6 @@
-"""Structure and content of a file or a folder, as plain data. Standard library only: this part can be shipped.
+"""Examine structure and content of a file or a folder. Standard library only, so that it runs on any machine.
 
-`examine` is what `verify.verify` builds on, and what `ship.py` runs on the machine where the bytes are.
+`examine` is what `verify.verify` builds on, and what `archive.py` runs on the machine where the bytes are.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def examine(path: Path, ask: Ask) -> Findings:
-    """Look at a file or at everything below a folder. Never raises for bad content."""
+    """Examine a file or everything below a folder. Never raises for bad content."""
     if path.is_dir():
-        return _folder(path, ask)
+        return examine_tree(walk(path, ask.limits, ask.budget), ask)
     unreadable, rosters = "", 0
     if ask.only is None and not ask.expected and manifest.beside(path).is_file():
         try:
@@ -54,7 +54,7 @@ def examine(path: Path, ask: Ask) -> Findings:
                 unreadable = f"the manifest {short(manifest.beside(path).name, 80)} does not list it"
         except (Broken, Doubtful) as why:
             unreadable = str(why)
-    # The link that a caller names is the caller's own word; links inside a folder are the folder's.
+    # A link that the caller names is followed; links inside a folder are the folder's, and may be hostile.
     real = Path(os.path.realpath(path))
     entry = look(real, path.name, ask)
     if unreadable:
@@ -62,12 +62,8 @@ def examine(path: Path, ask: Ask) -> Findings:
     return Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open)
 
 
-def _folder(path: Path, ask: Ask) -> Findings:
-    return examine_tree(walk(path, ask.limits, ask.budget), ask)
-
-
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
-    """Look at every file of a tree, then let the layouts judge its folders."""
+    """Examine every file of a tree, then let the layouts judge its folders."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open)
     if ask.only is None:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
@@ -89,9 +85,9 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 
 def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[str]:
-    """Look at the files, several at a time, and enter them in the order in which they were given.
+    """Examine the files, several at a time, and add their entries in the order in which they were given.
 
-    Returns those for which the budget did not last.
+    Returns those for which no budget was left.
     """
     together, apart = (
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
@@ -109,7 +105,7 @@ def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[st
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
-    """What the manifests inside the tree, written at save time, say of its files."""
+    """Return what the manifests inside the tree, written at save time, record of its files."""
     # The Hub names the blob of a large file by its sha256.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
@@ -144,7 +140,7 @@ def judge(found: Findings) -> None:
 
 
 def _judged(plugin: Any, folder: Folder, found: Findings) -> list[Judgement]:
-    """Return what a layout finds in a folder that it claims. What the files hold, or that one is gone, never raises."""
+    """Return what a layout finds in a folder that it claims. Bad content or a vanished file is a doubt."""
     try:
         if not plugin.claims(folder):
             return []
@@ -157,7 +153,7 @@ def _judged(plugin: Any, folder: Folder, found: Findings) -> list[Judgement]:
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
-    """Look at one file. Whatever goes wrong inside a reader ends as a line of evidence, never as an exception."""
+    """Examine one file. A failure inside a reader becomes a line of evidence, never an exception."""
     entry = Entry(name, temporary=temporary(name))
     try:
         with ask.open(path, name) as source:
@@ -200,7 +196,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
 
 def _unfinished(entry: Entry) -> None:
     if entry.sealed:
-        entry.unproved.append("what it holds: it is the leftover of an unfinished save, and part of no checkpoint")
+        entry.unproved.append("its content: it is the leftover of an unfinished save, and part of no checkpoint")
     else:
         entry.doubts.append("the leftover of an unfinished save; delete it, or find out who still writes it")
 
@@ -228,7 +224,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 
 def _empty(entry: Entry) -> Anatomy:
-    """Logs may be empty; everything else that is empty is a save that never happened."""
+    """Accept an empty log. Raises Broken for any other empty file, which is a save that never happened."""
     name = entry.path.rsplit("/", 1)[-1]
     plugin = reader(name, b"")
     if plugin:
@@ -278,7 +274,7 @@ def _digests(entry: Entry, expected: Expected | None, seen: content_scan.Seen) -
         entry.sealed = True
         entry.proved.append(f"{compared[0]} equals the manifest's")
     else:
-        entry.doubts.append("the manifest holds no digest of it that can be computed here")
+        entry.doubts.append("the manifest has no digest of it that can be computed here")
 
 
 def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.Seen) -> None:
@@ -289,13 +285,13 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
         if odd is None:
             bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
         elif odd.masklike:
-            entry.warnings.append(f"{short(tensor.name, 80)} holds {odd}: a mask or counter, it seems")
+            entry.warnings.append(f"{short(tensor.name, 80)} contains {odd}: a mask or counter, it seems")
         elif odd.nan or odd.inf:
             bad.append(f"{short(tensor.name, 80)} ({odd})")
     if bad:
         entry.problems.append(f"not finite: {some(bad)}")
     elif len(seen.strange) > 200:
-        entry.doubts.append(f"{len(seen.strange):,} tensors may hold NaN or infinity; 200 were looked at")
+        entry.doubts.append(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were looked at")
     else:
         apart = ", masks and counters apart" if len(entry.warnings) > before else ""
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")
@@ -303,5 +299,5 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
 
 
 def reader(name: str, head: bytes) -> Any | None:
-    """The format that claims a file by its name and first bytes; ours go first."""
+    """Return the format that claims a file by its name and first bytes, built-in ones first, or None."""
     return next((p for _, p in FORMATS.usable() if p.claims(name, head)), None)

@@ -1,4 +1,4 @@
-"""What a reader finds out about a file: tensors, checksummed spans, facts, problems. Standard library only."""
+"""Define what a reader reports about a file: tensors, spans with checksums, problems. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Broken(Exception):
 
 
 class Doubtful(Exception):
-    """Nothing certain can be said about the file, and why. Never reads as whole."""
+    """The file can't be judged, and why. It never counts as whole."""
 
 
 class Unread(Doubtful):
-    """The file is of nothing that can be read here. If it is no weights, equality with a recorded digest may do."""
+    """The file has no format that can be read here. Where it is not weights, an equal recorded digest may suffice."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: bits per element, and the bit patterns from which it is not finite.
+    """An element type: bits per element, and the smallest bit patterns that are not finite.
 
     `top` is the smallest positive pattern that is Inf or NaN, with the sign bit clear; None for types without one.
     `nan` is the single NaN pattern of the types that have just one.
@@ -96,7 +96,7 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         n = 1
         for d in self.shape:
             n *= d
@@ -136,13 +136,13 @@ class Anatomy:
 
 
 def short(text: object, limit: int = 120) -> str:
-    """Foreign text made safe for one line: printable, bounded."""
+    """Return foreign text as one printable line of bounded length."""
     line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def some(names: Any, limit: int = 3) -> str:
-    """The first few of a list of names, and how many more there are."""
+    """Return the first few of a list of names, and how many more there are."""
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
     more = len(listed) - limit

@@ -1,4 +1,4 @@
-"""What an examination comes to, as plain data. Standard library only; `verify.py` turns it into a `Report`."""
+"""Define the findings of an examination. Standard library only; `verify.py` turns them into a `Report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".sw
 
 
 def temporary(path: str) -> bool:
-    """Whether a path is named like the leftover of an unfinished save."""
+    """Return true if a path is named like the leftover of an unfinished save."""
     return any(
         p.endswith(_TEMPORARY)
         or p.startswith(("tmp-", ".tmp", "tmp_"))
@@ -28,7 +28,7 @@ def temporary(path: str) -> bool:
 
 @dataclass
 class Entry:
-    """What is known about one file. `verdict` is proven, refuted or unknown, as in `core.models.Verdict`."""
+    """The findings about one file. `verdict` is proven, refuted or unknown, as in `core.models.Verdict`."""
 
     path: str
     format: str = "unknown"
@@ -49,13 +49,13 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """The worst of what was found."""
+        """Return the worst of what was found."""
         return "refuted" if self.problems else "unknown" if self.doubts else "proven"
 
 
 @dataclass
 class Expected:
-    """What a manifest says about one file."""
+    """The size and digests that a manifest records of one file."""
 
     size: int
     digests: dict[str, str]
@@ -63,7 +63,7 @@ class Expected:
 
 @dataclass
 class Judgement:
-    """What a layout says about one folder."""
+    """A layout's judgement of one folder."""
 
     layout: str
     path: str
@@ -73,7 +73,7 @@ class Judgement:
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     checkpoint: bool = False
-    # What stands in the way of a resume, though the folder is whole for other uses.
+    # What prevents a resume, though the folder is whole for other uses.
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
 
@@ -97,23 +97,23 @@ class Findings:
         return self.entries.get(path)
 
     def place(self, path: str) -> Path:
-        """Where a file's bytes are."""
+        """Return the path of a file's bytes."""
         if self.tree is None:
             return self.root
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """The files of a folder and everything below it."""
+        """Return the files of a folder and everything below it."""
         return [e for p, e in self.entries.items() if not folder or p.startswith(folder + "/")]
 
     def tensors(self, paths: Iterable[str]) -> dict[str, Tensor]:
-        """All tensors of some files, by name."""
+        """Return all tensors of some files, by name."""
         return {t.name: t for p in paths if (e := self[p]) and e.anatomy for t in e.anatomy.tensors}
 
 
 @dataclass(frozen=True)
 class Ask:
-    """How deep to look. `only` restricts the look to these relative paths; `open` gives the bytes of a file."""
+    """The depth. `only` restricts it to these relative paths; `open` gives the bytes of a file."""
 
     content: bool = True
     threads: int = 2

@@ -1,7 +1,7 @@
-"""Really load checkpoint files, in a process of its own with limits on memory and time.
+"""Really load checkpoint files, in a separate process with limits on memory and time.
 
 Only files that passed every other check get here. The child is `load_child.py`; it loads with torch's safe loader
-and the safetensors library where torch is installed, otherwise with our own reader into numpy. A file that makes
+and the safetensors library where torch is installed, otherwise with gpuwarden's reader into numpy. A file that makes
 it crash, hang or run out of memory is reported, and the files after it still get their turn.
 """
 
@@ -69,7 +69,7 @@ def _inert(entry: Entry) -> bool:
 
 
 def _batch(found: Findings, entries: list[Entry], limits: LoadLimits, left_s: float, child: Sequence[str]) -> int:
-    """Run one child over the entries. Returns how many are settled: at least one."""
+    """Run one child over the entries. Return how many are settled: at least one."""
     total = sum(e.size for e in entries)
     memory = limits.memory + 3 * max(e.size for e in entries)
     files = [

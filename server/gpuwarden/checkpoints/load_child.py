@@ -1,4 +1,4 @@
-"""The process that loads. Reads its task as JSON on stdin, answers one JSON line per file on stdout."""
+"""Load files in a child process: read the task as JSON on stdin, print one JSON line per file on stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.checkpoints.safe_file import Source
 
 
 def main() -> None:
-    """Load every file of the task; stop at nothing that a file does."""
+    """Load every file of the task; continue with the next one whatever a file causes."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     _limit(int(task["memory"]))
@@ -34,7 +34,7 @@ def main() -> None:
 def _limit(memory: int) -> None:
     try:
         import resource
-    except ImportError:  # Windows has no such limit; the time limit still holds
+    except ImportError:  # Windows has no such limit; the time limit still applies
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
@@ -63,7 +63,7 @@ def _has(module: str) -> bool:
 
 
 def _torch() -> Any:
-    """The torch module, where it is there and its safe loader is safe: before 2.6 it could be made to run code."""
+    """Return torch where its safe loader is safe, else None: before 2.6 a file could make it run code."""
     try:
         import torch
     except ImportError:
@@ -73,7 +73,7 @@ def _torch() -> Any:
 
 
 def _numpy_globals() -> list[Any]:
-    """What random number states are made of; transformers allows the same when it resumes."""
+    """Return the types of random number states; transformers allows the same when it resumes."""
     if not _has("numpy"):
         return []
     import numpy as np
@@ -84,7 +84,7 @@ def _numpy_globals() -> list[Any]:
 
 
 def _count(by: str, value: Any) -> dict[str, Any]:
-    """Tensors and elements below a loaded value, each container once, as the structure counts them."""
+    """Return the numbers of tensors and of elements below a loaded value, each container counted once."""
     import torch
 
     tensors = elements = 0
@@ -100,7 +100,7 @@ def _count(by: str, value: Any) -> dict[str, Any]:
 
 
 def _numpy(path: Path) -> dict[str, Any]:
-    """Numpy's own loader, which refuses objects."""
+    """Load with numpy, which refuses objects here."""
     import numpy as np
 
     loaded = np.load(path, allow_pickle=False)
@@ -109,21 +109,21 @@ def _numpy(path: Path) -> dict[str, Any]:
 
 
 def _own(path: Path, name: str) -> dict[str, Any]:
-    """Every tensor into a numpy array of its shape; types that numpy lacks come as integers of their width.
+    """Read every tensor into a numpy array of its shape; types that numpy lacks become integers of their width.
 
-    Where there is no numpy, into plain memory.
+    Without numpy, they are read into plain memory.
     """
     with Source(path, name) as source:
         plugin = reader(name, source.head())
         assert plugin is not None
         anatomy: Anatomy = plugin.read(source, Limits())
-        one, by = (_array, "numpy") if _has("numpy") else (_plain, "memory, for there is no numpy")
+        one, by = (_array, "numpy") if _has("numpy") else (_plain, "memory, without numpy")
         elements = sum(one(source, anatomy, i) for i in range(len(anatomy.tensors)))
     return {"by": f"our own reader into {by}", "tensors": len(anatomy.tensors), "elements": elements}
 
 
 def _plain(source: Source, anatomy: Anatomy, i: int) -> int:
-    """Read a tensor's bytes; the elements that they are."""
+    """Read a tensor's bytes; return the number of elements."""
     t = anatomy.tensors[i]
     if t.start < 0:
         return t.numel

@@ -20,7 +20,7 @@ class Walker:
         self.window = b""
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """(value, where the next byte is)."""
+        """Return (value, offset of the next byte)."""
         value = shift = 0
         for i in range(10):
             if at + i >= end:
@@ -33,14 +33,14 @@ class Walker:
         raise Broken(f"its protobuf makes no sense at byte {at:,}, or is cut off")
 
     def byte(self, at: int) -> int:
-        """One byte, from a window that moves along."""
+        """Return one byte, from a buffered window."""
         if not self.base <= at < self.base + len(self.window):
             self.base = at
             self.window = self.source.at(at, min(1 << 14, self.source.size - at))
         return self.window[at - self.base]
 
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-        """(number, wire type, value or (start, end)) of each field between two offsets."""
+        """Yield (number, wire type, value or (start, end)) of each field between two offsets."""
         while at < end:
             self.count += 1
             if self.count > FIELDS:

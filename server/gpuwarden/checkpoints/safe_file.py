@@ -1,4 +1,4 @@
-"""A regular file, opened so that a FIFO can't block it and a link can't lead it astray. Standard library only."""
+"""A regular file, opened so that a FIFO can't block and a link is not followed. Standard library only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Source:
         """Called with the bytes that `at` is to read; what it raises ends the reading."""
 
     def at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`. Raises Broken where the file ends before."""
+        """Read exactly `length` bytes at `offset`. Raises Broken where the file ends before."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
         if self.took is not None:
@@ -58,29 +58,29 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on. Returns how many bytes came, at least one; raises Broken where none is left."""
+        """Fill `view` from `offset` on. Return how many bytes were read, at least one. Raises Broken at the end."""
         got = _fill(self.fd, view, offset)
         if not got:
             raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
         return got
 
     def head(self, length: int = 512) -> bytes:
-        """The first bytes, as many as there are."""
+        """Read the first bytes, as many as there are."""
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Another file of the same folder, None where there is none."""
+        """Open another file of the same folder; None where there is none."""
         place = self.path.with_name(name)
         return Source(place) if place.is_file() else None
 
     def changed(self) -> bool:
-        """Whether somebody wrote to the file since it was opened."""
+        """Return true if the file was written to since it was opened."""
         now = os.fstat(self.fd)
         first = self._first
         return (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns)
 
     def holes(self) -> int:
-        """Bytes that the file system says were never written; 0 where it can't tell."""
+        """Return the bytes that were never written, by the file system's account; 0 where it has none."""
         seek_hole, seek_data = getattr(os, "SEEK_HOLE", None), getattr(os, "SEEK_DATA", None)
         if (
             seek_hole is None
@@ -109,7 +109,7 @@ class Source:
         return total
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
+        """Close the file; a second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -124,7 +124,7 @@ class Source:
 
 
 def kind(mode: int) -> str:
-    """What a special file is, in words."""
+    """Return the name of a special file's kind."""
     for test, word in (
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISLNK, "a link"),

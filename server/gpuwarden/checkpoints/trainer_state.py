@@ -1,4 +1,4 @@
-"""What a transformers Trainer needs to resume from a checkpoint, beyond what it says when something is amiss.
+"""Check what a transformers Trainer needs to resume from a checkpoint, also where the Trainer itself is silent.
 
 The Trainer restarts the optimizer in silence where optimizer.pt or scheduler.pt is missing, and takes any step from
 trainer_state.json. Standard library only.
@@ -18,7 +18,7 @@ _RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
 
 
 def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Add to `said.resume` all that stands in the way of a true resume, to `said.proved` what fits."""
+    """Add to `said.resume` all that prevents a true resume, to `said.proved` what fits."""
     gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
     if gone and not _elsewhere(folder):
         said.resume.append(f"{some(gone)} missing: a resume would silently start the optimizer afresh")
@@ -26,11 +26,15 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
     if "optimizer.pt" in folder.files:
         _optimizer(folder, found, said)
     if "scheduler.pt" in folder.files:
-        _scheduler(folder, found, said)
+        anatomy = _anatomy(folder, found, "scheduler.pt")
+        root = anatomy.content if anatomy else None
+        last = root.get("last_epoch") if isinstance(root, dict) else None
+        if type(last) is int and said.step is not None and last != said.step:
+            said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")
 
 
 def _elsewhere(folder: Folder) -> bool:
-    """DeepSpeed and FSDP keep the optimizer in folders of their own."""
+    """Return true if the optimizer is in a separate folder, as with DeepSpeed and FSDP."""
     return any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
 
 
@@ -40,7 +44,7 @@ def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
 
 
 def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
-    """The optimizer's state is that of this model, at this step."""
+    """Check that the optimizer's state is that of this model, at this step."""
     entry = found[folder.join("optimizer.pt")]
     anatomy = _anatomy(folder, found, "optimizer.pt")
     tensors = _model_tensors(folder, found)
@@ -54,9 +58,9 @@ def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
     with found.open(found.place(entry.path), entry.path) as source:
         stands = optimizer.steps(source, anatomy.tensors)
     if stands is not None and stands > said.step:
-        said.resume.append(f"the optimizer has made {stands:,} steps, but the checkpoint stands at {said.step:,}")
+        said.resume.append(f"the optimizer has made {stands:,} steps, but the checkpoint is at {said.step:,}")
     elif stands is not None and stands < said.step:
-        said.warnings.append(f"the optimizer has made {stands:,} steps, the checkpoint stands at {said.step:,}")
+        said.warnings.append(f"the optimizer has made {stands:,} steps, the checkpoint is at {said.step:,}")
 
 
 def _model_tensors(folder: Folder, found: Findings) -> list[Tensor]:
@@ -65,7 +69,7 @@ def _model_tensors(folder: Folder, found: Findings) -> list[Tensor]:
 
 
 def _position(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Where in the data to go on: the Trainer finds it again from epoch and step, and from each rank's dice."""
+    """Check the position in the data, which the Trainer restores from epoch, step and each rank's random state."""
     state = _anatomy(folder, found, "trainer_state.json")
     content = state.content if state and isinstance(state.content, dict) else None
     if content is not None:
@@ -81,11 +85,3 @@ def _position(folder: Folder, found: Findings, said: Judgement) -> None:
     gone = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
     if gone:
         said.resume.append(f"no rng_state of ranks {some(gone)}: their data order and dropout would differ")
-
-
-def _scheduler(folder: Folder, found: Findings, said: Judgement) -> None:
-    anatomy = _anatomy(folder, found, "scheduler.pt")
-    root = anatomy.content if anatomy else None
-    last = root.get("last_epoch") if isinstance(root, dict) else None
-    if type(last) is int and said.step is not None and last != said.step:
-        said.warnings.append(f"the scheduler stands at {last}, the trainer at step {said.step}")

@@ -23,13 +23,13 @@ class Folder:
     odd: dict[str, str] = field(default_factory=dict)
 
     def join(self, name: str) -> str:
-        """The path of an entry, relative to the root of the walk."""
+        """Return the path of an entry, relative to the root of the walk."""
         return f"{self.rel}/{name}" if self.rel else name
 
 
 @dataclass
 class Tree:
-    """All that was found below one path. `doubts` say what could not be listed.
+    """The files and folders below one path. `doubts` say what could not be listed.
 
     `aliases` are links to something else in the tree. `blobs` are the files of a Hub cache: a snapshot consists of
     links into the `blobs` folder beside it, the one place outside of the tree to which links are followed.
@@ -44,11 +44,11 @@ class Tree:
 
     @property
     def files(self) -> dict[str, int]:
-        """Relative path -> size, sorted by path."""
+        """Return relative path -> size, sorted by path."""
         return dict(sorted((f.join(n), size) for f in self.folders for n, size in f.files.items()))
 
     def restrict(self, only: frozenset[str]) -> list[str]:
-        """Keep the listed files and the folders that hold some of them. Returns the files that are left out."""
+        """Keep the listed files and the folders with some of them. Return the files that are left out."""
         out = [n for n in self.files if n not in only]
         for folder in self.folders:
             folder.files = {n: size for n, size in folder.files.items() if folder.join(n) in only}
@@ -137,7 +137,7 @@ def _link(entry: os.DirEntry[str], rel: str, folder: Folder, tree: Tree) -> None
 
 
 def _is_blob(target: Path, root: Path) -> bool:
-    """Whether `root` lies in models--x--y/snapshots/<revision>, and `target` is a file in models--x--y/blobs."""
+    """Return true if `root` is a models--x--y/snapshots/<revision> and `target` a file in models--x--y/blobs."""
     above = [root, *root.parents]
     snapshots = next((p for p in above if p.name == "snapshots"), None)
     return snapshots is not None and target.parent == snapshots.parent / "blobs" and target.is_file()

@@ -1,4 +1,4 @@
-"""The front door: one call that proves a checkpoint, or says what is wrong or unknown.
+"""Prove a checkpoint with one call, or report what is wrong or unknown.
 
 What a level proves, and what it does not:
 
@@ -6,7 +6,7 @@ What a level proves, and what it does not:
   It reads headers, so it takes milliseconds. It can't see a changed byte inside a tensor.
 - `content`: besides, every CRC and every recorded digest fits, and all values are finite. Where neither the format
   nor a manifest holds a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
-- `load`: besides, the tensors really load, in a process of their own.
+- `load`: besides, the tensors really load, in a separate process.
 - `resume`: besides, everything that a resume needs is there and fits together.
 
 With a manifest, its roster is what is verified: all of its files, with equal digests, and nothing else.
@@ -53,9 +53,9 @@ def verify(
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
 
     `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
-    that was written beside the checkpoint at save time is used. `expected` is what somebody else says of some of the
-    files, whatever else is there. `against` is an earlier checkpoint that this one
-    should have moved on from, the base of an adapter, or the source of a GGUF file; a path, or what a look found.
+    that was written beside the checkpoint at save time is used. `expected` is what another source records of
+    some of the files. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or
+    the source of a GGUF file; a path, or the findings of an examination.
     `progress` is called with numbers of bytes read, from several threads. Bad content never raises; a path that is
     none raises NotFound or BadRequest.
     """
@@ -83,9 +83,9 @@ def report(
     against: Findings | None = None,
     compared: Mapping[str, Compared] | None = None,
 ) -> Report:
-    """The report of a look that was made elsewhere than on this machine's disk; `path` is what it is called there.
+    """Return the report of an examination on another machine; `path` is its path there.
 
-    `compared` is what comparing came to there, by the name of the other.
+    `compared` is the result of the comparison there, with the other's name.
     """
     extra = _Extra()
     if against is not None:
@@ -113,12 +113,12 @@ def _tell(result: Compared, name: str, extra: _Extra) -> None:
 
 
 def usable(path: Path) -> Path:
-    """The path, if there is something at it. Raises BadRequest or NotFound."""
+    """Return the path if it exists. Raises BadRequest or NotFound."""
     path = Path(path)
     try:
         there = path.exists()
     except (OSError, ValueError) as why:
-        raise BadRequest(f"{short(path)!r} is no usable path: {why}", "Give the path of a file or a folder.") from why
+        raise BadRequest(f"{short(path)!r} is not a valid path: {why}", "Give the path of a file or a folder.") from why
     if not there:
         raise NotFound(
             f"there is nothing at {short(path)}", "Give the path of a checkpoint, the id of a job, or hf://owner/name."
@@ -127,7 +127,7 @@ def usable(path: Path) -> Path:
 
 
 class _Extra:
-    """What the report says besides the findings."""
+    """The lines of a report that are not findings."""
 
     def __init__(self) -> None:
         self.proved: list[str] = []
@@ -143,7 +143,10 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
         roster = manifests.expected((f.model_dump() for f in manifest.files), under)
         found = examine(path, replace(ask, expected=roster, only=frozenset(roster)))
         _against_roster(found, roster, extra, level)
-        _missing(manifest, under, extra)
+        base = under.strip("/")
+        gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
+        if gone:
+            extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
         return found, extra
     found = examine(path, ask)
     if found.rosters and any(e.sealed for e in found.entries.values()):
@@ -158,7 +161,7 @@ def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra,
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
             if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
-                entry.doubts.append("the manifest holds no digest of it, so the copy can't be shown to be equal")
+                entry.doubts.append("the manifest has no digest of it, so the copy can't be shown to be equal")
     others = [name for name in found.beyond if not _ours(name)]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
@@ -167,15 +170,8 @@ def _against_roster(found: Findings, roster: dict[str, Expected], extra: _Extra,
 
 
 def _ours(name: str) -> bool:
-    """What a pull puts beside the artifacts, and is none of them."""
+    """Return true for files that a pull adds beside the artifacts."""
     return name == LOG_NAME or name.startswith(f"{STAGING}/")
-
-
-def _missing(manifest: Manifest, under: str, extra: _Extra) -> None:
-    base = under.strip("/")
-    gone = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
-    if gone:
-        extra.problems.append(f"declared outputs that did not exist when the manifest was taken: {some(gone)}")
 
 
 def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
@@ -187,7 +183,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     problems = extra.problems + [_at(j, p) for j in plain for p in j.problems]
     doubts = found.doubts + extra.doubts + [_at(j, d) for j in plain for d in j.doubts]
     if not files and not problems:
-        doubts.append("holds no files, so there is nothing to prove")
+        doubts.append("has no files, so there is nothing to prove")
     whole = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
     newest = max(whole, key=lambda c: c.step or 0, default=None)
     if level is Level.RESUME:
@@ -243,7 +239,7 @@ def _file(entry: Entry) -> FileEvidence:
 
 
 def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] = frozenset()) -> CheckpointEvidence:
-    """A checkpoint is as good as the worst of its folder's judgements and files, some of them left out."""
+    """Return the worst verdict of the folder's judgements and files, some of them left out."""
     same = [j for j in found.judgements if j.path == judgement.path]
     below = [j for j in found.judgements if not judgement.path or j.path.startswith(judgement.path + "/")]
     below = same + [j for j in below if j not in same]
@@ -265,7 +261,7 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
 
 
 def _resumed(judgement: Judgement, below: list[Judgement]) -> list[Judgement]:
-    """Whose words on a resume count: those on the folder itself, and on the parts that DeepSpeed's ranks left in it."""
+    """Yield the judgements that decide on a resume: those of the folder itself and of DeepSpeed's parts in it."""
     inside = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
     return [j for j in below if j.path == judgement.path or (not j.checkpoint and inside.fullmatch(j.path))]
 

@@ -35,12 +35,12 @@ class Member:
 
 
 def members(source: Source, limits: Limits) -> dict[str, Member]:
-    """The archive's members by name. Raises Broken for any irregularity that a writer of weights never makes."""
+    """Return the archive's members by name. Raises Broken for any irregularity that a writer of weights never makes."""
     count, size, offset, end = _directory(source)
     if count > limits.members:
         raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not looked at")
     if offset + size > end:
-        raise Broken("its directory lies outside the archive")
+        raise Broken("its directory is outside the archive")
     found: dict[str, Member] = {}
     table = source.at(offset, size)
     at = 0
@@ -56,7 +56,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
 
 
 def ends_whole(source: Source) -> bool:
-    """Whether an end record is there and points into the archive: then nothing was cut off, whatever else is odd."""
+    """Return true if an end record points into the archive: then nothing was cut off, whatever else is odd."""
     tail_at = max(0, source.size - _END.size - 65_535)
     tail = source.at(tail_at, source.size - tail_at)
     at = tail.rfind(b"PK\5\6")
@@ -70,17 +70,21 @@ def ends_whole(source: Source) -> bool:
 
 
 def span(member: Member) -> Span:
-    """The bytes that the member's CRC protects, for a stored member."""
+    """Return the bytes that the member's CRC protects, for a stored member."""
     return Span(member.name, member.start, member.start + member.packed, member.crc)
 
 
 def read(source: Source, member: Member, cap: int) -> bytes:
-    """A small member's bytes, checked against its CRC. Raises Doubtful above `cap` bytes."""
+    """Return a small member's bytes, checked against its CRC. Raises Doubtful above `cap` bytes."""
     if member.size > cap:
         raise Doubtful(f"member {short(member.name, 60)} has {member.size:,} bytes; above {cap:,} it is not read")
     data = source.at(member.start, member.packed)
     if not member.stored:
-        data = _inflate(data, member)
+        machine = zlib.decompressobj(-15)
+        try:
+            data = machine.decompress(data, member.size + 1)
+        except zlib.error as why:
+            raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
     if len(data) != member.size:
         raise Broken(f"member {short(member.name, 60)} has another size than the directory says")
     if zlib.crc32(data) != member.crc:
@@ -88,17 +92,8 @@ def read(source: Source, member: Member, cap: int) -> bytes:
     return data
 
 
-def _inflate(data: bytes, member: Member) -> bytes:
-    machine = zlib.decompressobj(-15)
-    try:
-        out = machine.decompress(data, member.size + 1)
-    except zlib.error as why:
-        raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
-    return out
-
-
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
-    """A compressed member in pieces, its size and CRC compared at the end; memory stays flat, a bomb is refused."""
+    """Yield a compressed member in pieces; compare size and CRC at the end. Memory stays flat, a bomb is refused."""
     if member.size > limits.inflated or member.size > limits.inflate_ratio * max(member.packed, 1):
         raise Broken(f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}: a zip bomb")
     machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
@@ -120,7 +115,7 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
 
 
 def _directory(source: Source) -> tuple[int, int, int, int]:
-    """(number of entries, size, offset, end) of the central directory."""
+    """Return (number of entries, size, offset, end) of the central directory."""
     if source.size < _END.size:
         raise Broken(f"has {source.size} bytes; no zip archive is that small")
     tail_at = max(0, source.size - _END.size - 65_535)
@@ -143,7 +138,7 @@ def _directory(source: Source) -> tuple[int, int, int, int]:
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
         wide = _directory64(source, end)
         if any(n not in (w, full) for n, w, full in zip(narrow, wide, (0xFFFF, _FULL, _FULL))):  # noqa: B905
-            raise Broken("its two directory records tell different stories")
+            raise Broken("its two directory records differ")
         return wide
     if _FULL in (size, offset) or count == 0xFFFF:
         raise Broken("lacks the 64-bit zip record that it announces")
@@ -162,9 +157,9 @@ def _directory64(source: Source, end: int) -> tuple[int, int, int, int]:
 
 def _exact(count: int, size: int, offset: int, end: int) -> tuple[int, int, int, int]:
     if offset + size != end:
-        raise Broken("bytes lie between its zip directory and the end record, or the directory is cut off")
+        raise Broken("bytes are between its zip directory and the end record, or the directory is cut off")
     if size < count * _ENTRY.size:
-        raise Broken(f"a directory of {size:,} bytes can't hold {count:,} entries")
+        raise Broken(f"a directory of {size:,} bytes can't contain {count:,} entries")
     return count, size, offset, end
 
 
@@ -175,7 +170,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
         table, at
     )
     if sign != b"PK\1\2":
-        raise Broken("its directory holds something that is no entry")
+        raise Broken("its directory has something that is not an entry")
     stop = at + _ENTRY.size + n + x + c
     if stop > len(table):
         raise Broken("its directory ends inside an entry")
@@ -227,7 +222,7 @@ def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, 
 
 
 def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> int:
-    """Where the member's bytes begin; the local header must tell the same story as the directory."""
+    """Return the offset of the member's bytes. Raises Broken where local header and directory differ."""
     n: int
     x: int
     sign, _, _, m, _, _, _, _, _, n, x = _LOCAL.unpack(source.at(offset, _LOCAL.size))
@@ -239,7 +234,7 @@ def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> i
 
 
 def _no_gaps(found: dict[str, Member], end: int) -> None:
-    """Headers apart, members lie back to back: no overlap, nothing hidden between them."""
+    """Check that members are adjacent but for their headers: no overlap, nothing hidden between them."""
     at = 0
     for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
         head = m.start - at
@@ -247,7 +242,7 @@ def _no_gaps(found: dict[str, Member], end: int) -> None:
             raise Broken(f"member {short(m.name, 60)} overlaps the one before it")
         # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
-            raise Broken(f"{head:,} bytes that belong to nothing lie before member {short(m.name, 60)}")
+            raise Broken(f"{head:,} bytes that belong to nothing are before member {short(m.name, 60)}")
         at = m.start + m.packed
     if end - at > 24:
-        raise Broken(f"{end - at:,} bytes that belong to nothing lie before the zip directory")
+        raise Broken(f"{end - at:,} bytes that belong to nothing are before the zip directory")

@@ -1,13 +1,15 @@
 """Rules look like lint rules: a decorated generator over frozen facts.
 
-A rule's module holds one rule. Its docstring is its documentation: a title line, then `Why:` and, where it helps,
-`Fix:`. Rules do no I/O: a use case gathers the facts, rules read them.
+A rule's module contains one rule. Its docstring is its documentation: a title line, then the sections `Why:`,
+`Example:` (Python that the rule reports) and `Instead:` (Python that passes). Rules do no I/O: a use case gathers the
+facts, rules read them.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,7 +60,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Rule(Generic[F]):
-    """One check of one gate."""
+    """One check of one gate. `why`, `example` and `instead` are the sections of its docstring.
+
+    The two examples are optional, and empty where a rule of another package has none.
+    """
 
     id: str
     gate: Gate
@@ -66,6 +71,8 @@ class Rule(Generic[F]):
     fix: str
     title: str
     why: str
+    example: str
+    instead: str
     check: Callable[[F], Iterable[Found]]
 
     def run(self, facts: F) -> Iterator[Finding]:
@@ -80,29 +87,37 @@ class Rule(Generic[F]):
 
 
 _ID = re.compile(r"(PF|TD)-[A-Z]{2,6}-\d{3}")
+_DOC = re.compile(
+    r"(?P<title>.+?)\n\nWhy: (?P<why>.+?)(?:\n\nExample:\n(?P<example>.+?)\n\nInstead:\n(?P<instead>.+))?", re.DOTALL
+)
 
 
 def rule(id: str, *, gate: Gate, severity: Severity, fix: str) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
-    """Make a generator over facts a `Rule`. Raises ValueError for a bad id or a missing docstring."""
+    """Make a generator over facts a `Rule`. Raises ValueError for a bad id or an incomplete docstring."""
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
-        raise ValueError(f"{id!r} is no rule id of the {gate} gate")
+        raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
 
     def wrap(check: Callable[[F], Iterable[Found]]) -> Rule[F]:
-        title, why = _split_doc(id, inspect.getdoc(check))
-        return Rule(id=id, gate=gate, severity=severity, fix=fix, title=title, why=why, check=check)
+        doc = _DOC.fullmatch(inspect.getdoc(check) or "")
+        if doc is None:
+            raise ValueError(f"rule {id} needs a docstring with a title line and a section Why:")
+        return Rule(
+            id=id,
+            gate=gate,
+            severity=severity,
+            fix=fix,
+            title=" ".join(doc["title"].split()),
+            why=doc["why"].strip(),
+            example=textwrap.dedent(doc["example"] or ""),
+            instead=textwrap.dedent(doc["instead"] or ""),
+            check=check,
+        )
 
     return wrap
 
 
-def _split_doc(id: str, doc: str | None) -> tuple[str, str]:  # noqa: A002
-    title, _, rest = (doc or "").partition("\n\n")
-    if not title or not rest.startswith("Why:"):
-        raise ValueError(f"rule {id} needs a docstring: a title line, an empty line, then 'Why: ...'")
-    return " ".join(title.split()), rest.removeprefix("Why:").strip()
-
-
 def run_rules(rules: Iterable[Rule[Any]], facts: object) -> list[Finding]:
-    """All findings, the worst first, in a stable order."""
+    """Return all findings, the worst first, in a stable order."""
     order = list(Severity)
     findings = [finding for r in rules for finding in r.run(facts)]
     return sorted(findings, key=lambda f: (order.index(f.severity), f.rule, f.message))

@@ -1,4 +1,4 @@
-"""Finds the rules: one module each, named after the rule's id."""
+"""Find the rules: one module each, named after the rule's id."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def built_in_rules() -> tuple[Rule[Any], ...]:
 
 
 def rules_of(gate: Gate) -> tuple[Rule[Any], ...]:
-    """The rules of one gate."""
+    """Return the rules of one gate, sorted by id."""
     return tuple(r for r in all_rules() if r.gate == gate)
 
 

@@ -1,4 +1,4 @@
-"""What the rules read. A use case gathers these; they are frozen, and rules do no I/O."""
+"""Define the facts that rules read. A use case gathers them; they are frozen, and rules do no I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MARGIN = 1.3
 
 @dataclass(frozen=True)
 class Leak:
-    """A place in a spec that holds a secret's value; the value itself is not kept."""
+    """A place in a spec that contains a secret's value; the value itself is not stored."""
 
     where: str
     looks_like: str
@@ -46,9 +46,9 @@ class SubmitFacts:
 
     `quote` is None where nothing is metered. `unusable` says why jobs can't be run there, `unsold` why the platform
     does not rent what is asked. `unset_secrets` are declared secrets that have no value here, `account_secrets` those
-    that are, or hold, the key of an account that rents machines, or a secret of gpuwarden's own. `looked` is what the
-    backend said of the place, where one is known before it is rented, and the provider of the account; each finding
-    names the rule that will show it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
+    that are, or contain, the key of an account that rents machines, or gpuwarden's own secrets. `looked` is what the
+    probe of the place (where one exists before renting) and the check of the account found; each finding names the
+    rule that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
     script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
     `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does not, and
     `input_leaks` the files that look like secrets.
@@ -76,41 +76,41 @@ class SubmitFacts:
 
     @property
     def uses(self) -> Uses:
-        """What the script or the command will ask for; empty when it can't be read."""
+        """Return what the script or the command asks for; empty when it can't be parsed."""
         return self.script.uses if self.script is not None and not self.script.error else Uses()
 
     @property
     def gpu(self) -> tuple[Gpu, int] | None:
-        """The GPU that is asked for and how many of it; None when there is none or its name is not known."""
+        """Return the requested GPU and their number; None without a GPU or when its name is unknown."""
         found = gpu_of(self.spec.gpu)
         return (found[0], found[1] * self.spec.gpu_count) if found else None
 
     @property
     def could_not(self) -> Severity:
-        """How much "could not be checked" weighs: where money runs it blocks."""
+        """Return the severity of "could not be checked", which blocks a metered job."""
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
-    def told(self, rule: str) -> Iterator[Found]:
-        """What was found at the place or the account for one rule."""
+    def reported(self, rule: str) -> Iterator[Found]:
+        """Yield what the probe of the place or the account reported for one rule."""
         return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
     def metered(self) -> bool:
-        """Whether money runs; an unknown platform counts as metered."""
+        """Return true when time on the platform costs money; an unknown platform counts as metered."""
         return self.profile is None or self.profile.meter.metered
 
     @property
     def price(self) -> float | None:
-        """US dollars per hour, None when unknown."""
+        """Return the price in US dollars per hour, None when unknown."""
         if self.quote is None or isinstance(self.quote, Unknown):
             return None
         return self.quote.value.price_usd_per_hour
 
     @property
     def worst_cost(self) -> float | None:
-        """The most that this job's runs may cost: price x timeout, anew after each interruption; None when unknown.
+        """Return the most that this job may cost: price x timeout, for the first run and each restart; None if unknown.
 
-        `max_cost_usd` doesn't lower it: it ends the job's process when somebody looks, and the meter runs on.
+        `max_cost_usd` doesn't lower it: it only ends the job's process, at the next check, and the meter runs on.
         """
         spec = self.spec
         if self.price is None or spec.timeout_s is None:
@@ -120,7 +120,7 @@ class SubmitFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of exactly what was checked. A receipt is bound to it."""
+        """Return the digest of exactly what was checked. A receipt is bound to it."""
         return digest(
             {
                 "spec": self.spec.model_dump(mode="json"),
@@ -148,9 +148,9 @@ class OutputFile:
 class TeardownFacts:
     """All that is known before a machine is stopped or terminated.
 
-    `machine` is what the provider says of the instance; `files` what lies on it now, Unknown when it can't be
+    `machine` is what the provider says of the instance; `files` the files on it now, Unknown when it can't be
     reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed;
-    `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever it holds;
+    `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever its content;
     `copy_unread` are the files that nothing here can read, where they alone keep it from being proven; `copy_aside` the
     pictures, tables and logs that are as broken on the machine, where they alone refute it.
     """
@@ -177,10 +177,10 @@ class TeardownFacts:
 
     @property
     def gone(self) -> bool:
-        """Whether the provider says that the instance no longer exists: nothing is left to lose or to stop."""
+        """Return true when the provider reports that the instance no longer exists: nothing is left to lose or stop."""
         return not isinstance(self.machine, Unknown) and self.machine.value is None
 
     @property
     def dying(self) -> tuple[OutputFile, ...]:
-        """The declared files that this verb destroys."""
+        """Return the declared files that this verb destroys."""
         return () if isinstance(self.files, Unknown) else tuple(f for f in self.files.value if f.dies)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +29,34 @@ usual severity; its finding says so. Ids are never used again.
 
 
 def render_page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     rules = built_in_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
-    return HEAD + rows + "".join(_section(r) for r in rules)
+    return HEAD + rows + "".join(render_rule(r) for r in rules)
+
+
+def render_rule(rule: Rule[Any]) -> str:
+    """Return a rule's section: its reason and way out, wrapped to 120 columns, and its two examples as code."""
+    why, way_out = (
+        textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)
+        for label, text in (("Why", rule.why), ("Way out", rule.fix))
+    )
+    example, instead = (
+        f"{label}:\n\n```python\n{code}\n```" for label, code in (("Example", rule.example), ("Instead", rule.instead))
+    )
+    title = f"## {rule.id}: {rule.title.rstrip('.')}"
+    return "\n" + f"{title}\n\n{why}\n\n{example}\n\n{instead}\n\n{way_out}" + "\n"
 
 
 def page_file() -> Path:
-    """Where the page is kept."""
+    """Return the path of the page."""
     return data_dir("references") / "rules.md"
 
 
 def write_page() -> int:
-    """Write the page anew; returns how many files changed."""
+    """Write the page again; return how many files changed, 0 or 1."""
     file, text = page_file(), render_page()
     if file.exists() and file.read_text("utf-8") == text:
         return 0
     file.write_text(text, "utf-8")
     return 1
-
-
-def _section(r: Rule[Any]) -> str:
-    return "\n" + "\n\n".join([f"## {r.id}: {r.title.rstrip('.')}", *_paragraphs(r)]) + "\n"
-
-
-def _paragraphs(r: Rule[Any]) -> Iterator[str]:
-    for label, text in (("Why", r.why), ("Way out", r.fix)):
-        yield textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)

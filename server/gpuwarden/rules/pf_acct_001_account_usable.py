@@ -4,11 +4,26 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-ACCT-001", gate="submit", severity=Severity.ERROR, fix="Correct the account or its key with the provider.")
+@rule(
+    "PF-ACCT-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Correct the account or its key with the provider.",
+)
 def account_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """The account can rent, and its key may.
+    """The account and its key may rent and release instances.
 
-    Why: a missing key, a key without the right or an empty balance is found out after everything else was prepared,
-    and a key that can rent but not release leaves a meter running.
+    Why: a missing key, a key without the right or an empty balance is otherwise found out after everything else was
+    prepared. The worst case is a key that may launch an instance but not terminate it, because the meter then runs
+    until somebody opens the provider's console. The provider is asked for both rights before anything is rented.
+
+    Example:
+        submit_job(platform="lambda", gpu="gpu_1x_a10", script=train)  # the API key was revoked
+        submit_job(platform="vastai", gpu="RTX 4090", script=train)  # the balance is empty
+
+    Instead:
+        submit_job(platform="lambda", gpu="gpu_1x_a10", script=train)  # the key may launch and terminate
+        submit_job(platform="local", script=train)  # needs no account
+
     """
-    yield from facts.told("PF-ACCT-001")
+    yield from facts.reported("PF-ACCT-001")

@@ -4,11 +4,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-API-003", gate="submit", severity=Severity.ERROR, fix="Make the settings agree.")
+@rule(
+    "PF-API-003",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Make the settings agree.",
+)
 def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
     """Settings that exclude or need each other agree.
 
     Why: the trainer refuses to be built, after the machine was rented and the model was downloaded.
+
+    Example:
+        TrainingArguments(output_dir="out", fp16=True, bf16=True)
+
+    Instead:
+        TrainingArguments(output_dir="out", bf16=True)
+
     """
     uses = facts.uses
     if "**" in uses.settings:
@@ -27,7 +39,7 @@ def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _groups(facts: SubmitFacts) -> Iterator[Found]:
-    """The batch of GRPO and RLOO holds whole groups of completions."""
+    """Report a batch of GRPO or RLOO that does not divide into whole groups of completions."""
     uses = facts.uses
     if not uses.methods & {"grpo", "rloo"} or "generation_batch_size" in uses.settings:
         return

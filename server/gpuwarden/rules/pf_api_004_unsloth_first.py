@@ -6,11 +6,25 @@ from gpuwarden.rules.facts import SubmitFacts
 _PATCHED = frozenset({"transformers", "trl", "peft"})
 
 
-@rule("PF-API-004", gate="submit", severity=Severity.WARNING, fix="Import unsloth before transformers, trl and peft.")
+@rule(
+    "PF-API-004",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Import unsloth before transformers, trl and peft.",
+)
 def unsloth_first(facts: SubmitFacts) -> Iterator[Found]:
     """Unsloth is imported before what it patches.
 
     Why: imported later it warns and patches only half: slower, more memory, sometimes wrong.
+
+    Example:
+        from trl import SFTTrainer
+        from unsloth import FastLanguageModel
+
+    Instead:
+        from unsloth import FastLanguageModel
+        from trl import SFTTrainer
+
     """
     lines = {name.partition(".")[0]: line for name, line in reversed(facts.uses.imports)}
     late = sorted(m for m in _PATCHED if m in lines and lines[m] < lines.get("unsloth", 0))

@@ -5,11 +5,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-COST-001", gate="submit", severity=Severity.ERROR, fix="Set max_cost_usd.")
+@rule(
+    "PF-COST-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Set max_cost_usd.",
+)
 def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """A metered job has a price or a cap.
 
-    Why: with neither, nobody can say what the job may cost, and nothing can stop it at a limit.
+    Why: with neither, the cost of the job is unbounded: no total can be shown for approval, and no limit can end
+    it. A price comes from the platform's quote; a cap is given with the job, and reaching it cancels the job.
+
+    Example:
+        submit_job(platform="ssh/rented-box", script=train)  # no price is known, and no cap is set
+
+    Instead:
+        submit_job(platform="ssh/rented-box", script=train, max_cost_usd=5)
+
     """
     if not facts.metered or facts.price is not None or facts.spec.max_cost_usd is not None:
         return

@@ -5,11 +5,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-COST-002", gate="submit", severity=Severity.WARNING, fix="Raise max_cost_usd, or lower timeout_s.")
+@rule(
+    "PF-COST-002",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Raise max_cost_usd, or lower timeout_s.",
+)
 def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
     """The cost cap reaches as far as the timeout.
 
     Why: a job that meets its cap first is stopped there, perhaps just before its last save.
+
+    Example:
+        submit_job(gpu="h100", timeout_s=36_000, max_cost_usd=10)  # 10 hours at $3.00 per hour cost $30.00
+
+    Instead:
+        submit_job(gpu="h100", timeout_s=36_000, max_cost_usd=30)
+
     """
     spec = facts.spec
     if spec.max_cost_usd is None or spec.timeout_s is None or not facts.price:

@@ -7,12 +7,24 @@ from gpuwarden.hub.facts import RepoFact
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-DATA-001", gate="submit", severity=Severity.ERROR, fix="Use a config and a split that the dataset has.")
+@rule(
+    "PF-DATA-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Use a config and a split that the dataset has.",
+)
 def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
     """The dataset has the config and the split that are read.
 
     Why: half the datasets have no `test`, many need a config to be named, and the library says so only when it
     runs.
+
+    Example:
+        load_dataset("openai/gsm8k", split="train")  # the configs are main and socratic
+
+    Instead:
+        load_dataset("openai/gsm8k", "main", split="train")
+
     """
     for fact in facts.hub.data if facts.hub else ():
         structure = fact.repo.structure

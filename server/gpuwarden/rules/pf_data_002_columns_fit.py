@@ -18,9 +18,19 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     Why: the format of the data is the most common reason for a job that fails at once, above all for preference
     data. What a script's own `map` makes of the rows is not followed; then only the columns that it reads are
     checked, by PF-DATA-003.
+
+    Example:
+        data = load_dataset("tatsu-lab/alpaca", split="train")  # instruction, input, output, text
+        DPOTrainer(model=model, train_dataset=data)
+
+    Instead:
+        data = load_dataset("trl-lib/ultrafeedback_binarized", split="train")  # chosen, rejected
+        DPOTrainer(model=model, train_dataset=data)
+
     """
     hub = facts.hub
-    if hub is None or not facts.uses.methods or facts.uses.reshaped or _formatted(facts):
+    formats = any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers)
+    if hub is None or formats or not facts.uses.methods or facts.uses.reshaped:
         return
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
@@ -30,12 +40,8 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
         yield from problems
 
 
-def _formatted(facts: SubmitFacts) -> bool:
-    return any(t.kwargs.get("formatting_func") is not None for t in facts.uses.trainers)
-
-
 def _wanted(facts: SubmitFacts, method: str) -> tuple[frozenset[str], ...]:
-    """The column sets of a method; a text column that has another name is the one to look for."""
+    """Return the column sets of a method, with the text column under the name that the script gives it."""
     named = facts.uses.setting("dataset_text_field")
     if method == "sft" and isinstance(named, str):
         return (frozenset({named}), *COLUMNS[method][1:])
@@ -63,7 +69,7 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
 
 
 def _mapping(method: str, seen: set[str]) -> str:
-    """The rename that would do, where there is one."""
+    """Return the call that renames the columns to fit, or an empty string."""
     for wanted in COLUMNS[method]:
         renames = {n: next((s for s in SYNONYMS.get(n, ()) if s in seen), None) for n in wanted - seen}
         if renames and all(renames.values()):

@@ -5,17 +5,31 @@ from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.hub_references import BUILDERS
 
 _SOURCES = ("from_pandas", "from_csv", "from_json", "from_generator", "from_parquet", "load_from_disk", "read_csv")
-# What tokenizers and processors add to a row.
+# Columns that tokenizers and processors add to a row.
 _MADE = frozenset(
     ["input_ids", "attention_mask", "token_type_ids", "labels", "special_tokens_mask", "offset_mapping", "length"]
 ) | {"pixel_values", "pixel_mask", "overflow_to_sample_mapping", "word_ids"}
 
 
-@rule("PF-DATA-003", gate="submit", severity=Severity.ERROR, fix="Read a column that the dataset has.")
+@rule(
+    "PF-DATA-003",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Read a column that the dataset has.",
+)
 def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """The columns that the script's own row functions read exist.
 
     Why: a `map` over the rows raises KeyError at the first row, after the download.
+
+    Example:
+        data = load_dataset("openai/gsm8k", "main", split="train")  # question, answer
+        data.map(lambda row: {"text": row["prompt"]})
+
+    Instead:
+        data = load_dataset("openai/gsm8k", "main", split="train")  # question, answer
+        data.map(lambda row: {"text": row["question"]})
+
     """
     data = {f.use.id: f for f in facts.hub.data} if facts.hub else {}
     if len(data) != 1:
@@ -23,9 +37,10 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return
-    # Behind several functions, or other sources, a row may hold what none of the names here tells.
+    # Behind several functions, or other sources, a row may have columns that none of the names here shows.
     other = facts.uses.called(*_SOURCES) is not None or any(
-        c.last == "load_dataset" and c.args and c.args[0] in BUILDERS for c in facts.uses.calls if _plain(c.args)
+        c.last == "load_dataset" and c.args and isinstance(c.args[0], str) and c.args[0] in BUILDERS
+        for c in facts.uses.calls
     )
     severity = Severity.WARNING if other or facts.uses.row_functions > 1 else None
     has = _MADE | fact.config.column_names | set(facts.uses.renames.values()) | facts.uses.makes
@@ -36,7 +51,3 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
                 f"line {line} reads the column {name!r}, which {fact.use.id} does not have; it has {listed}",
                 severity=severity,
             )
-
-
-def _plain(args: tuple[object, ...]) -> bool:
-    return bool(args) and isinstance(args[0], str)

@@ -17,6 +17,15 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
     """A model that is trained on messages has a chat template.
 
     Why: base models often have none, and the tokenizer then refuses the first conversation.
+
+    Example:
+        data = load_dataset("trl-lib/Capybara", split="train")  # conversations
+        SFTTrainer(model="openai-community/gpt2", train_dataset=data)  # a base model
+
+    Instead:
+        data = load_dataset("trl-lib/Capybara", split="train")
+        SFTTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", train_dataset=data)
+
     """
     hub = facts.hub
     if hub is None or not facts.uses.methods or _set_by_script(facts):
@@ -26,7 +35,7 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
         return
     talks = [f for f in hub.data if _is_chat(facts, f)]
     if talks:
-        yield Found(f"{model.where} has no chat template, and {talks[0].use.id} holds conversations")
+        yield Found(f"{model.where} has no chat template, and {talks[0].use.id} consists of conversations")
 
 
 def _set_by_script(facts: SubmitFacts) -> bool:

@@ -15,6 +15,15 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     """A run that evaluates has something to evaluate on.
 
     Why: the trainer refuses to be built with an eval_strategy and no eval_dataset.
+
+    Example:
+        args = TrainingArguments(output_dir="out", eval_strategy="steps")
+        Trainer(model=model, args=args, train_dataset=data)
+
+    Instead:
+        args = TrainingArguments(output_dir="out", eval_strategy="steps")
+        Trainer(model=model, args=args, train_dataset=data, eval_dataset=held_out)
+
     """
     asked = facts.uses.setting("eval_strategy", facts.uses.setting("evaluation_strategy"))
     if asked in {None, "no"} or asked is UNKNOWN:

@@ -4,11 +4,25 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-DATA-006", gate="submit", severity=Severity.ERROR, fix="Set max_steps in the training arguments.")
+@rule(
+    "PF-DATA-006",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Set max_steps in the training arguments.",
+)
 def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
     """Training on a streamed dataset says how many steps it takes.
 
     Why: a stream has no length, so the trainer can't count epochs and refuses to start.
+
+    Example:
+        data = load_dataset("HuggingFaceFW/fineweb", split="train", streaming=True)
+        Trainer(model=model, train_dataset=data, args=TrainingArguments(output_dir="out"))
+
+    Instead:
+        data = load_dataset("HuggingFaceFW/fineweb", split="train", streaming=True)
+        Trainer(model=model, train_dataset=data, args=TrainingArguments(output_dir="out", max_steps=1000))
+
     """
     uses = facts.uses
     streamed = any(c.kwargs.get("streaming") is True for c in uses.calls if c.last == "load_dataset")

@@ -12,16 +12,30 @@ from gpuwarden.scripts.ecosystem_tables import (
 from gpuwarden.scripts.env_and_shell import installed
 
 
-@rule("PF-DEP-001", gate="submit", severity=Severity.ERROR, fix="Add it to dependencies in the script's header.")
+@rule(
+    "PF-DEP-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Add it to dependencies in the script's header.",
+)
 def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     """Every third-party import has an entry in the script's header.
 
     Why: `uv run` gives the script what its header lists and nothing else. An import that comes along with another
     package today is a warning: it may stop coming along.
+
+    Example:
+        # dependencies = ["torch>=2.8"]
+        import peft
+
+    Instead:
+        # dependencies = ["torch>=2.8", "peft>=0.18"]
+        import peft
+
     """
     script = facts.script
     if script is None or script.error or script.header is None or not script.header.dependencies:
-        return  # PF-SRC-001 and PF-SRC-002 speak of these
+        return  # PF-SRC-001 and PF-SRC-002 report these
     names = script.header.dependencies
     direct = listed(names, installed(script.uses.shells, "pip"))
     if any(read_requirement(d) is None for d in names):

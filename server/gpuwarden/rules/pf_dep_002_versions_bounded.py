@@ -8,12 +8,24 @@ from gpuwarden.scripts.ecosystem_tables import read_requirement
 _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "torch", "unsloth", "diffusers", "vllm"})
 
 
-@rule("PF-DEP-002", gate="submit", severity=Severity.WARNING, fix="Write a lowest version, such as trl>=1.16.")
+@rule(
+    "PF-DEP-002",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Write a lowest version, such as trl>=1.16.",
+)
 def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """Training libraries in the header carry a version.
 
     Why: without one, the job takes what is newest on the day it runs. One major version renamed arguments under
     scripts that worked the day before.
+
+    Example:
+        # dependencies = ["trl"]
+
+    Instead:
+        # dependencies = ["trl>=1.16"]
+
     """
     header = facts.script.header if facts.script and not facts.script.error else None
     wanted = [r for d in (header.dependencies if header else ()) if (r := read_requirement(d))]

@@ -17,13 +17,29 @@ class _Need:
     certain: bool = True
 
 
-@rule("PF-DEP-003", gate="submit", severity=Severity.ERROR, fix="Add it to dependencies in the script's header.")
+@rule(
+    "PF-DEP-003",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Add it to dependencies in the script's header.",
+)
 def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
     """Packages that are needed without being imported are listed too.
 
     Why: tokenizers, optimizers, metrics and trackers import their helpers late. "It doesn't look necessary" took
     sentencepiece out of a conversion script and albumentations out of a detection script, and both failed in odd
     places.
+
+    Example:
+        # dependencies = ["transformers>=5", "torch>=2.8"]
+        from transformers import AutoModel
+        AutoModel.from_pretrained("Qwen/Qwen3-0.6B", device_map="auto")
+
+    Instead:
+        # dependencies = ["transformers>=5", "torch>=2.8", "accelerate>=1.10"]
+        from transformers import AutoModel
+        AutoModel.from_pretrained("Qwen/Qwen3-0.6B", device_map="auto")
+
     """
     script = facts.script
     if script is None or script.error or script.header is None or not script.header.dependencies:

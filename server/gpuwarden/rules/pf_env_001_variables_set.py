@@ -12,9 +12,16 @@ from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES, RUNNER_VARIABLES
     fix="Pass it in env, name it in secrets, or read it with a default.",
 )
 def variables_set(facts: SubmitFacts) -> Iterator[Found]:
-    """Variables that the script can't do without are passed to it.
+    """Variables that the script requires are passed to it.
 
     Why: `os.environ["X"]` raises KeyError; on the new machine nothing of your shell's environment is there.
+
+    Example:
+        rank = os.environ["LORA_RANK"]  # submit_job(env={})
+
+    Instead:
+        rank = os.environ.get("LORA_RANK", "16")
+
     """
     given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
     if facts.profile is None or facts.profile.kind != "serverless":

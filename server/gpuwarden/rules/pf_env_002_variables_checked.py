@@ -12,9 +12,18 @@ from gpuwarden.scripts.ecosystem_tables import GIVEN_VARIABLES
     fix="Stop early with a clear message when it is empty.",
 )
 def variables_checked(facts: SubmitFacts) -> Iterator[Found]:
-    """Variables that may be missing are looked at before they are used.
+    """Variables that may be missing are checked before they are used.
 
-    Why: `os.environ.get("MODEL")` gives None, which fails much later and far from the cause.
+    Why: `os.environ.get("MODEL")` returns None, which fails much later and far from the cause, for example as a
+    repo id of "None" or a learning rate that can't be multiplied. A check in the script's first lines names the
+    missing variable before anything is downloaded.
+
+    Example:
+        model = os.environ.get("MODEL")
+
+    Instead:
+        model = os.environ.get("MODEL") or sys.exit("MODEL is not set")
+
     """
     given = {*facts.spec.env, *facts.spec.secrets, *GIVEN_VARIABLES}
     for read in facts.uses.env:

@@ -6,11 +6,23 @@ from gpuwarden.rules.facts import SubmitFacts
 _KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",), "swanlab": ("SWANLAB_API_KEY",)}
 
 
-@rule("PF-ENV-003", gate="submit", severity=Severity.WARNING, fix="Name the key in secrets, or report elsewhere.")
+@rule(
+    "PF-ENV-003",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Name the key in secrets, or report elsewhere.",
+)
 def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
     """A tracker that needs a key gets one.
 
     Why: without a terminal nobody can type it, and the run ends at the tracker's first call.
+
+    Example:
+        TrainingArguments(output_dir="out", report_to="wandb")  # submit_job(secrets=[])
+
+    Instead:
+        TrainingArguments(output_dir="out", report_to="trackio")  # or submit_job(secrets=["WANDB_API_KEY"])
+
     """
     given = {*facts.spec.env, *facts.spec.secrets}
     reports = facts.uses.setting("report_to")

@@ -14,14 +14,21 @@ from gpuwarden.rules.facts import SubmitFacts
 def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
-    Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine was
-    rented. Where the Hub could not be asked, nothing is known, and that blocks where money runs.
+    Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine
+    was rented. Where the Hub could not be asked, the answer is unknown, which blocks a metered job.
+
+    Example:
+        load_dataset("trl-lib/capybarra")
+
+    Instead:
+        load_dataset("trl-lib/Capybara")
+
     """
     for fact in facts.hub.repos if facts.hub else ():
         repo = fact.repo
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
-            # A name without an owner may be a folder that something else makes; one with an owner is no accident.
+            # A name without an owner may be a folder that another program writes.
             severity = None if "/" in fact.use.id else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)
         elif repo.status == "error":

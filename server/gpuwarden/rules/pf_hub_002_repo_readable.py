@@ -15,6 +15,13 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: the page of a gated repo is public, so it looks usable; its files answer 403 until somebody accepted the
     terms. And a job has no token unless one is passed to it.
+
+    Example:
+        submit_job(script='AutoModel.from_pretrained("meta-llama/Llama-3.2-1B")', secrets=[])  # gated
+
+    Instead:
+        submit_job(script='AutoModel.from_pretrained("meta-llama/Llama-3.2-1B")', secrets=["HF_TOKEN"])
+
     """
     hub = facts.hub
     for fact in hub.repos if hub else ():

@@ -5,11 +5,26 @@ from gpuwarden.core.sanitize import named
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-HUB-003", gate="submit", severity=Severity.WARNING, fix="Use the new id.")
+@rule(
+    "PF-HUB-003",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Use the new id.",
+)
 def repo_renamed(facts: SubmitFacts) -> Iterator[Found]:
-    """Repos are called by their present names.
+    """Repos are named by their current ids.
 
-    Why: an old id works through a redirect until somebody takes it for a new repo.
+    Why: an old id works through a redirect until somebody takes it for a new repo. From then on the job loads other
+    weights or other data under the name that it always used, and nothing in its log shows the difference.
+
+    Example:
+        AutoModel.from_pretrained("gpt2")
+        load_dataset("squad", split="train")
+
+    Instead:
+        AutoModel.from_pretrained("openai-community/gpt2")
+        load_dataset("rajpurkar/squad", split="train")
+
     """
     for fact in facts.hub.repos if facts.hub else ():
         if fact.repo.status == "renamed":

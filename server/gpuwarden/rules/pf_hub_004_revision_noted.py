@@ -4,12 +4,27 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-HUB-004", gate="submit", severity=Severity.INFO, fix="Pass revision= to make the run repeatable.")
+@rule(
+    "PF-HUB-004",
+    gate="submit",
+    severity=Severity.INFO,
+    fix="Pass revision= to make the run repeatable.",
+)
 def revision_noted(facts: SubmitFacts) -> Iterator[Found]:
     """The revision of each repo is pinned, or at least known.
 
     Why: `main` moves. The receipt is bound to the revision that was checked, so a repo that changes before the
-    launch sends the job back; pinning makes the run itself repeatable.
+    launch sends the job back to preflight. Pinning makes the run itself repeatable: the same script loads the same
+    weights and rows next month.
+
+    Example:
+        load_dataset("trl-lib/tldr", split="train")
+        AutoModel.from_pretrained("Qwen/Qwen3-0.6B")
+
+    Instead:
+        load_dataset("trl-lib/tldr", split="train", revision="COMMIT")
+        AutoModel.from_pretrained("Qwen/Qwen3-0.6B", revision="COMMIT")
+
     """
     for fact in facts.hub.repos if facts.hub else ():
         if fact.repo.exists and not fact.use.revision and fact.use.role != "base" and fact.repo.sha:

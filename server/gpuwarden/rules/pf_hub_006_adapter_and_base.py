@@ -11,10 +11,17 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Load an adapter as an adapter and a full model as a model; check the ids with hub_repo_details.",
 )
 def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
-    """What is loaded as an adapter is one, and fits the base that it is put on.
+    """A repo that is loaded as an adapter is one, and fits its base model.
 
     Why: merging and GGUF conversion need both an adapter and its base; the wrong kind of repo fails after both were
     downloaded.
+
+    Example:
+        PeftModel.from_pretrained(base, "Qwen/Qwen2.5-0.5B-Instruct")  # a full model
+
+    Instead:
+        PeftModel.from_pretrained(base, "me/qwen-lora")  # has adapter_config.json
+
     """
     for fact in facts.hub.repos if facts.hub else ():
         names = {f.path for f in fact.repo.files}
@@ -26,7 +33,7 @@ def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
         elif fact.use.role == "model" and adapter and "config.json" not in names:
             base = f"; its base is {fact.repo.base_model[0]}" if fact.repo.base_model else ""
             yield Found(
-                f"{fact.where} holds only an adapter, no full model{base}",
+                f"{fact.where} contains only an adapter, not a full model{base}",
                 severity=Severity.WARNING,
                 fix="Load it with peft, or name the base model.",
             )

@@ -17,6 +17,13 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: a trainer creates its repo when it is built or, worse, pushes at the end: a read-only or expired token
     then costs the whole run.
+
+    Example:
+        SFTConfig(push_to_hub=True, hub_model_id="some-org/model")  # the token can't write to some-org
+
+    Instead:
+        SFTConfig(push_to_hub=True, hub_model_id="me/model")  # HF_TOKEN of "me" has write access
+
     """
     account = facts.hub.account if facts.hub else None
     if account is None:

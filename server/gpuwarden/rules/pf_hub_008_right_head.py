@@ -7,11 +7,23 @@ _TALKS = frozenset({"sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo"})
 _ENCODERS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForObjectDetection", "ForTokenClassification")
 
 
-@rule("PF-HUB-008", gate="submit", severity=Severity.WARNING, fix="Train a causal language model with this method.")
+@rule(
+    "PF-HUB-008",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Train a causal language model with this method.",
+)
 def right_head(facts: SubmitFacts) -> Iterator[Found]:
     """The model is of the kind that the method trains.
 
     Why: an encoder loads as a language model with a head of random numbers, or not at all.
+
+    Example:
+        SFTTrainer(model="google-bert/bert-base-uncased", train_dataset=data)  # BertForMaskedLM
+
+    Instead:
+        SFTTrainer(model="Qwen/Qwen2.5-0.5B", train_dataset=data)  # Qwen2ForCausalLM
+
     """
     model = facts.hub.model if facts.hub else None
     if model is None or not facts.uses.methods & _TALKS:

@@ -16,6 +16,13 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: out of memory is certain where even the lowest estimate does not fit, and likely where only the lowest
     does. The estimate says how it was made; sharding over several GPUs is taken into account generously.
+
+    Example:
+        submit_job(gpu="t4-small", script=full_fine_tuning_of_an_8b_model)
+
+    Instead:
+        submit_job(gpu="a100-large", script=qlora_of_an_8b_model)
+
     """
     model, gpu = facts.hub.model if facts.hub else None, facts.gpu
     if model is None or not model.repo.params or gpu is None or not facts.uses.trainers:

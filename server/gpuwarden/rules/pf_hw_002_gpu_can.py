@@ -14,10 +14,17 @@ _FIRST_WITH_WHEELS = 75
     fix="Use what this GPU can (fp16, sdpa), or take an Ampere or newer one (A10G, L4, A100, H100).",
 )
 def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
-    """The GPU can do what the script asks of it.
+    """The GPU supports what the script asks of it.
 
-    Why: bf16 and flash attention need compute capability 8.0; a T4 (7.5) or V100 (7.0) refuses them after the
-    model was loaded. The configs of trl ask for bf16 unless they are told otherwise.
+    Why: bf16 and flash attention need compute capability 8.0; a T4 (7.5) or V100 (7.0) refuses them after the model
+    was loaded. The configs of trl ask for bf16 by default.
+
+    Example:
+        submit_job(gpu="t4-small", script='SFTConfig(output_dir="out", bf16=True)')
+
+    Instead:
+        submit_job(gpu="t4-small", script='SFTConfig(output_dir="out", fp16=True, bf16=False)')
+
     """
     gpu, uses = facts.gpu, facts.uses
     if gpu is None or gpu[0].capability >= _AMPERE:
@@ -35,7 +42,7 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"flash attention needs Ampere or newer, not {name}", fix='Use attn_implementation="sdpa".')
     if gpu[0].capability < _FIRST_WITH_WHEELS and not _old_torch(facts):
         yield Found(
-            f"current wheels of torch hold no kernels for {name}",
+            f"current wheels of torch have no kernels for {name}",
             fix="Pin a torch of 2025 with CUDA 12.6, or take another GPU.",
         )
 

@@ -11,11 +11,20 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Name the GPU as the platform does; its profile lists the words.",
 )
 def gpu_known(facts: SubmitFacts) -> Iterator[Found]:
-    """The GPU that is asked for is one we know.
+    """The GPU that is asked for is in the table of known GPUs.
 
-    Why: nothing about memory or precision can be checked for a word that means nothing here. Whether the platform
-    has it is for the quote to say.
+    Why: nothing about memory or precision can be checked for a name that has no entry in the table of GPUs. The job
+    is not refused, because platforms add new GPUs faster than tables do. Whether the platform offers it is decided
+    by its quote.
+
+    Example:
+        submit_job(gpu="fast-one")
+
+    Instead:
+        submit_job(gpu="a100-large")
+        submit_job()  # a job without a GPU passes, too
+
     """
     word = facts.spec.gpu
     if word and facts.gpu is None and "cpu" not in word.lower():
-        yield Found(f"{word!r} is no GPU that is known here, so what fits on it was not checked")
+        yield Found(f"{word!r} is not in the table of known GPUs, so what fits on it was not checked")

@@ -25,6 +25,13 @@ def processes_for_gpus(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: plain `python train.py` on a machine with four GPUs uses one, or fails in trl with an error about
     DataParallel; all four are billed.
+
+    Example:
+        submit_job(gpu="a10g", gpu_count=4, command=["python", "train.py"])
+
+    Instead:
+        submit_job(gpu="a10g", gpu_count=4, command=["accelerate", "launch", "train.py"])
+
     """
     gpu, spec = facts.gpu, facts.spec
     if gpu is None or gpu[1] < 2:

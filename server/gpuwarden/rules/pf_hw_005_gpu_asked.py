@@ -4,11 +4,25 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-HW-005", gate="submit", severity=Severity.WARNING, fix="Ask for a GPU, such as t4-small or a10g-small.")
+@rule(
+    "PF-HW-005",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Ask for a GPU, such as t4-small or a10g-small.",
+)
 def gpu_asked(facts: SubmitFacts) -> Iterator[Found]:
     """A job that trains a model asks for a GPU.
 
-    Why: a serverless platform gives a CPU to whoever asks for nothing, and the trainer then runs for days.
+    Why: a serverless platform gives a CPU to a job that names no hardware, and the trainer then runs for days at a
+    price that looks low. The timeout ends it, with nothing trained. Scripts that only download or convert don't
+    need a GPU and get no warning.
+
+    Example:
+        submit_job(platform="hf-jobs", script=train)  # no gpu: the platform gives a CPU
+
+    Instead:
+        submit_job(platform="hf-jobs", script=train, gpu="a10g-small")
+
     """
     gpu, profile = facts.spec.gpu, facts.profile
     nothing = (not gpu and profile is not None and profile.kind == "serverless") or (gpu or "").lower().startswith(

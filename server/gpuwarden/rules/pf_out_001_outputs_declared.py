@@ -13,7 +13,16 @@ from gpuwarden.rules.facts import SubmitFacts
 def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job declares what it will leave behind.
 
-    Why: only declared outputs can be pulled, verified and protected from a teardown.
+    Why: only declared outputs can be pulled, verified and protected from a teardown. Without any, the job's files
+    end with the machine, and the teardown gate has nothing to compare. On a computer that nobody bills, this is a
+    warning.
+
+    Example:
+        submit_job(script=train, outputs=[])
+
+    Instead:
+        submit_job(script=train, outputs=["out"])
+
     """
     if facts.spec.outputs:
         return

@@ -1,17 +1,29 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.profile import Event, Profile
+from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-OUT-002", gate="submit", severity=Severity.ERROR, fix="Write to a path that outlives it, or pull before it.")
+@rule(
+    "PF-OUT-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Write to a path that outlives it, or pull before it.",
+)
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
-    """Outputs lie where they outlive what will happen to the machine.
+    """Outputs are written to paths that survive what will happen to the machine.
 
     Why: each platform wipes other paths at other moments. A path that dies although the same machine has one that
     lives is a mistake. Where every path dies with the teardown, pulling first is the only way, which the teardown
     gate will insist on.
+
+    Example:
+        submit_job(platform="runpod", outputs=["/root/out"], teardown="stop")  # a stop wipes /root
+
+    Instead:
+        submit_job(platform="runpod", outputs=["/workspace/out"], teardown="stop")
+
     """
     if facts.profile is None:
         return
@@ -28,7 +40,11 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
         yield Found(f"{output} is deleted when the platform takes the machine back")
     if not facts.metered or profile.survives(path, spec.teardown, requested=asked):
         return
-    better = _safe_paths(profile, spec.teardown, asked)
+    better = sorted(
+        tier.path
+        for tier in profile.tiers(requested=asked)
+        if profile.survives(tier.path, spec.teardown, requested=asked)
+    )
     if better:
         yield Found(
             f"{output} is deleted by {spec.teardown}; {', '.join(better)} would outlive it",
@@ -40,7 +56,3 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
             fix="Nothing now: pull and verify it before teardown; the teardown gate waits for that.",
             severity=Severity.WARNING,
         )
-
-
-def _safe_paths(profile: Profile, event: Event, asked: bool) -> list[str]:
-    return sorted(t.path for t in profile.tiers(requested=asked) if profile.survives(t.path, event, requested=asked))

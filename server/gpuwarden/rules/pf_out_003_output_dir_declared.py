@@ -5,12 +5,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-OUT-003", gate="submit", severity=Severity.WARNING, fix="Add the script's output_dir to outputs.")
+@rule(
+    "PF-OUT-003",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Add the script's output_dir to outputs.",
+)
 def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The folder that the trainer writes to is among the outputs.
 
     Why: only declared outputs are pulled, verified and protected. A declared folder that the script never writes
     protects nothing.
+
+    Example:
+        submit_job(script='TrainingArguments(output_dir="checkpoints")', outputs=["out"])
+
+    Instead:
+        submit_job(script='TrainingArguments(output_dir="out")', outputs=["out"])
+
     """
     folder = facts.uses.setting("output_dir")
     if not isinstance(folder, str) or not facts.spec.outputs or facts.uses.pushes:

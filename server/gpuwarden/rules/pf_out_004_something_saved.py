@@ -21,7 +21,17 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """A script that trains also saves.
 
     Why: a loop without a save ends well and leaves nothing. The trainers of transformers and trl save by
-    themselves, unless save_strategy="no" tells them not to.
+    themselves, unless save_strategy="no" turns that off.
+
+    Example:
+        for batch in batches:
+            model(batch).loss.backward()
+
+    Instead:
+        for batch in batches:
+            model(batch).loss.backward()
+        model.save_pretrained("out")
+
     """
     uses = facts.uses
     saves = any(c.last in _SAVES for c in uses.calls)

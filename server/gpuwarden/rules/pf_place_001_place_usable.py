@@ -4,11 +4,26 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-PLACE-001", gate="submit", severity=Severity.ERROR, fix="Mend the place, or choose another platform.")
+@rule(
+    "PF-PLACE-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Fix the place, or choose another platform.",
+)
 def place_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The place where the job would run can be used.
 
     Why: a folder that can't be written or a program that is missing ends a job before it begins. Only a place that
-    is there already can be looked at, not one that is still to be rented.
+    exists already can be probed, such as this computer or a host that is reached over SSH. A machine that is still
+    to be rented is probed when it has started, and a problem there ends the rental.
+
+    Example:
+        submit_job(platform="ssh/box", script=train)  # the remote directory can't be written
+        submit_job(platform="local", script=train)  # uv is not installed
+
+    Instead:
+        submit_job(platform="ssh/other-box", script=train)  # its probe found nothing
+        submit_job(platform="local", script=train)  # uv is installed
+
     """
-    yield from facts.told("PF-PLACE-001")
+    yield from facts.reported("PF-PLACE-001")

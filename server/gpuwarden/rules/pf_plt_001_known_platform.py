@@ -5,15 +5,27 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-PLT-001", gate="submit", severity=Severity.ERROR, fix="Name one of the platforms that have a profile.")
+@rule(
+    "PF-PLT-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Name one of the platforms that have a profile.",
+)
 def known_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The platform has a profile.
 
     Why: without a profile nobody knows what a stop destroys or what keeps billing, so nothing can be promised.
+
+    Example:
+        submit_job(platform="runpood", script=train)
+
+    Instead:
+        submit_job(platform="runpod", script=train)
+
     """
     if facts.profile is None:
         real = [name for name in facts.platforms if not name.startswith("rehearsal/")]
         near = difflib.get_close_matches(facts.spec.platform, facts.platforms, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         there = f"{', '.join(real)}, and rehearsal/NAME of a rented one"
-        yield Found(f"there is no platform {facts.spec.platform!r}{meant}; there are {there}")
+        yield Found(f"unknown platform {facts.spec.platform!r}{meant}; known are {there}")

@@ -13,7 +13,17 @@ from gpuwarden.rules.facts import SubmitFacts
 def allowed_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The user's policy allows the platform.
 
-    Why: the person who pays decides where money may be spent.
+    Why: the person who pays decides where money may be spent. The policy is a file of the user; a job, a tool call
+    or a text that an agent has read can't change it. Patterns such as `vast*` are allowed in it.
+
+    Example:
+        submit_job(platform="runpod", script=train)  # policy: platforms = ["local", "ssh/*"]
+        submit_job(platform="vastai", script=train)  # policy: platforms = []
+
+    Instead:
+        submit_job(platform="ssh/box", script=train)  # policy: platforms = ["local", "ssh/*"]
+        submit_job(platform="vastai", script=train)  # policy: platforms = ["vast*"]
+
     """
     if not facts.policy.allows(facts.spec.platform):
         allowed = ", ".join(facts.policy.platforms) or "none"

@@ -4,11 +4,26 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-PLT-003", gate="submit", severity=Severity.ERROR, fix="Use another platform, or rehearse this one.")
+@rule(
+    "PF-PLT-003",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Use another platform, or rehearse this one.",
+)
 def platform_usable(facts: SubmitFacts) -> Iterator[Found]:
     """Jobs can be run on the platform from here.
 
-    Why: better to hear it now than after everything else was prepared.
+    Why: gpuwarden has a backend for some platforms and only a profile for others: their storage and billing rules
+    are known, and instances are rented by hand in their console. The refusal comes before the script is checked or
+    a price is asked for. Such a platform can still be rehearsed, with pretended instances and pretended money.
+
+    Example:
+        submit_job(platform="featurize", script=train)  # gpuwarden can't rent there
+
+    Instead:
+        submit_job(platform="rehearsal/featurize", script=train)
+        submit_job(platform="ssh/box", script=train)  # "box" is an instance that was rented by hand
+
     """
     if facts.unusable:
         yield Found(f"jobs can't be run on {facts.spec.platform} from here: {facts.unusable}")

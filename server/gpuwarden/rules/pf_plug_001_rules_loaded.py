@@ -14,5 +14,15 @@ def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
     """Every rule that an installed package brings can be loaded.
 
     Why: a rule that is left out in silence lets through what it was installed to stop.
+
+    Example:
+        # An installed package brings a rule that imports a module which this version of gpuwarden lacks.
+        submit_job(platform="local", script=train)
+
+    Instead:
+
+        # The package was updated, and `gpuwarden doctor` names no plug-in.
+        submit_job(platform="local", script=train)
+
     """
     yield from (Found(fault) for fault in facts.unusable_rules)

@@ -4,11 +4,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-PUSH-001", gate="submit", severity=Severity.ERROR, fix="Name HF_TOKEN in secrets.")
+@rule(
+    "PF-PUSH-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Name HF_TOKEN in secrets.",
+)
 def token_passed(facts: SubmitFacts) -> Iterator[Found]:
     """A job that pushes to the Hub gets a token.
 
     Why: without one the push answers 401, at the start with a trainer, at the very end without.
+
+    Example:
+        submit_job(script='model.push_to_hub("me/model")', secrets=[])
+
+    Instead:
+        submit_job(script='model.push_to_hub("me/model")', secrets=["HF_TOKEN"])
+
     """
     names = {*facts.spec.secrets, *facts.spec.env}
     own = {r.name for r in facts.uses.env if "TOKEN" in r.name.upper() and r.name in names}

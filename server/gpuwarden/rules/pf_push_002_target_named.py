@@ -4,12 +4,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-PUSH-002", gate="submit", severity=Severity.WARNING, fix='Set hub_model_id="owner/name".')
+@rule(
+    "PF-PUSH-002",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix='Set hub_model_id="owner/name".',
+)
 def target_named(facts: SubmitFacts) -> Iterator[Found]:
     """A push says where it goes.
 
     Why: without hub_model_id the repo is named after output_dir, in the namespace of whoever the token belongs to:
-    two runs overwrite each other, and nobody finds the result.
+    two runs with the same output_dir overwrite each other, and nobody finds the result.
+
+    Example:
+        SFTConfig(output_dir="out", push_to_hub=True)
+
+    Instead:
+        SFTConfig(output_dir="out", push_to_hub=True, hub_model_id="me/model")
+
     """
     for push in facts.uses.pushes:
         if push.target is None and "**" not in facts.uses.settings:

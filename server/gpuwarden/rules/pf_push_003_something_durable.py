@@ -11,10 +11,17 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Push to the Hub (push_to_hub, hub_model_id and HF_TOKEN in secrets), or write to a mounted bucket.",
 )
 def something_durable(facts: SubmitFacts) -> Iterator[Found]:
-    """On a platform that wipes the machine when the job ends, the job puts its results elsewhere itself.
+    """A job on a platform that wipes the machine at its end stores its results elsewhere itself.
 
-    Why: there is no machine left to pull from. A job that only writes to its disk loses everything, silently and
-    with success.
+    Why: there is nothing left to pull from after the job ended. A job that only writes to its disk loses
+    everything, silently and with success.
+
+    Example:
+        submit_job(platform="hf-jobs", script='trainer.save_model("out")', outputs=["out"])
+
+    Instead:
+        submit_job(platform="hf-jobs", script='model.push_to_hub("me/model")', secrets=["HF_TOKEN"])
+
     """
     profile, spec = facts.profile, facts.spec
     if profile is None or profile.kind != "serverless" or facts.uses.pushes:

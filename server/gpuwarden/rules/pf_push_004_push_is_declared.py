@@ -13,9 +13,16 @@ HUB_PATH = "/hub/models/"
     fix="Put the repo into `outputs`, to have it verified.",
 )
 def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """What a serverless job pushes stands in its outputs.
+    """The repo that a serverless job pushes to is among its outputs.
 
     Why: only declared outputs are verified. A push that half worked looks like success in the log.
+
+    Example:
+        submit_job(platform="hf-jobs", script='model.push_to_hub("me/model")', outputs=["out"])
+
+    Instead:
+        submit_job(platform="hf-jobs", script='model.push_to_hub("me/model")', outputs=["/hub/models/me/model"])
+
     """
     if facts.profile is None or facts.profile.kind != "serverless":
         return

@@ -13,8 +13,16 @@ from gpuwarden.rules.facts import SubmitFacts
 def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
     """torch.compile waits until the job has run once.
 
-    Why: it saves a tenth or a fifth of the time and adds its own failures (no compiler in the image, recompiles at
-    every new length, bf16 kernels on a T4), whose messages look like something else.
+    Why: it saves a tenth or a fifth of the time and adds its own failures (no compiler in the image, recompilation
+    at every new sequence length, bf16 kernels on a T4), whose messages look like something else. In a first run
+    they hide whether the script itself works.
+
+    Example:
+        TrainingArguments(output_dir="out", torch_compile=True)  # this script never succeeded before
+
+    Instead:
+        TrainingArguments(output_dir="out")  # add torch_compile=True once it has
+
     """
     uses = facts.uses
     if uses.setting("torch_compile") is True and not facts.proven_script:

@@ -13,7 +13,16 @@ from gpuwarden.rules.facts import SubmitFacts
 def plain_optimizer(facts: SubmitFacts) -> Iterator[Found]:
     """The optimizer is the plain one where nothing else is needed.
 
-    Why: 8-bit optimizers need bitsandbytes with a matching CUDA; in a first run they are one more thing to fail.
+    Why: 8-bit optimizers need bitsandbytes with kernels for the CUDA version of the image; in a first run they are
+    one more thing to fail. They save about 6 bytes for each trained parameter, which matters for full fine-tuning
+    and hardly for LoRA.
+
+    Example:
+        TrainingArguments(output_dir="out", optim="adamw_bnb_8bit")
+
+    Instead:
+        TrainingArguments(output_dir="out", optim="adamw_torch")
+
     """
     optimizer = facts.uses.setting("optim")
     quantized = any(c.kwargs.get("load_in_4bit") is True for c in facts.uses.calls)

@@ -17,6 +17,13 @@ def few_workers(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: each worker is a process with its own copy of the data; small instances have four cores, containers 64 MB
     of shared memory, and what the kernel kills first is the job.
+
+    Example:
+        TrainingArguments(output_dir="out", dataloader_num_workers=32)
+
+    Instead:
+        TrainingArguments(output_dir="out", dataloader_num_workers=4)
+
     """
     number, line = facts.uses.setting("dataloader_num_workers"), facts.uses.line_of("dataloader_num_workers")
     if not isinstance(number, int):

@@ -13,11 +13,23 @@ _KNOWN_GOOD = {
 }
 
 
-@rule("PF-REL-004", gate="submit", severity=Severity.WARNING, fix="Run it once for a few minutes on known inputs.")
+@rule(
+    "PF-REL-004",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Run it once for a few minutes on known inputs.",
+)
 def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
     Why: when a proven script fails, it is the inputs; when a new one fails, it may be anything.
+
+    Example:
+        submit_job(gpu="h100", script=new_script, timeout_s=36_000)
+
+    Instead:
+        submit_job(gpu="h100", script=new_script_with_max_steps_20, timeout_s=1200)
+
     """
     spec = facts.spec
     if spec.script is None or facts.proven_script or not facts.metered or not facts.uses.trainers:

@@ -11,10 +11,20 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Take the value out, name its variable in secrets, and revoke it if it was shown to anybody.",
 )
 def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
-    """No secret's value stands in the command, the script or the environment.
+    """The command, the script and the environment contain no secret value.
 
-    Why: arguments are visible to every process of the machine, and specs are kept. Secrets travel by name only;
-    their values come from the user's environment and reach the job through a pipe.
+    Why: arguments are visible to every process of the machine, and specs are stored in the ledger. Secrets travel
+    by name only; their values come from the user's environment and reach the job through a pipe. A value that was
+    written down once should be revoked.
+
+    Example:
+        submit_job(env={"HF_TOKEN": "hf_..."}, script=train)  # the value itself
+        submit_job(command=["train", "--token", "hf_..."])
+
+    Instead:
+        submit_job(secrets=["HF_TOKEN"], script=train)  # the name; the value is read from the environment
+        submit_job(secrets=["HF_TOKEN"], command=["train"])
+
     """
     for leak in facts.leaks:
-        yield Found(f"{leak.where} holds what looks like {leak.looks_like}")
+        yield Found(f"{leak.where} contains what looks like {leak.looks_like}")

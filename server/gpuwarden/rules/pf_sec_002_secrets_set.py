@@ -13,7 +13,17 @@ from gpuwarden.rules.facts import SubmitFacts
 def secrets_set(facts: SubmitFacts) -> Iterator[Found]:
     """Every named secret has a value.
 
-    Why: a job that can't log in fails after the machine was rented.
+    Why: a job that can't log in fails after the machine was rented, often late: at the first push, or when a gated
+    model is downloaded. Only the name of a secret is part of a job. Its value is read from gpuwarden's own
+    environment at the launch, so it has to be set there, not in the shell of whoever asks.
+
+    Example:
+        submit_job(secrets=["HF_TOKEN"], script=train)  # HF_TOKEN is not set where gpuwarden runs
+
+    Instead:
+        submit_job(secrets=["HF_TOKEN"], script=train)  # it is set
+        submit_job(script=train)  # a job that needs no secret names none
+
     """
     for name in facts.unset_secrets:
         yield Found(f"the secret {name} is named, but has no value here")

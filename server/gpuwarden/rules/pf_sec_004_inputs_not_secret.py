@@ -11,10 +11,18 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Leave the file out; pass a secret by the name of its variable, in secrets.",
 )
 def inputs_not_secret(facts: SubmitFacts) -> Iterator[Found]:
-    """No input looks like a secret, by its name or by what it holds.
+    """No input looks like a secret, by its name or by its content.
 
-    Why: inputs are copied to a machine that others own, and stay on its disk. A key that lies in a folder of code
-    goes along unseen.
+    Why: inputs are copied to a machine that others own, and stay on its disk. A key that is stored in a folder of
+    code is copied with it and appears in no argument of the call. Both file names and contents are checked, against
+    the patterns that are used for logs.
+
+    Example:
+        submit_job(inputs=["code", "id_ed25519"], script=train)
+
+    Instead:
+        submit_job(inputs=["code"], secrets=["HF_TOKEN"], script=train)
+
     """
     for leak in facts.input_leaks[:10]:
         yield Found(f"the input {leak.where} looks like {leak.looks_like}")

@@ -13,7 +13,18 @@ from gpuwarden.rules.facts import SubmitFacts
 def script_self_contained(facts: SubmitFacts) -> Iterator[Found]:
     """A script that imports third-party packages declares them in a PEP 723 header.
 
-    Why: a fresh machine has none of them, and what an image happens to hold changes from one day to the next.
+    Why: a fresh machine has none of them, and what an image happens to contain changes from one day to the next.
+
+    Example:
+        import torch
+
+    Instead:
+        # /// script
+        # requires-python = ">=3.11"
+        # dependencies = ["torch>=2.8"]
+        # ///
+        import torch
+
     """
     script = facts.script
     if script is None or script.error or not script.third_party:

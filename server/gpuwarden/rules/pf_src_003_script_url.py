@@ -6,12 +6,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-SRC-003", gate="submit", severity=Severity.ERROR, fix="Use the raw address of the file.")
+@rule(
+    "PF-SRC-003",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Use the raw address of the file.",
+)
 def script_url(facts: SubmitFacts) -> Iterator[Found]:
-    """A script that is named by its address is a file there, not a page about a file.
+    """A script that is given as a URL is a file there, not a page about a file.
 
     Why: the address in the browser shows a page; what arrives is HTML, and Python says so only when it runs. Where
     the address was asked, its answer counts too.
+
+    Example:
+        submit_job(command=["uv", "run", "https://github.com/me/repo/blob/main/train.py"])
+
+    Instead:
+        submit_job(command=["uv", "run", "https://raw.githubusercontent.com/me/repo/main/train.py"])
+
     """
     for word in facts.spec.command:
         if re.match(r"https://github\.com/[^/]+/[^/]+/blob/", word) or re.match(

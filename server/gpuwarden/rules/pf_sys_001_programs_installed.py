@@ -17,6 +17,15 @@ def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: slim images have neither compilers nor git extensions; the build then dies in its first line. On a machine
     of your own they may well be there, so it is a warning.
+
+    Example:
+        subprocess.run(["cmake", "-B", "build"], check=True)
+
+    Instead:
+        subprocess.run(["apt-get", "update"], check=True)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "build-essential", "cmake"], check=True)
+        subprocess.run(["cmake", "-B", "build"], check=True)
+
     """
     script = facts.script
     if script is None or script.error:

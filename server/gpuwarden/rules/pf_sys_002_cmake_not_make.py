@@ -14,6 +14,13 @@ def cmake_not_make(facts: SubmitFacts) -> Iterator[Found]:
     """llama.cpp is built with CMake, not make.
 
     Why: its Makefile was removed, so `make` fails; other projects' makefiles depend on the machine.
+
+    Example:
+        subprocess.run(["make", "-C", "llama.cpp"], check=True)
+
+    Instead:
+        subprocess.run(["cmake", "-S", "llama.cpp", "-B", "build", "-DGGML_CUDA=OFF"], check=True)
+
     """
     shells = facts.uses.shells
     llama = any("llama" in word for shell in shells for word in shell.words)

@@ -13,7 +13,16 @@ from gpuwarden.rules.facts import SubmitFacts
 def output_shown(facts: SubmitFacts) -> Iterator[Found]:
     """Programs that the script starts show their output and stop the script when they fail.
 
-    Why: a captured error message is the one thing that is missing when the job failed.
+    Why: when the job failed, a captured error message is the one thing that is missing. A program that fails
+    without stopping the script is worse: the script goes on with half a build, and the error that ends the job has
+    another cause than the one that it names.
+
+    Example:
+        subprocess.run(["nvidia-smi"], capture_output=True)
+
+    Instead:
+        subprocess.run(["nvidia-smi"], check=True)
+
     """
     for shell in facts.uses.shells:
         if shell.hidden:

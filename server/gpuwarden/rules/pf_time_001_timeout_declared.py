@@ -4,12 +4,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-TIME-001", gate="submit", severity=Severity.ERROR, fix="Set timeout_s to the estimate plus at least 30 %.")
+@rule(
+    "PF-TIME-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Set timeout_s to the estimate plus at least 30 %.",
+)
 def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The job says how long it may run.
+    """The job has a timeout.
 
     Why: a platform's default ends long jobs in the middle (30 minutes is common), and a job without any limit
     bills until somebody looks.
+
+    Example:
+        submit_job(script=train)
+
+    Instead:
+        submit_job(script=train, timeout_s=4_700)
+
     """
     if facts.spec.timeout_s is not None:
         return

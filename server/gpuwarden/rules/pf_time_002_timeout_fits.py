@@ -4,11 +4,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import MARGIN, SubmitFacts
 
 
-@rule("PF-TIME-002", gate="submit", severity=Severity.ERROR, fix="Raise timeout_s, or shorten the job.")
+@rule(
+    "PF-TIME-002",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Raise timeout_s, or shorten the job.",
+)
 def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
-    """The timeout leaves 30 % of room above the estimate.
+    """The timeout is at least 30 % above the estimate.
 
     Why: set-up, downloads and saving take time that estimates forget; a job that ends before its last save lost it.
+
+    Example:
+        submit_job(script=train, estimate_s=3_600, timeout_s=3_600)
+
+    Instead:
+        submit_job(script=train, estimate_s=3_600, timeout_s=4_680)
+
     """
     spec = facts.spec
     if spec.timeout_s is None or spec.estimate_s is None:

@@ -5,12 +5,24 @@ from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.estimate import duration, run_of
 
 
-@rule("PF-TIME-003", gate="submit", severity=Severity.WARNING, fix="Raise timeout_s, or shorten the job.")
+@rule(
+    "PF-TIME-003",
+    gate="submit",
+    severity=Severity.WARNING,
+    fix="Raise timeout_s, or shorten the job.",
+)
 def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is not below what the job will surely take.
 
     Why: a job that can't finish in time is money spent on nothing. The estimate is a wide interval, and only its
     lower end is used here.
+
+    Example:
+        submit_job(gpu="t4-small", script=three_epochs_of_an_8b_model, timeout_s=600)
+
+    Instead:
+        submit_job(gpu="a100-large", script=three_epochs_of_an_8b_model, timeout_s=86_400)
+
     """
     spec, gpu = facts.spec, facts.gpu
     model = facts.hub.model if facts.hub else None
@@ -22,7 +34,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _rows(facts: SubmitFacts) -> int | None:
-    """The rows of the only split that is trained on, where that is known and the script does not change them."""
+    """Return the rows of the only split that is trained on; None when unknown or when the script changes them."""
     data = facts.hub.data if facts.hub else ()
     if len(data) != 1 or data[0].config is None or facts.uses.called("select", "take", "shuffle", "filter"):
         return None

@@ -4,11 +4,26 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-VERB-001", gate="submit", severity=Severity.ERROR, fix="Set teardown to a verb that the platform has.")
+@rule(
+    "PF-VERB-001",
+    gate="submit",
+    severity=Severity.ERROR,
+    fix="Set teardown to a verb that the platform has.",
+)
 def verb_exists(facts: SubmitFacts) -> Iterator[Found]:
-    """The intended teardown is one that the platform can do.
+    """The platform supports the intended teardown.
 
-    Why: where a machine can't be stopped, a plan to stop it ends in a meter that runs on.
+    Why: where a machine can't be stopped, a plan to stop it ends in a meter that runs on. The intended teardown
+    also decides which outputs survive, so a verb that the platform lacks makes the check of the output paths
+    meaningless.
+
+    Example:
+        submit_job(platform="lambda", teardown="stop", script=train)  # instances can only be terminated
+
+    Instead:
+        submit_job(platform="lambda", teardown="terminate", script=train)
+        submit_job(platform="runpod", teardown="stop", script=train)
+
     """
     profile, verb = facts.profile, facts.spec.teardown
     if profile is not None and profile.meter.metered and getattr(profile.verbs, verb) is None:

@@ -7,11 +7,24 @@ from gpuwarden.rules.facts import TeardownFacts
 SHOWN = 5
 
 
-@rule("TD-COPY-001", gate="teardown", severity=Severity.ERROR, fix="Call pull_artifacts.")
+@rule(
+    "TD-COPY-001",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Call pull_artifacts.",
+)
 def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
 
     Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it.
+
+    Example:
+        teardown_request(job_id="j1", verb="terminate")  # out/model.safetensors exists only on the machine
+
+    Instead:
+        pull_artifacts(job_id="j1")
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     if facts.gone:
         return

@@ -6,12 +6,26 @@ from gpuwarden.rules.facts import TeardownFacts
 
 
 @rule(
-    "TD-COPY-002", gate="teardown", severity=Severity.ERROR, fix="Call pull_artifacts again: only what changed travels."
+    "TD-COPY-002",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Call pull_artifacts again: only what changed travels.",
 )
 def manifest_current(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was made after the last write on the machine.
 
-    Why: a checkpoint written after the pull is in no copy.
+    Why: a checkpoint written after the pull is in no copy, and the newest checkpoint is usually the one that
+    matters. Size and modification time of every declared file are compared with the manifest of the pull; a second
+    pull transfers only what changed.
+
+    Example:
+        pull_artifacts(job_id="j1")  # afterwards the job writes out/checkpoint-200
+        teardown_request(job_id="j1", verb="terminate")
+
+    Instead:
+        pull_artifacts(job_id="j1")  # after the last write
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     if facts.changed and not facts.gone:
         names = ", ".join(facts.changed[:5])

@@ -7,23 +7,36 @@ from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.rules.facts import TeardownFacts
 
 
-@rule("TD-ELSE-001", gate="teardown", severity=Severity.WARNING, fix="Make sure that nobody needs it.")
+@rule(
+    "TD-ELSE-001",
+    gate="teardown",
+    severity=Severity.WARNING,
+    fix="Make sure that nobody needs it.",
+)
 def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
-    """Nothing else lives on the machine.
+    """Nothing else uses the machine.
 
-    Why: a person's own shell, download or file there ends with it too. It is not ours to judge, so it is shown.
+    Why: a person's own shell, download or file there ends with it too. gpuwarden does not decide whether that
+    matters, so it is shown to whoever approves.
+
+    Example:
+        teardown_request(job_id="j1", verb="terminate")  # somebody edits /root/notes.txt in vim there
+
+    Instead:
+        teardown_request(job_id="j1", verb="terminate")  # only the job's own processes and files were found
+
     """
     if facts.gone:
         return
     if isinstance(facts.disclosure, Unknown):
-        yield Found(f"what else lives on the machine could not be seen: {facts.disclosure.why}")
+        yield Found(f"what else uses the machine could not be determined: {facts.disclosure.why}")
         return
     found = facts.disclosure.value
     if not found.complete:
-        yield Found("not everything that lives on the machine could be looked at")
+        yield Found("not every process and file of the machine could be inspected")
     if found.processes:
         strangers = counted(len(found.processes), "process", "processes")
-        yield Found(f"{strangers} of no job of ours: {'; '.join(found.processes[:5])}")
+        yield Found(f"{strangers} that belong to no job: {'; '.join(found.processes[:5])}")
     files = [f for f in found.files if not checkpoint_like(f.path)]  # TD-ELSE-002 speaks of the others
     if files:
         names = ", ".join(f.path for f in files[:5])

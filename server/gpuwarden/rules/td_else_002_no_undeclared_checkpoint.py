@@ -16,10 +16,20 @@ SHOWN = 5
     fix="Call pull_artifacts with these paths in `also`, then verify_checkpoint.",
 )
 def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
-    """No checkpoint lives on the machine that no output covers.
+    """No checkpoint is stored on the machine that no output covers.
 
     Why: a job that saved elsewhere than it declared leaves its weights where no proof covers them, and one word would
     delete them. They are declared and pulled after the fact, or a person at a terminal gives them up by name.
+
+    Example:
+        teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /root/extra/model.safetensors is there
+
+    Instead:
+
+        pull_artifacts(job_id="j1", also=["/root/extra"])
+        verify_checkpoint(job_id="j1", level="load")
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     if facts.gone or isinstance(facts.disclosure, Unknown):
         return

@@ -14,7 +14,20 @@ from gpuwarden.rules.facts import TeardownFacts
 def job_ended(facts: TeardownFacts) -> Iterator[Found]:
     """The job has ended.
 
-    Why: a running job may still be writing, and a preempted one may come back for its files.
+    Why: a running job may still be writing, and a preempted one may come back for its files. A job in an unknown
+    state counts as running: its machine did not answer, which is not evidence that the job has ended.
+
+    Example:
+        teardown_request(job_id="j1", verb="terminate")  # the job is running
+        teardown_request(job_id="j2", verb="stop")  # the machine of j2 does not answer
+
+    Instead:
+        check_job(job_id="j1")  # until it has succeeded or failed
+        teardown_request(job_id="j1", verb="terminate")
+        cancel_job(job_id="j2")
+        check_job(job_id="j2")  # canceled
+        teardown_request(job_id="j2", verb="stop")
+
     """
     if facts.job_state not in TERMINAL_JOBS and not facts.gone:
         yield Found(f"job {facts.job_id} {facts.job_state.told}")

@@ -4,11 +4,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
 
-@rule("TD-JOB-002", gate="teardown", severity=Severity.ERROR, fix="Finish those jobs first.")
+@rule(
+    "TD-JOB-002",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Finish those jobs first.",
+)
 def machine_not_shared(facts: TeardownFacts) -> Iterator[Found]:
-    """No other job lives on the machine.
+    """No other job uses the machine.
 
-    Why: one job's teardown would be another one's loss.
+    Why: several jobs may run on one instance, and stopping or terminating it ends them all. The proof that one
+    job's outputs were copied covers no file of another job, so each of them has to end and to be pulled first.
+
+    Example:
+        teardown_request(job_id="j1", verb="terminate")  # j2 runs on the same instance
+
+    Instead:
+        teardown_request(job_id="j1", verb="terminate")  # j2 has ended, too
+
     """
     for job in facts.other_jobs:
         yield Found(f"job {job} uses the same instance")

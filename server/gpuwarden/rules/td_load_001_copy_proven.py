@@ -7,16 +7,31 @@ from gpuwarden.core.states import Job
 from gpuwarden.rules.facts import TeardownFacts
 
 
-@rule("TD-LOAD-001", gate="teardown", severity=Severity.ERROR, fix="Call verify_checkpoint; if it fails, pull again.")
+@rule(
+    "TD-LOAD-001",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Call verify_checkpoint; if it fails, pull again.",
+)
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
-    """The copy was loaded and found whole since it last changed.
+    """The copy was loaded and found complete since it last changed.
 
     Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A small
     file that nothing here can read and that claims in no way to be weights (name, first bytes, size) is a warning
     when its copy equals the machine's file by digest; so is a picture, a table or a log that is broken there too.
+
+    Example:
+        pull_artifacts(job_id="j1")
+        teardown_request(job_id="j1", verb="terminate")
+
+    Instead:
+        pull_artifacts(job_id="j1")
+        verify_checkpoint(job_id="j1")  # proven
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     if facts.gone or not facts.dying or any(not f.copied for f in facts.dying):
-        return  # TD-COPY-001 speaks first
+        return  # TD-COPY-001 reports these
     if facts.copy_verdict is None:
         yield Found("the copy was not verified since it last changed")
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
@@ -34,7 +49,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
             severity=Severity.WARNING,
         )
     elif facts.copy_verdict is not Verdict.PROVEN:
-        said = "; ".join(facts.copy_problems[:3]) or "it could not be told"
+        said = "; ".join(facts.copy_problems[:3]) or "inconclusive"
         # What a failed job left is often torn. Where the copy equals it, nothing is lost that was there.
         torn_there = facts.job_state is not Job.SUCCEEDED and facts.copy_equal
         severity = Severity.WARNING if torn_there else None

@@ -5,12 +5,23 @@ from gpuwarden.rules.facts import TeardownFacts
 
 
 @rule(
-    "TD-OUT-001", gate="teardown", severity=Severity.WARNING, fix="Look for it under another name before you say yes."
+    "TD-OUT-001",
+    gate="teardown",
+    severity=Severity.WARNING,
+    fix="Look for it under another name before you say yes.",
 )
 def outputs_exist(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared output exists.
 
-    Why: a job that saved elsewhere than it said leaves its results in files that nobody protects.
+    Why: a job that saved to another path than it declared leaves its results in files that no copy and no proof
+    covers. The teardown would destroy them without another finding, so look for them before you approve it.
+
+    Example:
+        teardown_request(job_id="j1", verb="terminate")  # outputs are ["out", "logs"], and logs does not exist
+
+    Instead:
+        teardown_request(job_id="j1", verb="terminate")  # out and logs both exist
+
     """
     if facts.gone:
         return

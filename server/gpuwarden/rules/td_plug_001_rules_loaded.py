@@ -14,5 +14,15 @@ def rules_loaded(facts: TeardownFacts) -> Iterator[Found]:
     """Every rule that an installed package brings can be loaded.
 
     Why: a rule that is left out in silence lets a machine end that it was installed to keep.
+
+    Example:
+        # An installed package brings a rule that imports a module which this version of gpuwarden lacks.
+        teardown_request(job_id="j1", verb="terminate")
+
+    Instead:
+
+        # The package was updated, and `gpuwarden doctor` names no plug-in.
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     yield from (Found(fault) for fault in facts.unusable_rules)

@@ -4,11 +4,24 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
 
-@rule("TD-VERB-001", gate="teardown", severity=Severity.ERROR, fix="Ask for the other verb.")
+@rule(
+    "TD-VERB-001",
+    gate="teardown",
+    severity=Severity.ERROR,
+    fix="Ask for the other verb.",
+)
 def verb_exists(facts: TeardownFacts) -> Iterator[Found]:
-    """The platform has the verb.
+    """The platform supports the requested verb.
 
-    Why: on a machine without a stop, a shutdown from inside leaves the meter running.
+    Why: some platforms sell instances that can only be terminated. A shutdown from inside such a machine ends the
+    operating system and leaves the meter running, so it is never used as a replacement for a missing stop.
+
+    Example:
+        teardown_request(job_id="j1", verb="stop")  # the platform can only terminate
+
+    Instead:
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     if getattr(facts.profile.verbs, facts.verb) is None:
         yield Found(f"{facts.profile.title} has no {facts.verb}")

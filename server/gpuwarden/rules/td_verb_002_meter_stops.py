@@ -4,11 +4,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
 
-@rule("TD-VERB-002", gate="teardown", severity=Severity.WARNING, fix="Terminate instead, once everything is safe.")
+@rule(
+    "TD-VERB-002",
+    gate="teardown",
+    severity=Severity.WARNING,
+    fix="Terminate instead, once everything is safe.",
+)
 def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
-    """The verb stops everything that bills.
+    """The verb ends all billing.
 
     Why: on most platforms a stopped machine keeps billing for its disk, for as long as nobody looks.
+
+    Example:
+        teardown_request(job_id="j1", verb="stop")  # the disk is still billed
+
+    Instead:
+        teardown_request(job_id="j1", verb="terminate")
+
     """
     meter = facts.profile.meter
     if facts.verb not in meter.stops_on:

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: `.metadata`, a pickle that says what lies where, and `.distcp` files of small archives.
+"""torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and `.distcp` files of archives.
 
 Each record of a `.distcp` file is an archive of torch.save, so the CRCs that `dcp.load` ignores are there.
 """
@@ -21,7 +21,7 @@ LOAD = "tensors"
 
 @dataclass(frozen=True)
 class Record:
-    """One record: the tensor's name, its file, and its bytes there."""
+    """One record: the tensor's name, its file, and its bytes in the file."""
 
     name: str
     file: str
@@ -30,17 +30,17 @@ class Record:
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name."""
+    """Return true for the names of this format."""
     return name == ".metadata" or name.endswith(".distcp")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """The roster, or every record of one file of the roster."""
+    """Read the roster, or every record of one file of the roster."""
     if source.path.name == ".metadata":
         return _metadata(source, limits)
     roster = source.beside(".metadata")
     if roster is None:
-        raise Broken("lies beside no .metadata: the save was never finished, and nothing can load it")
+        raise Broken("is beside no .metadata: the save was never finished, and nothing can load it")
     with roster:
         rows = [r for r in _metadata(roster, limits).content if r.file == source.path.name]
     return _records(source, sorted(rows, key=lambda r: r.offset), limits)
@@ -55,7 +55,7 @@ def _metadata(source: Source, limits: Limits) -> Anatomy:
     state = tree.root.state if isinstance(tree.root, Call) else None
     storage = state.get("storage_data") if isinstance(state, dict) else None
     if not isinstance(storage, dict):
-        raise Broken("its pickle holds no storage_data")
+        raise Broken("its pickle has no storage_data")
     found.content = [_row(key, value) for key, value in storage.items()]
     found.proved.append(f"lists {len(found.content):,} records in {len({r.file for r in found.content}):,} files")
     return found
@@ -73,14 +73,14 @@ def _row(key: Any, value: Any) -> Record:
 
 
 class _Window(Source):
-    """A part of a file, read like a file of its own."""
+    """A part of a file, read like a separate file."""
 
     def __init__(self, whole: Source, offset: int, size: int) -> None:
         self.whole, self.offset, self.size = whole, offset, size
         self.path, self.name, self.fd = whole.path, whole.name, -1
 
     def at(self, offset: int, length: int) -> bytes:
-        """Bytes of the part."""
+        """Read bytes of the part."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken("a record ends before the bytes that it announces")
         return self.whole.at(self.offset + offset, length)
@@ -106,7 +106,7 @@ def _records(source: Source, rows: list[Record], limits: Limits) -> Anatomy:
 def _record(found: Anatomy, source: Source, row: Record, limits: Limits) -> None:
     window = _Window(source, row.offset, row.length)
     if window.head(2) != b"PK":
-        raise Doubtful(f"record {short(row.name, 60)} is no archive of torch.save")
+        raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
     part = torch_zip.read(window, limits)
     found.tensors += [
         replace(t, name=f"{row.name}.{t.name}" if t.name else row.name, start=t.start + row.offset)

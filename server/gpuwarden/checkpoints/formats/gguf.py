@@ -34,7 +34,7 @@ _KEEP = 4096
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name."""
+    """Return true for the names of this format."""
     return name.endswith(".gguf")
 
 
@@ -69,7 +69,7 @@ class _Cursor:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Metadata, tensor table, and every tensor's place against the file's size."""
+    """Read metadata and tensor table, and compare every tensor's place with the file's size."""
     cursor = _Cursor(source, limits)
     if cursor.take(4) != b"GGUF":
         raise Broken("does not begin with GGUF")
@@ -134,7 +134,7 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _place(
     found: Anatomy, table: list[tuple[str, tuple[int, ...], int, int]], start: int, align: int, size: int
 ) -> None:
-    """Tensors lie in order, back to back but for padding, and end where the file ends."""
+    """Check that tensors are in order, adjacent but for padding, and end where the file ends."""
     if len({name for name, *_ in table}) != len(table):
         raise Broken("lists a tensor twice")
     at = 0

@@ -1,4 +1,4 @@
-"""JPEG pictures: the markers from the first to the last byte. The format holds no checksum."""
+"""JPEG pictures: the markers from the first to the last byte. The format has no checksum."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name: what is called a picture has to be one."""
+    """Return true by name alone: what is called a picture has to be one."""
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
     """Walk the markers. Raises Broken for anything that is not exactly one picture."""
     if source.head(2) != bytes([0xFF, _START]):
-        raise Broken("is no JPEG picture, whatever its name says")
+        raise Broken("is not a JPEG picture, despite its name")
     if source.size > limits.json:
         raise Doubtful(f"has {source.size:,} bytes; pictures above {limits.json:,} are not looked at")
     data, at, frames = source.at(0, source.size), 2, 0
     while True:
         if at + 2 > len(data) or data[at] != 0xFF:
-            raise Broken(f"holds no marker at byte {at:,}, where one belongs")
+            raise Broken(f"has no marker at byte {at:,}, where one belongs")
         kind = data[at + 1]
         if kind == _END:
             break
         at, frames = _after(data, at, kind), frames + (kind in _FRAMES)
     if not frames:
-        raise Broken("holds no picture")
+        raise Broken("contains no picture")
     if at + 2 != len(data):
         raise Doubtful(f"{len(data) - at - 2:,} bytes follow the end of the picture")
     found = Anatomy(NAME)
@@ -43,7 +43,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _after(data: bytes, at: int, kind: int) -> int:
-    """Where the marker after this one begins."""
+    """Return the offset of the next marker."""
     if kind == 0xFF:  # fill
         return at + 1
     length = int.from_bytes(data[at + 2 : at + 4], "big")

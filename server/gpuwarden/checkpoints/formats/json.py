@@ -14,7 +14,7 @@ _NAMES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", ".zattrs"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name; orbax and zarr leave the ending out."""
+    """Return true for names of JSON files; orbax and zarr leave the ending out."""
     return name.endswith((".json", ".ipynb")) or name in _NAMES or (name.startswith("process_") and head[:1] == b"{")
 
 
@@ -25,19 +25,19 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found = Anatomy(NAME)
     data = source.at(0, source.size)
     if not modest(data, limits):
-        raise Doubtful(f"holds more than {limits.containers:,} lists and objects; it is not parsed")
+        raise Doubtful(f"has more than {limits.containers:,} lists and objects; it is not parsed")
     found.content = parse(data, found)
     found.proved.append("parses as JSON")
     return found
 
 
 def modest(data: bytes, limits: Limits) -> bool:
-    """Whether parsing it would stay within a bounded multiple of its size."""
+    """Return true if the memory for parsing it is within a bounded multiple of its size."""
     return data.count(b"[") + data.count(b"{") <= limits.containers
 
 
 def parse(data: bytes, found: Anatomy) -> Any:
-    """The value. Raises Broken; notes NaN and infinity, which JSON does not have but Python writes."""
+    """Return the value; note NaN and infinity, which JSON lacks but Python writes. Raises Broken for invalid JSON."""
     odd: list[str] = []
 
     def constant(name: str) -> float:
@@ -49,7 +49,7 @@ def parse(data: bytes, found: Anatomy) -> Any:
     except RecursionError as why:
         raise Broken("is nested too deeply to be honest JSON") from why
     except ValueError as why:
-        raise Broken(f"is no JSON: {short(why, 80)}") from why
+        raise Broken(f"is not JSON: {short(why, 80)}") from why
     if odd:
-        found.warnings.append(f"holds {len(odd):,} times {' or '.join(sorted(set(odd)))}, which is no JSON")
+        found.warnings.append(f"holds {len(odd):,} times {' or '.join(sorted(set(odd)))}, which is not JSON")
     return value

@@ -13,12 +13,12 @@ _WARNINGS = 3
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name."""
+    """Return true for the names of this format."""
     return name.endswith((".jsonl", ".ndjson"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse every line. A torn last line is what a killed writer leaves and only a warning; any other is not."""
+    """Parse every line. An incomplete last line is what a killed writer leaves, and a warning only."""
     found = Anatomy(NAME)
     lines, at, rest = 0, 0, b""
     while at < source.size:
@@ -35,7 +35,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
             _check(rest, lines + 1, found, limits)
             lines += 1
         except Broken:
-            found.warnings.append("its last line is torn, as a killed writer leaves it")
+            found.warnings.append("its last line is incomplete, as a killed writer leaves it")
     found.warnings = list(dict.fromkeys(found.warnings))
     found.proved.append(f"{lines:,} lines parse as JSON")
     return found
@@ -45,7 +45,7 @@ def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
     if not line.strip():
         return
     if not modest(line, limits):
-        raise Doubtful(f"line {number:,} holds more than {limits.containers:,} lists and objects; it is not parsed")
+        raise Doubtful(f"line {number:,} has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         parse(line, found)
     except Broken as why:

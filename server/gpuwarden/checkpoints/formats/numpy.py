@@ -33,12 +33,12 @@ _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name."""
+    """Return true for the names of this format."""
     return name.endswith((".npy", ".npz"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Every array's type and shape, against the bytes that are there."""
+    """Compare every array's type and shape with the bytes that are there."""
     found = Anatomy(NAME)
     if source.name.endswith(".npy"):
         start, found.big_endian = _array(found, "array", source.head(_HEADER), source.size, 0)
@@ -48,7 +48,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     members = zips.members(source, limits)
     for m in members.values():
         if not m.name.endswith(".npy"):
-            raise Doubtful(f"holds {short(m.name, 60)}, which is no array")
+            raise Doubtful(f"holds {short(m.name, 60)}, which is not an array")
         name = m.name[:-4]
         if m.stored:
             found.spans.append(zips.span(m))
@@ -102,7 +102,7 @@ def _unpack(
 
 
 def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[int, bool]:
-    """Add the array to `found`. Returns where its data begin, and whether they are big-endian."""
+    """Add the array to `found`. Return the offset of its data, and true if they are big-endian."""
     if head[:6] != _MAGIC or len(head) < 12:
         raise Broken(f"{short(name, 60)} does not begin as a numpy array")
     wide = 2 if head[6] == 1 else 4

@@ -19,18 +19,18 @@ _CRC_CAP = 8 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name for the manifest; data files have a random name of 32 hexadecimal digits."""
+    """Return true for the manifest's name and the data files' names of 32 hexadecimal digits."""
     return name.endswith(".ocdbt") or _DATA_NAME.fullmatch(name) is not None
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """A table by its length and CRC; a data file not at all."""
+    """Check a table's length and CRC; nothing of a data file can be checked."""
     found = Anatomy(NAME)
     if source.head(4) not in _TABLES and not source.name.endswith(".ocdbt"):
         found.opaque = True
         return found
     if source.size < 16 or source.head(4) not in _TABLES:
-        raise Broken("is no table of this database")
+        raise Broken("is not a table of this database")
     stated = int.from_bytes(source.at(4, 8), "little")
     if stated != source.size:
         raise Broken(f"states a length of {stated:,} bytes, but has {source.size:,}")

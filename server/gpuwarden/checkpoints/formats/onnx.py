@@ -17,12 +17,12 @@ _TYPES = {
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name."""
+    """Return true for the names of this format."""
     return name.endswith(".onnx")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """The model's fields, its graph's fields, and each initializer."""
+    """Walk the model's fields, its graph's fields, and each initializer."""
     found = Anatomy(NAME)
     walker = Walker(source)
     versions = 0
@@ -64,7 +64,7 @@ def _initializer(found: Anatomy, walker: Walker, place: tuple[int, int]) -> None
 
 
 def _raw(found: Anatomy, t: Tensor) -> None:
-    """Weights kept as raw bytes; `t.extent` still holds where they end."""
+    """Place weights that are stored as raw bytes; `t.extent` is the offset of their end until then."""
     have, need = t.extent - t.start, t.numel * DTYPES[t.dtype].bits // 8
     if any(d > 1 << 60 for d in t.shape) or have != need:
         raise Broken(f"weight {short(t.name, 60)} has {have:,} bytes; its shape needs {need:,}")

@@ -14,14 +14,14 @@ _PIECE = 1 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name: what is called a picture has to be one."""
+    """Return true by name alone: what is called a picture has to be one."""
     return name.lower().endswith((".png", ".apng"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
     """Walk the chunks. Raises Broken for anything that is not exactly one picture."""
     if source.head(8) != _SIGNATURE:
-        raise Broken("is no PNG picture, whatever its name says")
+        raise Broken("is not a PNG picture, despite its name")
     found, at, seen = Anatomy(NAME), 8, 0
     kind = b""
     while kind != b"IEND":

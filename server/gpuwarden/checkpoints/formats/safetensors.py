@@ -22,17 +22,17 @@ LOAD = "tensors"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name: every file that calls itself one must be one."""
+    """Return true by name alone: every file that is called one must be one."""
     return name.endswith(".safetensors")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Header, every tensor's dtype, shape and place; the tensors must cover the file without gap or overlap."""
+    """Read the header and place every tensor; the tensors must cover the file without gap or overlap."""
     header, start = _header(source, limits)
     found = Anatomy(NAME)
     meta = header.pop("__metadata__", {})
     if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
-        raise Broken("its __metadata__ is no map of strings")
+        raise Broken("its __metadata__ is not a map of strings")
     found.meta = meta
     if len(header) > limits.tensors:
         raise Doubtful(f"lists {len(header):,} tensors; more than {limits.tensors:,} are not looked at")
@@ -52,20 +52,20 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
         raise Broken(f"claims a header of {length:,} bytes, but has only {source.size:,} bytes in all")
     raw = source.at(8, length)
     if not modest(raw, limits):
-        raise Doubtful(f"its header holds more than {limits.containers:,} lists and objects; it is not parsed")
+        raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as why:
-        raise Broken(f"its header is no JSON: {short(why, 80)}") from why
+        raise Broken(f"its header is not JSON: {short(why, 80)}") from why
     if not isinstance(header, dict):
-        raise Broken("its header is no JSON object")
+        raise Broken("its header is not a JSON object")
     return header, 8 + length
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("a name appears in it twice")
     return made
 
 
@@ -76,7 +76,7 @@ def _tensor(name: str, entry: Any, start: int) -> Tensor:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Doubtful(f"tensor {short(name, 60)} has the unknown dtype {short(dtype, 20)}")
     if not _naturals(shape) or not _naturals(place) or len(place) != 2 or len(shape) > 64:
-        raise Broken(f"tensor {short(name, 60)} has a shape or an offset that is no list of natural numbers")
+        raise Broken(f"tensor {short(name, 60)} has a shape or an offset that is not a list of natural numbers")
     bits = DTYPES[dtype].bits
     for d in shape:
         bits *= d

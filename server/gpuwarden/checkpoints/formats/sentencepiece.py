@@ -12,12 +12,12 @@ _NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By the names that tokenizers have; .model alone says nothing."""
+    """Return true for the names that tokenizers have; .model alone proves nothing."""
     return name in _NAMES or name.endswith(".spm")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Every piece is a text, and the fields fill the file."""
+    """Check that every piece is a text, and that the fields fill the file."""
     found = Anatomy(NAME)
     walker, pieces = Walker(source), 0
     for number, _, place in walker.fields(0, source.size):
@@ -26,9 +26,9 @@ def read(source: Source, limits: Limits) -> Anatomy:
             try:
                 source.at(begin, end - begin).decode("utf-8")
             except UnicodeDecodeError as why:
-                raise Broken(f"piece {pieces + 1:,} is no text") from why
+                raise Broken(f"piece {pieces + 1:,} is not text") from why
             pieces += 1
     if not pieces:
-        raise Broken("holds no pieces")
+        raise Broken("has no pieces")
     found.proved.append(f"{pieces:,} pieces, and its fields fill the file")
     return found

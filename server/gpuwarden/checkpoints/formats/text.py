@@ -17,7 +17,7 @@ _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_chec
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name only: bytes that happen to be ASCII prove nothing about an unknown format."""
+    """Return true by name only: bytes that happen to be ASCII prove nothing about an unknown format."""
     return name.lower().endswith(_ENDINGS) or name in _NAMES
 
 
@@ -29,7 +29,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     while at < source.size:
         piece = source.at(at, min(1 << 20, source.size - at))
         if b"\0" in piece:
-            raise Broken(f"holds a NUL byte at {at + piece.index(0):,}; text does not (a hole left by a crash does)")
+            raise Broken(f"has a NUL byte at {at + piece.index(0):,}; text does not (a hole left by a crash does)")
         try:
             decoder.decode(piece)
         except UnicodeDecodeError as why:

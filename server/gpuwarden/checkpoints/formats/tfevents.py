@@ -12,24 +12,24 @@ _BODY_CAP = 8 << 20  # bytes of records whose CRC is computed in Python; beyond,
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name: events.out.tfevents.<time>.<host>..."""
+    """Return true for names like events.out.tfevents.<time>.<host>."""
     return "tfevents" in name
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Every frame's length and CRC; a torn last record is what a killed writer leaves and only a warning."""
+    """Check every frame's length and CRC; an incomplete last record, left by a killed writer, is a warning only."""
     found = Anatomy(NAME)
     at = records = summed = 0
     while at < source.size:
         if source.size - at < 12:
-            found.warnings.append("its last record is torn, as a killed writer leaves it")
+            found.warnings.append("its last record is incomplete, as a killed writer leaves it")
             break
         head = source.at(at, 12)
         length = int.from_bytes(head[:8], "little")
         if masked(head[:8]) != int.from_bytes(head[8:], "little"):
             raise Broken(f"record {records + 1:,} at byte {at:,} fails the CRC of its length")
         if at + 16 + length > source.size:
-            found.warnings.append("its last record is torn, as a killed writer leaves it")
+            found.warnings.append("its last record is incomplete, as a killed writer leaves it")
             break
         if summed + length <= _BODY_CAP:
             body = source.at(at + 12, length + 4)

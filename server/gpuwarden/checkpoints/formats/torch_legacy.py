@@ -15,12 +15,12 @@ _PROTOCOL = 1001
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name, for everything that is no zip: a plain pickle under such a name is looked at here too."""
+    """Return true for torch's names unless the file is a zip: a plain pickle under such a name is read here too."""
     return name.endswith((*ENDINGS, ".pickle")) and head[:2] != b"PK"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """The four pickles, the list of keys, then each storage with its length."""
+    """Read the four pickles, the list of keys, then each storage with its length."""
     found = Anatomy(NAME)
     data = source.at(0, min(source.size, limits.pickle))
     names = allow_list.of_file(source.name)
@@ -54,7 +54,7 @@ def _plain(found: Anatomy, tree: Tree, source: Source) -> Anatomy:
 
 
 def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
-    """Key -> (offset, bytes) of each storage; they must end where the file ends."""
+    """Return key -> (offset, bytes) of each storage; they must end where the file ends."""
     kinds = {key: dtype for key, dtype, _ in map(torch_objects.storage, tree.persistent)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:

@@ -19,12 +19,12 @@ _PLAIN = re.compile(r"(version|byteorder|\.format_version|\.storage_alignment|\.
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name and by the zip signature; the older format has the same names and another signature."""
+    """Return true for torch's names with a zip signature; the older format has the same names without it."""
     return name.endswith(ENDINGS) and head[:2] == b"PK"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """The archive's members, the pickle's tensors, and each tensor inside its storage."""
+    """Read the archive's members and the pickle's tensors, and place each tensor inside its storage."""
     members = zips.members(source, limits)
     root = _root(members)
     inside = {n[len(root) + 1 :]: m for n, m in members.items()}
@@ -32,7 +32,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     foreign = [n for n in inside if n != "data.pkl" and not _PLAIN.fullmatch(n)]
     if foreign:
         _other_pickles(found, source, [inside[n] for n in foreign], limits)
-        found.doubts.append(f"holds members that torch does not write: {some(foreign)}")
+        found.doubts.append(f"has members that torch does not write: {some(foreign)}")
     for m in members.values():
         if m.stored:
             found.spans.append(zips.span(m))
@@ -49,7 +49,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
-    """Torch does not unpickle them, other programs may: their names are evidence, and their being there is a doubt."""
+    """Report other pickles as doubts: torch does not unpickle them, but other programs may."""
     for member in members[:_LOOKED_INTO]:
         try:
             data = zips.read(source, member, _SMALL)
@@ -62,7 +62,7 @@ def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], l
 
 
 def _root(members: dict[str, zips.Member]) -> str:
-    """The one folder that holds everything."""
+    """Return the one folder that contains everything."""
     roots = {n.split("/", 1)[0] for n in members if "/" in n}
     if len(roots) != 1 or not all("/" in n for n in members):
         raise Broken("is a zip archive, but none of torch's: its members do not share one folder")

@@ -1,7 +1,7 @@
-"""Plain zip archives of results: every member's CRC, bounded, nothing is extracted. What they hold is not judged.
+"""Plain zip archives of results: every member's CRC, bounded, nothing is extracted. Their content is not judged.
 
-An archive whose members may be weights stays unknown: whole, and unlooked into. It comes after the formats that are
-zip archives themselves, which have endings of their own.
+An archive whose members may be weights stays unknown: whole, and not examined. It comes after the formats that are
+zip archives themselves and have other endings.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TOTAL = 64 << 30  # decompressed, of all members
 
 
 def claims(name: str, head: bytes) -> bool:
-    """By name: an unknown file that begins like an archive may be anything."""
+    """Return true by name alone: an unknown file that begins like an archive may be anything."""
     return name.lower().endswith(".zip")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """The directory and every member's place in it. Raises Unread for archives that are whole and unusual."""
+    """Check the directory and every member's place. Raises Unread for archives that are whole and unusual."""
     try:
         members = zips.members(source, limits)
     except Broken as why:
@@ -44,10 +44,10 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if packed:
         found.later.append(lambda: found.proved.append(f"the CRC of {packed:,} compressed members fits"))
     found.proved.append(f"its directory lists {len(members):,} members, and all of them are there")
-    found.unproved.append("what its members hold: they are not looked into")
+    found.unproved.append("the content of its members: they are not examined")
     weights = [m.name for m in members.values() if heuristics.like_weights(m.name, b"", m.size)]
     if weights:
-        found.doubts.append(f"holds what may be weights, which are not looked at inside an archive: {some(weights)}")
+        found.doubts.append(f"contains what may be weights, which are not examined inside an archive: {some(weights)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A PEFT adapter: the config says what is adapted, the weights must hold a fitting pair for each."""
+"""A PEFT adapter: the config says what is adapted, the weights must have a fitting pair for each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
 
 
 def claims(folder: Folder) -> bool:
-    """By its files."""
+    """Return true for a folder with this layout's files."""
     return "adapter_config.json" in folder.files or any(n in folder.files for n in _WEIGHTS)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Config and weights are both there, every A has its B, ranks fit, every target is adapted."""
+    """Check that config and weights are both there, every A has its B, ranks fit, every target is adapted."""
     said = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
@@ -37,7 +37,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Module -> its A and B matrices."""
+    """Return module -> its A and B matrices."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, t in tensors.items():
         match = _PAIR.fullmatch(name)

@@ -10,7 +10,7 @@ NAME = "distributed checkpoint"
 
 
 def claims(folder: Folder) -> bool:
-    """By its files."""
+    """Return true for a folder with this layout's files."""
     return ".metadata" in folder.files or any(n.endswith(".distcp") for n in folder.files)
 
 

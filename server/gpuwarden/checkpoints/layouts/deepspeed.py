@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO: `latest` names a folder in which every rank has left its part.
 
-How many ranks there were, the step and the model's shapes stand in every rank's model states. In ZeRO-3 those hold no
-weights at all: each rank's share of them lies, as 32-bit floats, in its optimizer states. DeepSpeed's own converter
+Every rank's model states record the number of ranks, the step and the model's shapes. In ZeRO-3 they have no weights
+at all: each rank's share of them is stored, as 32-bit floats, in its optimizer states. DeepSpeed's own converter
 (zero_to_fp32.py) puts the shares together by the same arithmetic that is checked here.
 """
 
@@ -22,7 +22,7 @@ NAME = "deepspeed"
 _RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_(optim|model)_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _TAG = re.compile(r"global_step(\d{1,15})")
-_ELSEWHERE = ("layer_", "expert_")  # pipelines and experts keep their weights in files of their own
+_ELSEWHERE = ("layer_", "expert_")  # pipelines and experts keep their weights in separate files
 _MOST = 1_000_000
 _NO_MODEL = 1 << 60  # parameters
 _SHOWN = 5
@@ -30,39 +30,46 @@ _SHOWN = 5
 
 @dataclass
 class _Parts:
-    """The files of the ranks: (kind, model-parallel rank) -> rank -> name; and what each model state says."""
+    """The files of the ranks: (kind, model-parallel rank) -> rank -> name; and the head of each model state."""
 
     ranks: dict[tuple[str, int], dict[int, str]]
     heads: list[dict[Any, Any]]
-    whole: list[int] = field(default_factory=list)  # model-parallel ranks whose weights lie in one file
+    whole: list[int] = field(default_factory=list)  # model-parallel ranks whose weights are in one file
 
     def stated(self, key: str) -> list[int]:
-        """What the heads say of a number, without those that say nothing that could be one."""
+        """Return the values that the heads give for a number, without values that can't be one."""
         return sorted({h[key] for h in self.heads if type(h.get(key)) is int and 0 <= h[key] <= _MOST})
 
     @property
     def stage(self) -> int | None:
-        """The stage of ZeRO, None where it is not told or told differently."""
+        """Return the stage of ZeRO, None where it is not recorded or the ranks disagree."""
         found = {_stage(h) for h in self.heads}
         return found.pop() if len(found) == 1 else None
 
 
 def claims(folder: Folder) -> bool:
-    """By the parts of the ranks, or by `latest` beside such folders."""
+    """Return true for a folder with parts of ranks, or with `latest` beside such folders."""
     return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
         "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
     )
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """The ranks are complete and of one save; their shares give the model; `latest` points at something there."""
+    """Check that the ranks are complete and of one save, that their shares add up, and where `latest` points."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         _latest(folder, found, said)
     parts = _parts(folder, found)
     if not parts.ranks and not parts.whole:
         return said
-    _step(folder, parts, said)
+    steps = parts.stated("global_steps")
+    if len(steps) > 1:
+        said.problems.append(f"the ranks' parts are at different steps, {some(steps)}: they are of different saves")
+    named = _TAG.fullmatch(folder.path.name)
+    if len(steps) == 1:
+        said.step = steps[0]
+        if named and int(named.group(1)) != steps[0]:
+            said.problems.append(f"the folder is called {folder.path.name}, but its parts are at step {steps[0]}")
     _complete(folder, parts, said)
     if not said.problems:
         for key, ranks in sorted(parts.ranks.items()):
@@ -111,20 +118,8 @@ def _latest(folder: Folder, found: Findings, said: Judgement) -> None:
         said.warnings.append(f"latest names {name}, so a resume would pass over {some(sorted(later))}")
 
 
-def _step(folder: Folder, parts: _Parts, said: Judgement) -> None:
-    """All parts stand at one step, which is the folder's."""
-    steps = parts.stated("global_steps")
-    if len(steps) > 1:
-        said.problems.append(f"the ranks' parts stand at different steps, {some(steps)}: they are of different saves")
-    named = _TAG.fullmatch(folder.path.name)
-    if len(steps) == 1:
-        said.step = steps[0]
-        if named and int(named.group(1)) != steps[0]:
-            said.problems.append(f"the folder is called {folder.path.name}, but its parts stand at step {steps[0]}")
-
-
 def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
-    """Every rank that there was has left its parts."""
+    """Check that every rank has saved its parts."""
     worlds, models = parts.stated("dp_world_size"), parts.stated("mp_world_size")
     for what, told in (("ranks", worlds), ("model-parallel parts", models)):
         if len(told) > 1:
@@ -157,7 +152,7 @@ def _even(parts: _Parts, world: int | None, said: Judgement) -> None:
 
 
 def _optimizers(parts: _Parts, said: Judgement) -> None:
-    """Under ZeRO a rank's optimizer states are in a file of their own."""
+    """Check the optimizer states, which ZeRO stores in a separate file for each rank."""
     kinds = {kind for kind, _ in parts.ranks}
     bare = sorted({m for _, m in parts.ranks} | set(parts.whole))
     bare = [m for m in bare if ("optim", m) not in parts.ranks]
@@ -175,7 +170,7 @@ def _apart(folder: Folder) -> bool:
 
 
 def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], said: Judgement) -> None:
-    """What the ranks hold gives the model's parameters; their optimizers are whole and at one step."""
+    """Check that the ranks' shares add up to the model, and that their optimizers are whole and at one step."""
     stands: dict[int, int] = {}
     flat: list[list[int | None]] = []
     for rank, name in sorted(ranks.items()):
@@ -190,10 +185,10 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
             counted = _counted(folder, found, name, f"optimizer_state_dict.{key}.")
             stands.update({rank: counted} if counted is not None else {})
     if len(set(stands.values())) > 1:
-        said.problems.append(f"the ranks' optimizers stand at different steps: {some(sorted(set(stands.values())))}")
+        said.problems.append(f"the ranks' optimizers are at different steps: {some(sorted(set(stands.values())))}")
     most = max(stands.values(), default=0)
     if said.step is not None and most > said.step:
-        said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint stands at {said.step:,}")
+        said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint is at {said.step:,}")
     shapes = [_numels(h.get("param_shapes")) for h in parts.heads]
     if shapes and shapes[0] and all(s == shapes[0] for s in shapes) and not _apart(folder):
         _sum(flat, shapes[0], parts.stage, said)
@@ -210,7 +205,7 @@ def _counted(folder: Folder, found: Findings, name: str, prefix: str) -> int | N
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
-    """Elements of a rank's share of the weights, group by group; None for one that is no tensor."""
+    """Return the elements of a rank's share of the weights by group; None for one that is not a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
     return [_numel(g) for g in groups] if isinstance(groups, list) else []
 
@@ -231,7 +226,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def _numels(groups: Any) -> list[list[int]]:
-    """Elements of the model's trained parameters, group by group; empty where that is not told."""
+    """Return the elements of the model's trained parameters by group; empty where that is not recorded."""
     if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
         return []
     found = [[sizes(s) for s in g.values()] for g in groups]
@@ -239,7 +234,7 @@ def _numels(groups: Any) -> list[list[int]]:
 
 
 def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
-    """The arithmetic of zero_to_fp32.py: ZeRO-3 shares out each parameter, the earlier stages a whole group."""
+    """Add up the shares as zero_to_fp32.py does: ZeRO-3 splits each parameter, the earlier stages a whole group."""
     world, total = len(flat), sum(map(sum, wanted))
     if any(n is None for groups in flat for n in groups) or not all(flat) or total >= _NO_MODEL:
         return

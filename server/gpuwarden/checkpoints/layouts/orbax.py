@@ -1,4 +1,4 @@
-"""An orbax checkpoint: the commit is recorded, and the database that the metadata speaks of is there."""
+"""An orbax checkpoint: the commit is recorded, and the database that the metadata names is there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TOP, _ITEM = "_CHECKPOINT_METADATA", "_METADATA"
 
 
 def claims(folder: Folder) -> bool:
-    """By its metadata files."""
+    """Return true for a folder with orbax's metadata files."""
     return (_TOP in folder.files or _ITEM in folder.files) and not temporary(folder.rel)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """The step is the folder's name, the commit has a time, the database is there."""
+    """Check that the folder's name is a step, the commit has a time, and the database is there."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
@@ -24,7 +24,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         if not isinstance(top, dict) or not isinstance(top.get("commit_timestamp_nsecs"), int):
             said.problems.append(f"{_TOP} records no commit: the save was not finished")
         if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
-            said.problems.append(f"holds no item with {_ITEM}")
+            said.problems.append(f"has no item with {_ITEM}")
     if _ITEM in folder.files:
         _item(folder, found, said)
     return said
@@ -39,7 +39,7 @@ def _item(folder: Folder, found: Findings, said: Judgement) -> None:
     parts = [f for n, f in folder.folders.items() if n.startswith("ocdbt.process_")]
     empty = [f.path.name for f in parts if "manifest.ocdbt" not in f.files]
     if empty:
-        said.problems.append(f"{', '.join(empty[:3])} holds no manifest.ocdbt")
+        said.problems.append(f"{', '.join(empty[:3])} has no manifest.ocdbt")
     if not said.problems:
         said.proved.append(f"{len(item.get('tree_metadata', {})):,} arrays are listed, their database is there")
 

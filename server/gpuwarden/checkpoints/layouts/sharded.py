@@ -1,4 +1,4 @@
-"""A model in shards: the index says which tensor lies in which file, and loaders trust it blindly."""
+"""A model in shards: the index maps tensors to files, and loaders trust it blindly."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)")
 
 
 def claims(folder: Folder) -> bool:
-    """Every folder with an index, or with shards that an index should list."""
+    """Return true for a folder with an index, or with shards that an index should list."""
     return any(n.endswith(_INDEX) for n in folder.files) or bool(_numbered(folder))
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare each index with what the shards hold, both ways."""
+    """Compare each index with the content of the shards, in both directions."""
     said = Judgement(NAME, folder.rel)
     listed: set[str] = set()
     for name in sorted(n for n in folder.files if n.endswith(_INDEX)):
@@ -36,14 +36,14 @@ def _index(folder: Folder, name: str, found: Findings, said: Judgement) -> set[s
     table = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
         if entry and not entry.problems:
-            said.problems.append(f"{short(name)} holds no weight_map of names to files")
+            said.problems.append(f"{short(name)} has no weight_map of names to files")
         return set()
     shards = sorted(set(table.values()))
     missing = [s for s in shards if s not in folder.files and folder.join(s) not in _aliases(found)]
     if missing:
         said.problems.append(f"{short(name)} lists {len(missing)} shards that are not there: {some(missing)}")
     stems = {_stem(s) for s in shards} - {None}
-    # Shards that lie beside the listed ones count too: the index may have forgotten one.
+    # Shards beside the listed ones count too: the index may have forgotten one.
     present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
     if not missing:
         _both_ways(folder, name, table, present, found, said)
@@ -72,7 +72,7 @@ def _both_ways(
         ("lists tensors that no shard has", [t for t in table if t not in held]),
         ("does not list tensors that the shards have", [t for t in held if t not in table]),
         ("puts tensors into the wrong shard", [t for t, s in table.items() if held.get(t, s) != s]),
-        ("has shards that hold the same tensor twice", twice),
+        ("has shards with the same tensor twice", twice),
     ):
         if names:
             said.problems.append(f"{short(name)} {what}: {some(names)}")
@@ -87,7 +87,7 @@ def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Fi
         return
     held = sum(_bytes(t) for t in found.tensors(folder.join(s) for s in shards).values())
     if held and held != total:
-        said.problems.append(f"{short(name)} says the model has {total:,} bytes; the shards hold {held:,}")
+        said.problems.append(f"{short(name)} says the model has {total:,} bytes; the shards have {held:,}")
 
 
 def _bytes(t: Tensor) -> int:
@@ -95,7 +95,7 @@ def _bytes(t: Tensor) -> int:
 
 
 def _parts(name: str) -> tuple[str, int, int] | None:
-    """(stem, number, total) of a name like model-00001-of-00004.safetensors."""
+    """Return (stem, number, total) of a name like model-00001-of-00004.safetensors."""
     match = _SHARD.fullmatch(name)
     return (match.group(1) + match.group(4), int(match.group(2)), int(match.group(3))) if match else None
 
@@ -106,7 +106,7 @@ def _stem(name: str) -> str | None:
 
 
 def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
-    """Stem -> (how many shards there should be, which are there)."""
+    """Return stem -> (how many shards there should be, which are there)."""
     found: dict[str, tuple[int, set[int]]] = {}
     for stem, number, total in filter(None, map(_parts, folder.files)):
         most, present = found.get(stem, (total, set()))
@@ -121,4 +121,4 @@ def _complete(stem: str, total: int, present: set[int], listed: set[str], said: 
         lowest = next(i for i in range(first, first + total) if i not in present)
         said.problems.append(f"{gone} of {total} shards of {short(stem)} are missing, the first is number {lowest}")
     if not listed and stem.endswith((".safetensors", ".bin")):
-        said.problems.append(f"{short(stem)} is in {total} shards, but no index says what lies where")
+        said.problems.append(f"{short(stem)} is in {total} shards, but no index maps tensors to them")

@@ -24,26 +24,26 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".di
 
 
 def step_of(name: str) -> int | None:
-    """The step that a folder's or file's name states: checkpoint-10, step_500, ckpt-000007."""
+    """Return the step in a folder's or file's name: checkpoint-10, step_500, ckpt-000007."""
     match = _STEP.fullmatch(name.lower())
     return int(match.group(1)) if match else None
 
 
 def claims(folder: Folder) -> bool:
-    """By the folder's name, or by a state inside that names a step."""
+    """Return true if the folder's name, or a state inside, names a step."""
     named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files
     return named and not temporary(folder.rel)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """The step is what the name says; there are weights; what a resume would miss is named."""
+    """Check that the step is the name's and that there are weights, and name what a resume would miss."""
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
         said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
         return said
     if not any(_is_weights(e) for e in inside):
-        said.problems.append("holds no weights")
+        said.problems.append("has no weights")
     if _STATE in folder.files:
         _agree(folder, content(found, folder.join(_STATE)), _STATE, "global_step", said)
         trainer_state.resumable(folder, found, said)
@@ -70,19 +70,19 @@ def _helper(folder: Folder, found: Findings, said: Judgement) -> None:
 
 
 def _stateless(folder: Folder, inside: list[Entry], said: Judgement) -> None:
-    """No state says how far this is. The Trainer writes its state last, so this may be a save that it did not end."""
+    """Report that no state records the step. The Trainer writes its state last, so the save may be unfinished."""
     stopped = f"has no {_STATE}: the Trainer was stopped in the middle of this save"
     siblings = _siblings(folder)
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
         said.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
-        said.doubts.append(f"{stopped}, or another program saved it; nothing beside it tells")
+        said.doubts.append(f"{stopped}, or another program saved it; no file beside it shows which")
     if not any("optim" in e.path.lower() or _has_optimizer(e) for e in inside):
         said.resume.append("no optimizer state was found in it")
 
 
 def _siblings(folder: Folder) -> list[Path]:
-    """Other checkpoints of the same run, whether or not the look began above them."""
+    """Return the other checkpoints of the same run, also where the examination began below them."""
     try:
         beside = list(islice(folder.path.parent.iterdir(), 10_000))
     except OSError:
@@ -96,9 +96,9 @@ def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> 
         return
     step: int = state[key]
     if said.step is not None and said.step != step:
-        said.problems.append(f"the folder is called {short(folder.path.name, 60)}, but {file} stands at step {step}")
+        said.problems.append(f"the folder is called {short(folder.path.name, 60)}, but {file} is at step {step}")
     else:
-        said.proved.append(f"{file} stands at step {step}")
+        said.proved.append(f"{file} is at step {step}")
     said.step = step
 
 
@@ -108,6 +108,6 @@ def _has_optimizer(entry: Entry) -> bool:
 
 
 def content(found: Findings, path: str) -> Any:
-    """The parsed value of a JSON file, None where there is none."""
+    """Return the parsed value of a JSON file, None where there is none."""
     entry = found[path]
     return entry.anatomy.content if entry and entry.anatomy else None

@@ -1,6 +1,6 @@
 """The names that a pickle may use without a doubt: values, calls with arguments of a known kind, plain objects.
 
-Everything else is a stranger. The lists are closed: names are compared whole, and a name with a dot, which
+Everything else is unknown. The lists are closed: names are compared whole, and a name with a dot, which
 protocol 4 follows through attributes, is on none of them. A function that calls or imports what it is given is allowed
 only with arguments that it can't use so.
 """
@@ -52,7 +52,7 @@ _VALUES: _Names = {
 
 @lru_cache(maxsize=4096)
 def canonical(name: Global) -> Key:
-    """The module and name that today's Python imports: protocol 2 writes those of Python 2, and numpy has moved."""
+    """Return the module and name in today's Python: protocol 2 writes those of Python 2, and numpy has renamed some."""
     key = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
     module, own = key or (_compat_pickle.IMPORT_MAPPING.get(name.module, name.module), name.name)
     return re.sub(r"^numpy\._core\b", "numpy.core", re.sub(r"^pathlib\._local$", "pathlib", module)), own
@@ -62,7 +62,7 @@ def canonical(name: Global) -> Key:
 
 
 def _scalar(value: Any) -> bool:
-    """Plain text, bytes or a number; protocol 2 writes bytes as encoded text."""
+    """Accept plain text, bytes or a number; protocol 2 writes bytes as encoded text."""
     if isinstance(value, Call) and isinstance(value.func, Global):
         return canonical(value.func) in {("_codecs", "encode"), ("builtins", "bytes")}
     return isinstance(value, (str, bytes, int, float, bool, type(None)))
@@ -85,12 +85,12 @@ def _nothing(args: tuple[Any, ...]) -> bool:
 
 
 def _bytes(args: tuple[Any, ...]) -> bool:
-    """Contents, not a length, which could be enormous."""
+    """Accept contents, not a length, which could be enormous."""
     return _scalars(args) and not any(isinstance(a, (int, float)) for a in args)
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
-    """One list, tuple or dict of the file's own: nothing whose attributes would be asked for, or that runs on."""
+    """Accept one list, tuple or dict of the file: nothing whose attributes would be read, or that never ends."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
@@ -99,7 +99,7 @@ def _queue(args: tuple[Any, ...]) -> bool:
 
 
 def _factory(args: tuple[Any, ...]) -> bool:
-    """A container type: nothing else may be called for a missing key."""
+    """Accept a container type: nothing else may be called for a missing key."""
     simple = {("builtins", n) for n in ("list", "dict", "set", "int", "float", "str")} | {
         ("collections", "OrderedDict")
     }
@@ -109,12 +109,12 @@ def _factory(args: tuple[Any, ...]) -> bool:
 
 
 def _encoded(args: tuple[Any, ...]) -> bool:
-    """Latin-1 only: other encodings are looked up, which imports a module."""
+    """Accept Latin-1 only: other encodings are looked up, which imports a module."""
     return len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1")
 
 
 def _moment(args: tuple[Any, ...]) -> bool:
-    """Numbers or encoded bytes, and a time zone."""
+    """Accept numbers or encoded bytes, and a time zone."""
     return all(_scalar(a) or (isinstance(a, Call) and _is(a.func, "datetime")) for a in args)
 
 
@@ -123,7 +123,7 @@ def _is(func: Any, module: str) -> bool:
 
 
 def _rebuilt(args: tuple[Any, ...]) -> bool:
-    """Storages, numbers, tensors; a class among them is one of torch's tensors or a dtype."""
+    """Accept storages, numbers, tensors; a class among them must be a torch tensor type or a dtype."""
     return all(not isinstance(a, Global) or allows(a) for a in args)
 
 
@@ -132,7 +132,7 @@ def _with_state(args: tuple[Any, ...]) -> bool:
 
 
 def _from_type(args: tuple[Any, ...]) -> bool:
-    """The function that it calls is one that rebuilds a tensor, and allowed with these arguments."""
+    """Accept a call of a function that rebuilds a tensor, if it is allowed with these arguments."""
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
         return False
     func, kind, inner = canonical(args[0]), canonical(args[1]), args[2]
@@ -141,17 +141,17 @@ def _from_type(args: tuple[Any, ...]) -> bool:
 
 
 def _array(args: tuple[Any, ...]) -> bool:
-    """Of numpy's own plain array, which is what `_reconstruct` makes."""
+    """Accept numpy's plain array type, which is what `_reconstruct` makes."""
     return len(args) == 3 and isinstance(args[0], Global) and canonical(args[0]) == ("numpy", "ndarray")
 
 
 def _numpy_values(args: tuple[Any, ...]) -> bool:
-    """A dtype, bytes, shape and order."""
+    """Accept a dtype, bytes, shape and order."""
     return all(_scalar(a) or type(a) is tuple or (isinstance(a, Call) and is_dtype(a)) for a in args)
 
 
 def is_dtype(value: Call) -> bool:
-    """Whether a call makes a numpy dtype."""
+    """Return true if a call makes a numpy dtype."""
     if not isinstance(value.func, Global):
         return False
     module, name = canonical(value.func)
@@ -159,7 +159,7 @@ def is_dtype(value: Call) -> bool:
 
 
 def attributes(state: Any) -> bool:
-    """Whether a state is a dict of plain attributes. A special one would be called by the next opcode."""
+    """Return true for a dict of plain attributes. A special attribute would be called by the next opcode."""
     if isinstance(state, tuple) and len(state) == 2 and state[1] is None:
         state = state[0]
     return state is None or (isinstance(state, dict) and all(type(k) is str and not k.startswith("__") for k in state))
@@ -226,20 +226,20 @@ class Names:
     values: frozenset[Key] = frozenset()
 
     def allows(self, name: Global) -> bool:
-        """Whether a name is on one of the lists."""
+        """Return true if a name is on one of the lists."""
         return allows(name) or self.beyond_torch(name) or (bool(self.enums) and canonical(name) == _GETATTR)
 
     def beyond_torch(self, name: Global) -> bool:
-        """Whether a name is on the lists, but not on those of torch's safe loader."""
+        """Return true if a name is on the lists, but not on those of torch's safe loader."""
         key = canonical(name)
         return key in _PYTHON_CALLS or key in self.enums or key in self.values or self.record(name)
 
     def record(self, name: Global) -> bool:
-        """Whether a class is made without running its code, and then given attributes."""
+        """Return true if a class is made without running its code, and then given attributes."""
         return "." not in name.name and self.records.fullmatch(":".join(canonical(name))) is not None
 
     def call(self, made: Call) -> str:
-        """Why a call is not one that is known to be harmless; "" where it is, or where its name is reported anyway."""
+        """Return why a call is not known to be harmless; "" where it is, or where its name is reported anyway."""
         func, args = made.func, made.args
         if not isinstance(func, Global):
             return "calls something that is not a plain name"
@@ -264,7 +264,7 @@ class Names:
         return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
-        """Why setting a state is not known to be harmless; "" where it is, or where the class is reported anyway."""
+        """Return why setting a state is not known to be harmless; "" where it is, or the class is reported anyway."""
         func = target.func if isinstance(target, Call) else None
         if isinstance(target, dict):
             return "" if attributes(state) else "sets special attributes of a dict"
@@ -279,7 +279,7 @@ class Names:
         return "" if fits else f"changes a {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Why adding elements is not known to be harmless: a class may have its own way to take them."""
+        """Return why adding elements is not known to be harmless: a class may override how it takes them."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""
@@ -292,24 +292,24 @@ def _member(name: Any) -> bool:
 
 
 def _plain_object(args: tuple[Any, ...]) -> bool:
-    """The arguments with which protocols 0 and 1 make an object without running its `__init__`."""
+    """Accept the arguments with which protocols 0 and 1 make an object without running its `__init__`."""
     if len(args) != 3 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
         return False
     return canonical(args[1]) == ("builtins", "object") and args[2] is None
 
 
 def known(name: Global) -> bool:
-    """Whether torch's safe loader takes this name."""
+    """Return true if torch's safe loader takes this name."""
     return canonical(name) in _TORCH_CALLS or name.name in _VALUES.get(canonical(name)[0], ())
 
 
 @lru_cache(maxsize=4096)
 def allows(name: Global) -> bool:
-    """Whether a name is on the lists of every kind of file."""
+    """Return true if a name is on the lists of every kind of file."""
     return known(name) or canonical(name) in _PYTHON_CALLS or canonical(name) == ("copyreg", "_reconstructor")
 
 
-# ----------------------------------------------------------------------------------------------- what files may hold
+# ----------------------------------------------------------------------------------------------- what files may contain
 
 _SIMPLE = (
     r"argparse:Namespace",
@@ -359,7 +359,7 @@ TRAINING = Names(
     frozenset((module, name) for module, names in _ENUMS.items() for name in names.split()),
     values=frozenset({("torch.distributed", "ProcessGroup"), ("torch._C", "device")}),
 )
-"""Files that hold a training library's own settings by design."""
+"""Files that contain a training library's settings by design."""
 
 ROSTER = Names(re.compile("|".join((*_SIMPLE, *_ROSTER))), _LAYOUTS, _PROPERTIES)
 """The `.metadata` of torch.distributed.checkpoint."""
@@ -368,5 +368,5 @@ _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 
 
 def of_file(name: str) -> Names:
-    """The names that a file may use, by its name."""
+    """Return the lists of names that a file may use, chosen by the file's name."""
     return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

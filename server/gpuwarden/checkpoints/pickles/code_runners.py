@@ -1,6 +1,6 @@
 """Names through which pickles are known to run code, read or change files, or reach the network: evidence, not a doubt.
 
-The list decides only how loudly a stranger is reported; what is on no list is never proven either.
+The list decides only how severely an unknown name is reported; what is on no list is never proven either.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _HARMLESS = frozenset(
 
 
 def runs_code(name: Global) -> bool:
-    """Whether a name is known to run code, under today's name or under that of Python 2."""
+    """Return true if a name is known to run code, under today's name or under that of Python 2."""
     return any(_runs(*key) for key in _spellings(name))
 
 

@@ -45,8 +45,8 @@ class Persistent:
 class Tree:
     """The outcome of reading a pickle.
 
-    `named` are the globals that it imports. `odd` says which of its calls and changes are not on the list of harmless
-    ones. `opcodes` are those that torch does not write.
+    `named` are the globals that it imports. `odd` lists its calls and changes that are not known to be
+    harmless. `opcodes` are those that torch does not write.
     """
 
     root: Any = None

@@ -21,7 +21,7 @@ TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a
 
 
 class _Mark:
-    """Where a group begins on the stack."""
+    """The beginning of a group on the stack."""
 
 
 _MARK = _Mark()
@@ -49,7 +49,7 @@ class Machine:
         self.tree = Tree()
 
     def run(self) -> Tree:
-        """Follow the pickle to its STOP. Raises Broken where it makes no sense, Doubtful where it is too large."""
+        """Follow the pickle to its STOP. Raises Broken where it is invalid, Doubtful where it is too large."""
         data, steps = self.data, 0
         ops = _OPS
         while True:
@@ -79,7 +79,7 @@ class Machine:
     # ------------------------------------------------------------------------------------------- reading
 
     def take(self, n: int) -> bytes:
-        """The next `n` bytes."""
+        """Return the next `n` bytes."""
         if n < 0 or self.at + n > len(self.data):
             raise Broken(f"its pickle wants {n:,} bytes at {self.at:,}, but has only {len(self.data):,} in all")
         out = self.data[self.at : self.at + n]
@@ -87,32 +87,32 @@ class Machine:
         return out
 
     def number(self, form: str) -> int:
-        """An integer in one of struct's forms."""
+        """Return an integer in one of struct's formats."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
     def line(self) -> bytes:
-        """Up to the end of the line."""
+        """Return the bytes up to the end of the line."""
         end = self.data.find(b"\n", self.at, self.at + 4096)
         if end < 0:
             raise Broken("its pickle has an endless line")
         return self.take(end + 1 - self.at)[:-1]
 
     def pop(self) -> Any:
-        """The top value; a mark is none."""
+        """Pop the top value. Raises Broken for a mark."""
         if self.marks and self.marks[-1] == len(self.stack):
             raise IndexError
         return self.stack.pop()
 
     def group(self) -> list[Any]:
-        """The values since the last mark."""
+        """Pop the values since the last mark."""
         start = self.marks.pop()
         out = self.stack[start:]
         del self.stack[start:]
         return out
 
     def top(self) -> Any:
-        """The top value, left in place."""
+        """Return the top value without popping it."""
         if self.marks and self.marks[-1] == len(self.stack):
             raise IndexError
         return self.stack[-1]
@@ -120,7 +120,7 @@ class Machine:
     # ------------------------------------------------------------------------------------------- meaning
 
     def name(self, module: str, name: str) -> None:
-        """A global."""
+        """Return a node for a global; note its name."""
         if len(module) + len(name) > _LONG:
             raise Doubtful("its pickle has an enormous name")
         made = Global(module, name)
@@ -128,7 +128,7 @@ class Machine:
         self.stack.append(made)
 
     def call(self, func: Any, args: Any, *, new: bool = False) -> None:
-        """A call that does not happen."""
+        """Return a node for a call, which is not made."""
         if func == _ORDERED and args == ():
             self.stack.append({})
             return
@@ -137,12 +137,12 @@ class Machine:
         self.stack.append(made)
 
     def note(self, odd: str) -> None:
-        """Something that is not on the list of harmless things; a file may hold any number of them."""
+        """Note something that is not known to be harmless; a file may have any number, so the list is bounded."""
         if odd and len(self.tree.odd) < _ODDITIES:
             self.tree.odd[odd] = None
 
     def set(self, pairs: list[Any]) -> None:
-        """Items of a dict, or of something that stands for one."""
+        """Set items of a dict, or of a node that represents one."""
         if len(pairs) % 2:
             raise IndexError
         target = self.top()
@@ -155,7 +155,7 @@ class Machine:
             table[_key(pairs[i])] = pairs[i + 1]
 
     def extend(self, values: list[Any]) -> None:
-        """Elements of a list, or of something that stands for one."""
+        """Append elements to a list, or to a node that represents one."""
         target = self.top()
         if isinstance(target, list):
             target.extend(values)
@@ -163,10 +163,10 @@ class Machine:
             self.note(self.names.filled(target, sequence=True))
             target.parts.extend(values)
         else:
-            raise Broken("its pickle appends to something that is no list")
+            raise Broken("its pickle appends to something that is not a list")
 
     def build(self) -> None:
-        """A state that is not set."""
+        """Note a state beside its node; it is not set."""
         state = self.pop()
         target = self.top()
         self.note(self.names.state(target, state))
@@ -178,62 +178,62 @@ class Machine:
             raise Broken("its pickle sets the state of a plain value")
 
     def inst(self) -> None:
-        """INST: a class by name, with the group as arguments."""
+        """Follow INST: a class by name, with the group as arguments."""
         module, name = _text(self.line()), _text(self.line())
         args = tuple(self.group())
         self.name(module, name)
         self.call(self.pop(), args)
 
     def obj(self) -> None:
-        """OBJ: a class from the stack, with the rest of the group as arguments."""
+        """Follow OBJ: a class from the stack, with the rest of the group as arguments."""
         func, *args = self.group()
         self.call(func, tuple(args))
 
     def stack_global(self) -> None:
-        """A name from the stack."""
+        """Follow STACK_GLOBAL: a name from the stack."""
         name, module = self.pop(), self.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise Broken("its pickle computes a name instead of stating it")
         self.name(module, name)
 
     def pick(self, key: int) -> None:
-        """From the memo."""
+        """Push a value of the memo."""
         if key not in self.memo:
             raise Broken(f"its pickle asks for memo {key:,}, which was never filled")
         self.stack.append(self.memo[key])
 
     def reference(self, pid: Any) -> None:
-        """A persistent id."""
+        """Push a reference for a persistent id."""
         made = Persistent(pid)
         self.tree.persistent.append(made)
         self.stack.append(made)
 
     def mark(self) -> None:
-        """The beginning of a group."""
+        """Follow MARK: the beginning of a group."""
         if len(self.marks) >= _TOO_DEEP:
             raise Doubtful(f"its pickle nests deeper than {_TOO_DEEP:,} groups")
         self.marks.append(len(self.stack))
 
     def extension(self) -> None:
-        """EXT: a name from a registry that only the reading program knows."""
+        """Follow EXT: a name from a registry that only the reading program knows."""
         raise Doubtful("its pickle names something by a registry number, which hides what it would call")
 
     def buffer(self) -> None:
-        """NEXT_BUFFER: bytes that only the writing program's own loader supplies."""
+        """Follow NEXT_BUFFER: bytes that only the writing program's loader supplies."""
         raise Doubtful("its pickle wants bytes that are stored outside of it")
 
 
 def _key(value: Any) -> Any:
-    """A key that hashes at once: deep tuples would exhaust the C stack."""
+    """Return a key whose hash takes constant time: deep tuples would exhaust the C stack."""
     if _simple(value) or isinstance(value, Call):  # a call hashes by identity
         return value
     if isinstance(value, tuple) and len(value) <= 16 and all(map(_simple, value)):
         return value
-    raise Doubtful("its pickle has a dict whose key is no plain value")
+    raise Doubtful("its pickle has a dict whose key is not a plain value")
 
 
 def _simple(value: Any) -> bool:
-    """Small integers hash to themselves; large ones could be chosen to collide, which would take for ever."""
+    """Return true for a safe integer key: large ones could be chosen to collide, which would take forever."""
     return isinstance(value, _KEYS) and not (isinstance(value, int) and not -(1 << 60) < value < 1 << 60)
 
 
@@ -242,7 +242,7 @@ def _text(raw: bytes) -> str:
 
 
 def _old_string(raw: bytes) -> str:
-    """Protocol 0 strings are quoted; what they escape does not matter for naming."""
+    """Read a protocol 0 string, which is quoted; its escapes don't matter for naming."""
     if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
         raise Broken("its pickle has a string without quotes")
     return codecs.escape_decode(raw[1:-1])[0].decode("latin-1")  # as pickle itself does

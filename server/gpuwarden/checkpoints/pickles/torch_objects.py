@@ -1,4 +1,4 @@
-"""The meaning of torch's pickles: tensors over storages, and what their names and calls come to.
+"""Interpret torch's pickles: tensors over storages, and a verdict on their names and calls.
 
 `pickle_names` lists what is harmless, `pickle_runners` what is known to run code; all else is a doubt.
 """
@@ -53,7 +53,7 @@ def fill(
     stored: Mapping[str, tuple[int, int]],
     name: str,
 ) -> None:
-    """Add to `found` the tensors of `tree`, whose storages lie at `stored`: key -> (offset, bytes)."""
+    """Add to `found` the tensors of `tree`. `stored` maps a storage's key to (offset, bytes)."""
     judge(found, tree, allow_list.of_file(name))
     if tree.opcodes:
         codes = some(f"0x{op:02x}" for op in tree.opcodes)
@@ -65,13 +65,13 @@ def fill(
     found.proved.append(f"{len(found.tensors):,} tensors in {len(storages):,} storages; read without running anything")
     unused = [k for k in stored if k not in storages]
     if unused:
-        found.doubts.append(f"holds storages that no tensor uses: {some(unused)}")
+        found.doubts.append(f"has storages that no tensor uses: {some(unused)}")
 
 
 def judge(found: Anatomy, tree: Tree, names: Names) -> None:
-    """Add to `found` what the pickle's names and calls come to.
+    """Add to `found` the verdict on the pickle's names and calls.
 
-    Refuted is only a name that is known to run code; a name, a call or a change that is on no list is a doubt.
+    Only a name that is known to run code refutes; a name, a call or a change that is on no list is a doubt.
     """
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
@@ -85,12 +85,12 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     if extra:
         found.meta["inert"] = True
         found.unproved.append(
-            f"that it unpickles: it holds objects of {some(sorted({n.module for n in extra}))}; not run"
+            f"that it unpickles: it has objects of {some(sorted({n.module for n in extra}))}; not run"
         )
 
 
 def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
-    """Keys of the storages that the pickle names; each must be there in full size."""
+    """Return the keys of the storages that the pickle names; each must be there in full size."""
     seen: set[str] = set()
     for p in tree.persistent:
         key, dtype, numel = storage(p)
@@ -106,10 +106,10 @@ def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
 
 
 def storage(p: Persistent) -> tuple[str, str, int]:
-    """(key, dtype, number of elements) of a storage reference. Raises Broken for any other."""
+    """Return (key, dtype, number of elements) of a storage reference. Raises Broken for any other."""
     pid = p.pid
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], Global):
-        raise Broken("its pickle refers to something that is no storage")
+        raise Broken("its pickle refers to something that is not a storage")
     dtype = STORAGES.get(pid[1].name)
     # torch asks the location for its beginning, which must be text for it to answer
     texts = all(type(part) is str for part in pid[2:4])
@@ -147,7 +147,7 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tensor(value: Any) -> Ref | None:
-    """The tensor that a call stands for; None for any other value. Raises Broken where its arguments make no sense."""
+    """Return the tensor that a call rebuilds; None for any other value. Raises Broken for invalid arguments."""
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
@@ -175,13 +175,13 @@ def tensor(value: Any) -> Ref | None:
 
 
 def _inner(args: Any) -> Ref | None:
-    """The plain tensor in one that carries attributes or is of a subclass: function, class, arguments, state."""
+    """Return the plain tensor in one with attributes or of a subclass: function, class, arguments, state."""
     inside = isinstance(args, tuple) and len(args) >= 3 and isinstance(args[0], Global)
     return tensor(Call(args[0], args[2])) if inside and args[0].module == "torch._utils" else None
 
 
 def sizes(value: Any) -> tuple[int, ...] | None:
-    """The numbers of a torch.Size, a tuple or a list; None for what is no shape."""
+    """Return the numbers of a torch.Size, a tuple or a list; None for anything else."""
     if isinstance(value, Call) and value.func == Global("torch", "Size"):
         value = value.args[0] if isinstance(value.args, tuple) and value.args else ()
     good = isinstance(value, (tuple, list)) and len(value) <= 64
@@ -189,7 +189,7 @@ def sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def walk(root: Any) -> Iterator[tuple[str, Ref]]:
-    """Every tensor below `root` with the path that leads to it, without recursion; a shared container counts once."""
+    """Yield every tensor below `root` with its path, without recursion; a shared container counts once."""
     stack: list[_Step] = [(None, "", root, 0)]
     seen: set[int] = set()
     while stack:
@@ -207,7 +207,7 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
 
 
 def _path(step: _Step) -> str:
-    """Names are put together only for tensors, and bounded: a hostile file could make them eat the memory."""
+    """Join a path's names, bounded: a hostile file could make them fill the memory."""
     keys: list[str] = []
     at: Any = step
     while at is not None and at[0] is not None:

@@ -25,12 +25,12 @@ DIGESTS = ("sha256", "xxh3_128", "crc32")
 
 
 def beside(path: Path) -> Path:
-    """Where the manifest of a file or folder lies."""
+    """Return the path of a file's or folder's manifest."""
     return path / FILE if path.is_dir() else path.with_name(f"{path.name}.{FILE}")
 
 
 def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
-    """A manifest of a file, or of all files below a folder, in the shape of `core.models.Manifest`.
+    """Take a manifest of a file, or of all files below a folder, in the shape of `core.models.Manifest`.
 
     Digests that can't be computed here are left out. Raises Doubtful for a file that can't be read or that is
     written to meanwhile: a manifest of moving bytes proves nothing.
@@ -73,7 +73,7 @@ def write(path: Path, manifest: dict[str, Any]) -> Path:
 
 
 def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = Source) -> dict[str, Expected]:
-    """What a manifest file says of each file. Raises Broken for one that can't be understood."""
+    """Read what a manifest records of each file. Raises Broken for an invalid manifest."""
     try:
         with opened(place, "") as source:
             if source.size > limits.json:
@@ -87,7 +87,7 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
 
 
 def expected(files: Iterable[dict[str, Any]], under: str = "") -> dict[str, Expected]:
-    """Relative path -> what the manifest says of it, for the entries below `under`.
+    """Return relative path -> what the manifest records of it, for the entries below `under`.
 
     An entry that *is* `under` gets the name of the file itself. Absolute paths count from the root.
     """

@@ -1,7 +1,7 @@
 """Save a checkpoint so that a kill at any moment leaves the previous one whole; load the newest whole one.
 
-For training scripts. One file, standard library only (torch is used when `state` holds its tensors), Python 3.8 or
-later: import it, or paste it into a script that must stand alone.
+For training scripts. One file, standard library only (torch is used when `state` has its tensors), Python 3.8 or
+later: import it, or paste it into a script that has no other files.
 
     latest = load_latest("outputs")                 # None on a first start
     if latest:
@@ -13,7 +13,7 @@ later: import it, or paste it into a script that must stand alone.
     with saving("outputs", step) as folder:         # or write any files yourself
         model.save_pretrained(folder)
 
-How it holds: everything is written into `.tmp-checkpoint-<step>-<pid>`, a manifest with the digest of every file is
+How it works: everything is written into `.tmp-checkpoint-<step>-<pid>`, a manifest with the digest of every file is
 added, all of it is forced down to the disk, and one rename makes it `checkpoint-<step>`. A folder of that name is
 therefore whole or was damaged later, which its manifest shows. With several ranks, call it on one of them.
 """
@@ -46,7 +46,7 @@ class Loaded(NamedTuple):
 
 @contextlib.contextmanager
 def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
-    """A folder to write into, which becomes `root/checkpoint-<step>` at once when the block ends without an error.
+    """Yield a folder to write into, which is renamed to `root/checkpoint-<step>` when the block ends without an error.
 
     `keep` then removes all but the newest so many. Raises FileExistsError where that step was saved before.
     """
@@ -78,7 +78,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
 
 
 def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> Path:
-    """Save a dict of states (model, optimizer, scheduler, rng, ...) with torch.save. Returns the folder."""
+    """Save a dict of states (model, optimizer, scheduler, rng, ...) with torch.save. Return the folder."""
     import torch
 
     with saving(root, step, keep=keep, parts=tuple(map(str, state))) as folder:
@@ -87,7 +87,7 @@ def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None
 
 
 def load_latest(root: str | Path) -> Loaded | None:
-    """The newest checkpoint whose every file has the digest that was recorded; damaged ones are stepped over."""
+    """Return the newest checkpoint whose every file has the recorded digest; skip damaged ones."""
     for step, folder in sorted(_folders(Path(root)), reverse=True):
         why = damage(folder)
         if why:
@@ -98,7 +98,7 @@ def load_latest(root: str | Path) -> Loaded | None:
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a saved folder; "" where every file is what was saved."""
+    """Return what is wrong with a saved folder; "" where every file is what was saved."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for entry in manifest["files"]:
@@ -129,7 +129,7 @@ def _folders(root: Path) -> list[tuple[int, Path]]:
 
 
 def _remove(folder: Path) -> None:
-    """Take the name away first: a kill halfway must not leave a checkpoint that lacks files."""
+    """Remove a checkpoint. It is renamed first: a kill halfway must not leave a checkpoint that lacks files."""
     doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)

@@ -2,9 +2,9 @@
 
 A checkpoint counts as finished when nothing in it has changed for `quiet_s` seconds and its structure is whole;
 an atomic rename makes that true at the first look. Standard library only: the runner ships it and runs it beside
-the job (see `ship.py`), at the lowest priority that the machine offers.
+the job (see `archive.py`), at the lowest priority that the machine offers.
 
-With a book the digests go there and nothing is written among the outputs: a file of ours in a checkpoint would break
+With a log the digests go there and nothing is written among the outputs: an added file in a checkpoint would break
 the `rmtree` of a trainer that rotates its checkpoints. Without one, a manifest is written beside each checkpoint.
 """
 
@@ -29,24 +29,24 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Looks at a folder of outputs, or at one file, again and again; `look` is one look.
+    """Examines a folder of outputs, or one file, repeatedly; `look` is one examination.
 
-    `digests` are those to record; with a `key` each line of the book says by whom. What was seen last is kept in memory
-    only: after a restart everything that is not sealed is looked at afresh.
+    `digests` are those to record; with a `key` each line of the log is signed. What was seen last is kept in memory
+    only: after a restart everything that is not sealed is examined again.
     """
 
     root: Path
     quiet_s: float = 30.0
     digests: tuple[str, ...] = manifest.DIGESTS
     now: Callable[[], float] = time.time
-    book: Path | None = None
+    log: Path | None = None
     key: bytes = b""
     seen: dict[str, tuple[object, float]] = field(default_factory=dict)
     settled: dict[str, object] = field(default_factory=dict)
     """Relative path -> its state when it was sealed, or found to be nothing that can be sealed."""
 
     def look(self) -> list[str]:
-        """Seal what is finished. Returns the relative paths of what was sealed now."""
+        """Seal what is finished. Return the relative paths of what was sealed now."""
         sealed = []
         for rel, path, state in self._candidates():
             if self.settled.get(rel) != state and self._ready(rel, state):
@@ -56,7 +56,7 @@ class Sealer:
         return sealed
 
     def _candidates(self) -> list[tuple[str, Path, object]]:
-        """Checkpoint folders, and lone weight files outside of any, with what they look like now."""
+        """Yield checkpoint folders, and lone weight files outside of any, with their present state."""
         if not self.root.is_dir():
             fit = self.root.is_file() and self.root.name.endswith(WEIGHTS) and not temporary(self.root.name)
             return [(self.root.name, self.root, _state_of(self.root))] if fit else []
@@ -66,9 +66,9 @@ class Sealer:
         for folder in sorted(tree.folders, key=lambda f: f.rel):
             if temporary(folder.rel) or any(not t or folder.rel.startswith(t + "/") for t in taken):
                 continue
-            if (folder.rel or self.book) and (step_of(folder.path.name) is not None or _holds_model(folder)):
+            if (folder.rel or self.log) and (step_of(folder.path.name) is not None or _holds_model(folder)):
                 taken.append(folder.rel)
-                if self.book or manifest.FILE not in folder.files:
+                if self.log or manifest.FILE not in folder.files:
                     out.append((folder.rel, folder.path, _state(folder)))
             else:
                 out += [
@@ -79,10 +79,10 @@ class Sealer:
         return out
 
     def _beside(self, folder: Folder, name: str) -> bool:
-        return self.book is None and f"{name}.{manifest.FILE}" in folder.files
+        return self.log is None and f"{name}.{manifest.FILE}" in folder.files
 
     def _ready(self, rel: str, state: object) -> bool:
-        """Whether it has looked the same for long enough, by our own clock, for files may lie about theirs."""
+        """Return true if its state is old enough by this process's clock; a file's times can be set by anybody."""
         now = self.now()
         last = self.seen.get(rel)
         if last is None or last[0] != state:
@@ -91,18 +91,18 @@ class Sealer:
         return now - last[1] >= self.quiet_s
 
     def _seal(self, path: Path) -> bool:
-        if self.book and self._known(path):
+        if self.log and self._known(path):
             return False
         found = examine(path, Ask(content=False, threads=1))
         whole = found.entries and all(_whole(e) for e in found.entries.values()) and not found.doubts
         if not whole or any(j.problems or j.doubts for j in found.judgements):
             return False
         try:
-            if self.book:
+            if self.log:
                 for name in found.entries:
                     _to_disk(found.place(name))
             taken = manifest.take(path, digests=self.digests)
-            if self.book:
+            if self.log:
                 return self._enter(path, taken)
             manifest.write(path, taken)
         except (Broken, Doubtful, OSError):
@@ -110,15 +110,15 @@ class Sealer:
         return True
 
     def _known(self, path: Path) -> bool:
-        """Whether the book has every file of it as it is now."""
-        assert self.book
-        rows = seal_log.read(self.book, self.key)
+        """Return true if the log has every file of it in its present state."""
+        assert self.log
+        rows = seal_log.read(self.log, self.key)
         files = [f.path / n for top in [walk(path, Limits())] for f in top.folders for n in f.files]
         places = [os.path.realpath(p) for p in (files if path.is_dir() else [path])]
         return all(p in rows and seal_log.stamp(rows[p]) == seal_log.stamp_of(p) for p in places)
 
     def _enter(self, path: Path, taken: dict[str, Any]) -> bool:
-        assert self.book
+        assert self.log
         base, rows = path if path.is_dir() else path.parent, []
         for row in taken["files"]:
             place = os.path.realpath(base / row["path"])
@@ -126,18 +126,18 @@ class Sealer:
                 return False  # it was written to after all; the next look sees that
             line = {**row, "path": place, "sealed_at": taken["taken_at"]}
             rows.append({**line, "mac": seal_log.mac(self.key, line)} if self.key else line)
-        seal_log.add(self.book, rows)
+        seal_log.add(self.log, rows)
         return True
 
 
 def _to_disk(path: Path) -> None:
-    """Force a file to the disk: a page that is not yet there may be written again, by who mapped it, without a sign."""
+    """Force a file to the disk: a process that mapped it could change an unwritten page without a new time stamp."""
     with Source(path) as source, contextlib.suppress(OSError):
         os.fsync(source.fd)
 
 
 def _whole(entry: Entry) -> bool:
-    """Whether nothing speaks against a file but that it can't be read here."""
+    """Return true if a file is proven, or is only of a format that can't be read here."""
     opaque = entry.anatomy is not None and entry.anatomy.opaque
     return not entry.problems and not entry.temporary and (not entry.doubts or entry.unread or opaque)
 
@@ -164,7 +164,7 @@ def _state_of(path: Path) -> object:
 
 
 def lowest_priority() -> None:
-    """Give way to the training. The disk's share is set from outside, with `ionice -c3`."""
+    """Take the lowest CPU priority, below the training. The disk's priority is set from outside, with `ionice -c3`."""
     if hasattr(os, "nice"):
         try:
             os.nice(19)

@@ -1,12 +1,12 @@
-"""The book of seals: digests that were taken right after a save, a JSON line per file, kept outside of the outputs.
+"""The log of seals: digests that were taken right after a save, a JSON line per file, stored outside of the outputs.
 
-A line holds for a file only while its size and both of its times are those of the line: whoever writes to the file
-moves the kernel's time of change, and the line no longer speaks of it. Lines are only ever added, the last one of a
-path holds, and a line that a kill cut short is passed over. The runner reads the same file (`seals.jsonl`).
+A line is valid for a file only while its size and both of its times are those of the line: a write to the file moves
+the kernel's time of change, which invalidates the line. Lines are only ever added, the last one of a path counts, and
+a line that a kill cut short is skipped. The runner reads the same file (`seals.jsonl`).
 Standard library only.
 
 The job runs as the same user and may write lines too. With a key, which comes over stdin and is on no disk of the
-machine, each line carries a MAC: only who holds the key can have made it.
+machine, each line carries a MAC: only a process with the key can have written it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ LIMIT = 64 << 20
 STAMP = ("size", "mtime_ns", "ctime_ns")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""The book lies where the job may write: a link is not followed, a pipe not waited for."""
+"""The job may write to the log's folder: a link is not followed, a pipe not waited for."""
 
 
 def stamp(row: dict[str, Any]) -> tuple[int, ...]:
-    """What tells that a file is still the one that was sealed."""
+    """Return the fields that change when a sealed file is written to: size and times."""
     return tuple(int(row[k]) for k in STAMP)
 
 
 def stamp_of(path: str) -> tuple[int, ...] | None:
-    """The stamp of a file now, None where there is none."""
+    """Return the present stamp of a file, None without a file."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -41,20 +41,20 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 def mac(key: bytes, row: dict[str, Any]) -> str:
-    """What only the holder of the key can put to a line. It binds a digest to a file's times, not to its name."""
+    """Return the MAC of a line. It binds a digest to a file's times, not to its name."""
     told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at")])
     return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
 
 
 def made_with(key: bytes, row: dict[str, Any]) -> bool:
-    """Whether a line was made by who holds the key."""
+    """Return true if a line was signed with the key."""
     return hmac.compare_digest(mac(key, row).encode(), str(row["mac"]).encode())
 
 
-def add(book: Path, rows: list[dict[str, Any]]) -> None:
-    """Append lines and force them down to the disk. Begins on a line of its own, whatever was cut off before."""
+def add(log: Path, rows: list[dict[str, Any]]) -> None:
+    """Append lines and force them down to the disk. Starts a new line, whatever was cut off before."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
-    fd = os.open(str(book), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
+    fd = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
     try:
         data = text.encode("ascii")
         while data:
@@ -64,10 +64,10 @@ def add(book: Path, rows: list[dict[str, Any]]) -> None:
         os.close(fd)
 
 
-def read(book: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Real path -> its last line; empty for a book that is not there. With a key, only lines that were made with it."""
+def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
+    """Return real path -> its last line; empty without a log. With a key, only lines that were signed with it."""
     try:
-        fd = os.open(str(book), os.O_RDONLY | _SAFE)
+        fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
             data = file.read(LIMIT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     except OSError:

@@ -1,4 +1,4 @@
-"""What turns bytes into answers: digests, CRC-32, and the search for NaN and infinity.
+"""Compute digests and CRC-32, and search bytes for NaN and infinity.
 
 numpy, isal and xxhash make it run at the speed of memory where they are installed; without them the same answers
 come from the standard library.
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.checkpoints.file_model import DTYPES
 
 if TYPE_CHECKING:
-    # Of raw elements: (holds NaN or infinity, holds anything but zero bits).
+    # Of raw elements: (has NaN or infinity, has anything but zero bits).
     Test = Callable[[Any], tuple[bool, bool]]
 
 
 def numpy_or_none() -> Any:
-    """numpy, where it is installed."""
+    """Return numpy, None where it is not installed."""
     try:
         import numpy as np
     except ImportError:
@@ -32,7 +32,7 @@ def numpy_or_none() -> Any:
 
 
 def hashers() -> dict[str, Callable[[], Any]]:
-    """The hashes that can be computed here, by their names in a manifest."""
+    """Return the hashes that can be computed here, by their names in a manifest."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -43,7 +43,7 @@ def hashers() -> dict[str, Callable[[], Any]]:
 
 
 def digests() -> tuple[str, ...]:
-    """All digests that can be computed here, by name: the surest first, the quickest last.
+    """Return all digests that can be computed here, by name: the surest first, the quickest last.
 
     CRC-32 is one of them: those of a file's parts can be joined, so that threads may share a file, and the format's
     own need no second computing.
@@ -53,14 +53,14 @@ def digests() -> tuple[str, ...]:
 
 
 def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
-    """The one digest to compare, of those that were recorded: the quickest, or with `sure` the surest."""
+    """Return the one digest to compare, of those that were recorded: the quickest, or with `sure` the surest."""
     recorded = set(recorded)
     here = [name for name in digests() if name in recorded]
     return tuple(here[:1] if sure else here[-1:])
 
 
 def crc32() -> Callable[..., int]:
-    """A function of (bytes, CRC so far), ten times as fast as zlib's where isal is installed."""
+    """Return a function of (bytes, CRC so far), ten times as fast as zlib's where isal is installed."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -75,7 +75,7 @@ _ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 
 
 def crc32_joined(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two pieces one after the other, from the CRC of each; `length` is the second's, in bytes.
+    """Return the CRC-32 of two joined pieces from the CRC of each; `length` is the second's, in bytes.
 
     Appending n bytes multiplies what went before by x^(8n), modulo the CRC's polynomial over GF(2).
     """
@@ -89,7 +89,7 @@ def crc32_joined(first: int, second: int, length: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _power(bit: int) -> int:
-    """The power 8 * 2**bit of x."""
+    """Return the power 8 * 2**bit of x."""
     return _times(_power(bit - 1), _power(bit - 1)) if bit else _BYTE
 
 
@@ -107,13 +107,13 @@ def _times(a: int, b: int) -> int:
 
 
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
-    """The test for a floating type of `anatomy.DTYPES`, complex ones apart. It takes whole elements, at least one."""
+    """Return the test for a real floating type of `file_model.DTYPES`. It takes whole elements, at least one."""
     numpy = numpy_or_none()
     return plain_test(dtype, big_endian) if numpy is None else numpy_test(numpy, dtype, big_endian)
 
 
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
-    """Two maxima over the raw bits: no masks, nothing allocated, exact for every pattern.
+    """Test with two maxima over the raw bits: no masks, nothing allocated, exact for every pattern.
 
     As unsigned numbers, negative values that are not finite are the largest; as signed ones, positive values are.
     """
@@ -145,7 +145,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
 
 
 def plain_test(dtype: str, big_endian: bool = False) -> Test:
-    """The same from the standard library: slice out the exponents' bytes and look for the full ones."""
+    """Test with the standard library: slice out the exponents' bytes and look for the full ones."""
     kind = DTYPES[dtype]
     size = kind.bits // 8
     if kind.nan is not None:
@@ -171,7 +171,7 @@ def plain_test(dtype: str, big_endian: bool = False) -> Test:
 
 
 def any_bit(data: Any) -> bool:
-    """Whether any bit is set."""
+    """Return true if any bit is set."""
     data = bytes(data)
     return bool(data.count(0) != len(data))
 

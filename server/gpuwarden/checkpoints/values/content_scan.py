@@ -1,6 +1,6 @@
-"""One pass over a file's bytes: digests, CRCs of the format, and a search for NaN and infinity.
+"""Read a file's bytes once for its digests, the format's CRCs, and a search for NaN and infinity.
 
-Each block is read into a buffer that stays in the processor's cache, and everything that wants to see it sees it
+Each block is read into a buffer that stays in the processor's cache, and every watch processes it
 there before the next one is read. Memory stays flat whatever the size. A large file may be shared out over several
 threads: it is cut into segments, whose CRCs can be joined; digests can't, so one thread computes those from end to
 end while the others scan.
@@ -26,7 +26,7 @@ _LINE = 16  # no element is larger
 
 @dataclass
 class Seen:
-    """What the pass saw. `digests` are hex; `strange` are tensors with NaN or infinity; `zero` are all zero."""
+    """The results of the pass. `digests` are hex; `strange` are tensors with NaN or infinity; `zero` are all zero."""
 
     digests: dict[str, str] = field(default_factory=dict)
     bad_spans: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def sweep(
 
 
 class _Watch(Protocol):
-    """A range [start, end) of the file that wants to see its bytes, in order."""
+    """A range [start, end) of the file whose bytes are processed in order."""
 
     start: int
     end: int
@@ -92,7 +92,7 @@ class _Watch(Protocol):
 
 @dataclass
 class _Checked:
-    """Bytes whose CRC is wanted, by the format that has it in a span or for a digest."""
+    """Bytes whose CRC is computed, for a span of the format or for a digest."""
 
     start: int
     end: int
@@ -113,7 +113,7 @@ class _Checked:
 
 
 def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
-    """Ranges whose CRCs joined are that of the whole file: the format's own, and what lies between them.
+    """Return ranges whose joined CRCs are that of the whole file: the format's spans, and the gaps between them.
 
     Where those overlap, or are so small that joining costs more than it saves, the file is one range more.
     """
@@ -145,7 +145,7 @@ class _Floats:
 
     @property
     def line(self) -> int:
-        """Where its elements lie between two multiples of any element's size."""
+        """Return the offset of its elements, modulo the element size."""
         return self.start % _LINE
 
     def take(self, piece: memoryview) -> None:
@@ -158,7 +158,7 @@ class _Floats:
             self._look(piece)
 
     def _take_cut(self, piece: memoryview, spare: int) -> None:
-        """A piece that begins or ends inside an element."""
+        """Process a piece that begins or ends inside an element."""
         if self.carry:
             need = self.size - len(self.carry)
             self.carry += bytes(piece[:need])
@@ -175,7 +175,7 @@ class _Floats:
         self.hit, self.high = self.hit or hit, self.high or high
 
     def part(self, start: int, end: int) -> _Floats:
-        """The elements that begin in [start, end); the last one may reach beyond."""
+        """Process the elements that begin in [start, end); the last one may reach beyond."""
         first, last = (
             self.start + max(0, at - self.start + self.size - 1) // self.size * self.size for at in (start, end)
         )
@@ -186,7 +186,7 @@ class _Floats:
 
 
 def _floats(anatomy: Anatomy) -> list[_Floats]:
-    """The byte ranges of all floating tensors; tensors that share bytes are scanned once."""
+    """Return the byte ranges of all floating tensors; tensors that share bytes are scanned once."""
     found: list[_Floats] = []
     latest: dict[str, _Floats] = {}  # each type by itself: a file may claim the same bytes by turns as two
     tests: dict[str, checksums.Test] = {}
@@ -218,7 +218,7 @@ def _read(
     hashes: dict[str, Any],
     note: Callable[[int], None],
 ) -> None:
-    """Show the bytes [begin, end) to all who want to see them; `watches` are sorted by where they start.
+    """Pass the bytes [begin, end) to the watches, which are sorted by their start.
 
     Blocks are cut, and laid out in the buffer, so that elements are whole and aligned.
     """
@@ -252,7 +252,7 @@ def _read(
 def _share_out(
     source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
 ) -> None:
-    """Let several threads read one file. The digests are one long job, taken first; whoever is free scans on."""
+    """Let several threads read one file. The digests are one long task, started first; the other threads scan."""
     count = -(-source.size // SEGMENT)
     pieces: list[list[_Watch]] = [[] for _ in range(count)]
     joined: list[tuple[_Watch, list[_Watch]]] = []

@@ -17,7 +17,7 @@ _TABLE = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of some bytes."""
+    """Return the checksum of some bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -25,6 +25,6 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(data: bytes) -> int:
-    """The checksum in the rotated form that record files store."""
+    """Return the checksum in the rotated form that record files store."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

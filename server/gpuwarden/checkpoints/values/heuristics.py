@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 
 
 def like_weights(path: str, head: bytes, size: int) -> bool:
-    """Whether a file of no known format may be weights after all: by its name, its first bytes or its size."""
+    """Return true if a file of an unknown format may be weights: by its name, its first bytes or its size."""
     name = path.rsplit("/", 1)[-1].lower()
     parts = name.split(".")
     named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
@@ -37,12 +37,12 @@ def like_weights(path: str, head: bytes, size: int) -> bool:
 
 
 def no_weights(path: str, head: bytes, size: int) -> bool:
-    """Whether a file is named as a picture, a table or a log, and neither its bytes nor its size say otherwise."""
+    """Return true for a picture, a table or a log by name, unless its bytes or its size contradict the name."""
     return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
-    """Warnings about the large matrices of a file; `zero` are those that the scan found to be zero."""
+    """Return warnings about the large matrices of a file; `zero` are those that the scan found to be zero."""
     blank = {id(t) for t in zero}
     large = [t for t in anatomy.tensors if _large(t)]
     flat = [t for t in large if id(t) not in blank and _constant(source, t)]
@@ -60,7 +60,7 @@ def _large(t: Tensor) -> bool:
 
 
 def _constant(source: Source, t: Tensor) -> bool:
-    """Whether one element repeats to the end; the first few bytes tell nearly always that it does not."""
+    """Return true if one element repeats to the end; nearly always the first few bytes differ already."""
     size = max(DTYPES[t.dtype].bits // 8, 1)
     first = source.at(t.start, size)
     if source.at(t.start, _SAMPLE // size * size) != first * (_SAMPLE // size):
@@ -71,7 +71,7 @@ def _constant(source: Source, t: Tensor) -> bool:
 
 
 def _copies(source: Source, tensors: list[Tensor]) -> list[str]:
-    """Pairs of tensors with equal bytes in different places; those that share bytes are tied on purpose."""
+    """Return pairs of tensors with equal bytes in different places; those that share bytes are tied on purpose."""
     known: dict[tuple[object, ...], Tensor] = {}
     found = []
     for t in tensors:

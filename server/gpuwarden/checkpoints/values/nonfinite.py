@@ -1,4 +1,4 @@
-"""An exact count of what is not finite in one tensor: asked only after the pass over the file raised suspicion."""
+"""Count exactly what is not finite in one tensor. Used only after the pass over the file raised suspicion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 1 << 20
 
 @dataclass
 class Oddity:
-    """What a tensor's elements hold that is not finite. `masklike`: infinities over otherwise constant values."""
+    """The numbers of a tensor's elements that are not finite. `masklike`: infinities among constant values."""
 
     nan: int = 0
     inf: int = 0
@@ -26,7 +26,7 @@ class Oddity:
 
     @property
     def masklike(self) -> bool:
-        """Whether it looks like an attention mask or a lone counter, where infinity is meant."""
+        """Return true if it looks like an attention mask or a lone counter, where infinity is intended."""
         constant = self.low == self.high if self.finite else self.inf == 1
         return not self.nan and self.inf > 0 and constant
 
@@ -38,7 +38,7 @@ class Oddity:
 def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity | None:
     """Count a tensor's NaN and infinite elements exactly, following its strides; None where they can't be counted.
 
-    Looked at only after the pass raised suspicion: the gaps of a strided tensor may hold anything.
+    The pass only raises suspicion, because the gaps of a strided tensor may contain anything.
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)
@@ -52,7 +52,7 @@ def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity |
 
 
 def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
-    """The elements as unsigned integers, a bounded number at a time, without touching the gaps.
+    """Yield the elements as unsigned integers, a bounded number at a time, without reading the gaps.
 
     An element that a stride of zero repeats is given once, and overlapping windows are given as the bytes they share:
     a file of a few bytes may claim any number of elements.
@@ -75,7 +75,7 @@ def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
 
 
 def _pieces(view: Any) -> Iterator[Any]:
-    """A view's elements, flat, at most `_BLOCK` at a time."""
+    """Yield a view's elements, flat, at most `_BLOCK` at a time."""
     if view.size <= _BLOCK:
         yield view.reshape(-1)
         return

@@ -1,6 +1,6 @@
-"""Whether a torch optimizer's state is that of the model beside it: its parameters, their moments, shapes and step.
+"""Check that a torch optimizer's state is that of the model beside it: parameters, moments, shapes and step.
 
-A resume takes any state of the right length without a word, and goes on with moments that belong to other weights.
+A resume takes any state of the right length silently, and goes on with moments that belong to other weights.
 Standard library only.
 """
 
@@ -23,7 +23,7 @@ _ASKED = 50
 
 @dataclass
 class Said:
-    """What stands in the way of a resume, what is odd, and what fits."""
+    """The reasons against a resume, the oddities, and what was proved."""
 
     resume: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
     said = Said()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
     if not isinstance(groups, list) or not isinstance(state, dict) or not all(isinstance(g, dict) for g in groups):
-        said.resume.append(f"{file} holds no param_groups and state")
+        said.resume.append(f"{file} has no param_groups and state")
         return said
     params = [p for g in groups for p in (g.get("params") or [])]
     if not state and params and not all(_keeps_nothing(g) for g in groups):
@@ -50,12 +50,12 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
 
 
 def _keeps_nothing(group: dict[Any, Any]) -> bool:
-    """Plain gradient descent has no state at all."""
+    """Return true for plain gradient descent, which has no state at all."""
     return group.get("momentum") == 0 and "betas" not in group and "alpha" not in group
 
 
 def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Said) -> None:
-    """Every state belongs to a parameter, and every parameter has one that is like the others'."""
+    """Check that every state belongs to a parameter, and every parameter has one like the others'."""
     known = set(map(str, params))
     strange = [k for k in state if str(k) not in known]
     if strange:
@@ -74,7 +74,7 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Said) ->
 
 
 def _plain(state: dict[Any, Any]) -> bool:
-    """Adafactor keeps rows and columns of large moments instead of the whole."""
+    """Check moments' shapes. Adafactor keeps rows and columns of large moments instead of the whole."""
     return "exp_avg_sq_row" not in state
 
 
@@ -111,7 +111,7 @@ def _refs(entry: Any) -> list[Ref]:
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
-    """The most steps that the optimizer says it has made for a parameter; None where it counts none."""
+    """Return the most steps that the optimizer records for a parameter; None where it counts none."""
     counters = [t for t in tensors if t.name.startswith(f"{prefix}state.") and t.name.endswith(".step") and not t.shape]
     found = []
     for t in counters[:_ASKED]:

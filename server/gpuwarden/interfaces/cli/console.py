@@ -280,7 +280,8 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
     if full:
         for r in rows:
             out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{shown(r['title'])}\n")
-            out.print(f"Why: {shown(r['why'])}\nFix: {shown(r['fix'])}")
+            out.print(f"Why: {shown(r['why'])}\n\nExample:\n{escape(textwrap.indent(r['example'], '    '))}\n")
+            out.print(f"Instead:\n{escape(textwrap.indent(r['instead'], '    '))}\n\nFix: {shown(r['fix'])}")
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for r in rows:

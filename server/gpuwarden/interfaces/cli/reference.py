@@ -83,6 +83,8 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
             "severity": r.severity,
             "title": r.title,
             "why": " ".join(r.why.split()),
+            "example": r.example,
+            "instead": r.instead,
             "fix": said(r.fix),
         }
         for r in found

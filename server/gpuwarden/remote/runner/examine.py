@@ -34,7 +34,7 @@ def asked(folder: str, archive: str, paths: list[str], seconds: float, request: 
     """The words that ask the archive."""
     ground = Ground(request)
     tops = [bounded(folder, ground, path) for path in paths]
-    argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
+    argv = [sys.executable, "-I", archive, "examine", *tops, "--log", folder + "/seals.jsonl"]
     argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
     if request.get("deeper") in ("load", "resume"):
         argv.append("--" + request["deeper"])

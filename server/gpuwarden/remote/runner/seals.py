@@ -33,7 +33,7 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
         return None
     ionice = shutil.which("ionice")
     argv = [*([ionice, "-c3"] if ionice else []), sys.executable, "-I", "-S", archive, "seal", *tops]
-    argv += ["--book", folder + "/seals.jsonl", "--attached"]
+    argv += ["--log", folder + "/seals.jsonl", "--attached"]
     argv += ["--quiet", str(spec.get("seal_quiet_s") or 30), "--every", str(spec.get("seal_every_s") or 10)]
     argv += ["--keyed"] if key else []
     try:

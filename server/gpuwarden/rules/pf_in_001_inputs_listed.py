@@ -5,11 +5,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule("PF-IN-001", gate="submit", severity=Severity.INFO, fix="Compare it with what the job opens.")
-def inputs_told(facts: SubmitFacts) -> Iterator[Found]:
-    """What goes with the job is said, and what of the named folders does not.
+@rule(
+    "PF-IN-001",
+    gate="submit",
+    severity=Severity.INFO,
+    fix="Compare it with what the job opens.",
+)
+def inputs_listed(facts: SubmitFacts) -> Iterator[Found]:
+    """The files that are copied to the machine are listed, and those that are left out.
 
     Why: hidden files, environments and caches are left out. A job that needs one of them fails on the machine.
+
+    Example:
+        submit_job(inputs=["code"], command=["python", "code/train.py"])  # code/.env is left out
+
+    Instead:
+        submit_job(script=train)  # no inputs: nothing is copied
+
     """
     if not facts.inputs:
         return
