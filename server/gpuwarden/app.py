@@ -18,7 +18,7 @@ from gpuwarden.policy_record import Record, write_record
 def open_context(
     actor: str, *, env: Mapping[str, str] | None = None, clock: Clock | None = None, config: Config | None = None
 ) -> Context:
-    """A warden over the user's ledger and policy. `actor` names the door in the ledger: cli, mcp, demo.
+    """Return a warden over the user's ledger and policy. `actor` names the door in the ledger: cli, mcp, demo.
 
     Raises BadRequest for a broken policy, LedgerError for a ledger that can't be used.
     """
@@ -64,7 +64,9 @@ def record_policy(config: Config, now: float) -> None:
 
 
 def _clock(env: Mapping[str, str]) -> Clock:
-    """The machine's clock; in a pretend world the one that the world sets forward, which no real platform is met by."""
+    """Return the machine's clock; in a pretend world the one that the world sets forward, which no real platform is met
+    by.
+    """
     file = env.get("GPUWARDEN_REHEARSAL_CLOCK")
     if not file:
         return SystemClock()

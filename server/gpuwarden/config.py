@@ -56,7 +56,7 @@ class Config:
 
     @property
     def notes_file(self) -> Path:
-        """What the user told about their own setup; it lies beside the policy."""
+        """Return what the user told about their own setup; it lies beside the policy."""
         return self.policy_file.parent / NOTES
 
 
@@ -116,7 +116,7 @@ def _tightened(
 
 
 def _with_variable(policy: Policy, field: PolicyField, name: str, text: str, file: Path) -> Policy:
-    """The policy with one more value, from a variable's text."""
+    """Return the policy with one more value, from a variable's text."""
     table = policy.model_dump()
     _put(table, field.path, _parse(name, text, field.kind))
     return _validated(table, {field.path: name}, file)
@@ -158,7 +158,7 @@ def _paths_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:
-    """A variable's text in the shape the field wants; lists are separated by commas."""
+    """Return a variable's text in the shape the field wants; lists are separated by commas."""
     if get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind is int or float in (kind, *get_args(kind)):
@@ -177,14 +177,14 @@ def _put(table: dict[str, Any], path: str, value: object) -> None:
 
 
 def in_short(value: object) -> str:
-    """A value of the policy as a person reads it."""
+    """Return a value of the policy as a person reads it."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not set"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def value_at(model: BaseModel, path: str) -> object:
-    """The policy's value under a dotted path."""
+    """Return the policy's value under a dotted path."""
     value: Any = model
     for part in path.split("."):
         value = getattr(value, part)

@@ -44,7 +44,7 @@ class Parsed:
     lines: dict[tuple[str | int, ...], int]
 
     def line_of(self, loc: Sequence[str | int]) -> int:
-        """The line of the value at `loc`, or of the nearest one around it.
+        """Return the line of the value at `loc`, or of the nearest one around it.
 
         Steps that are not in the file, such as the branch of a union in a validation error, are passed over.
         """

@@ -94,7 +94,7 @@ class Notes(Frozen):
     platforms: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)?$")], Told] = {}
 
     def of(self, platform: str) -> Told:
-        """What was told about a platform; of `ssh/ALIAS` else what was told about every `ssh` machine."""
+        """Return what was told about a platform; of `ssh/ALIAS` else what was told about every `ssh` machine."""
         return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
 
 
@@ -105,7 +105,7 @@ def load_notes(file: Path) -> Notes:
 
 
 def read_notes(text: str, name: str) -> Notes:
-    """The notes in `text`; `name` stands in errors."""
+    """Return the notes in `text`; `name` stands in errors."""
     try:
         table = _plain(tomllib.loads(text))
         strings = list(_strings(table))
@@ -169,12 +169,12 @@ def _put(table: Any, path: list[str], value: str | None) -> None:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text holds what is or may be a key, a token or a password."""
+    """Return whether a text holds what is or may be a key, a token or a password."""
     return any(pattern.search(text) for pattern in (TOKEN, _OPAQUE, _TOLD, _IN_URL))
 
 
 def _named_secret(loc: tuple[str | int, ...]) -> bool:
-    """A name that says its value is a secret. `key` is ours, and holds a place."""
+    """Return a name that says its value is a secret. `key` is ours, and holds a place."""
     return any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
 
 
@@ -237,7 +237,7 @@ def _plain(value: Any) -> Any:
 
 
 def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every text of the file with its path; the names count too, since a secret can stand on the wrong side."""
+    """Yield every text of the file with its path; the names count too, since a secret can stand on the wrong side."""
     if isinstance(value, str):
         yield loc, value
     elif isinstance(value, dict):
@@ -251,7 +251,7 @@ def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """The line of every table and key. tomllib tells none, so each heading and each name is parsed by itself."""
+    """Return the line of every table and key. tomllib tells none, so each heading and each name is parsed by itself."""
     found: dict[tuple[str | int, ...], int] = {}
     base: tuple[str, ...] = ()
     for number, line in enumerate(text.split("\n"), 1):
@@ -268,7 +268,7 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
 
 
 def _chain(snippet: str) -> tuple[str, ...]:
-    """The names along a heading or a dotted key."""
+    """Return the names along a heading or a dotted key."""
     try:
         table: Any = tomllib.loads(snippet)
     except tomllib.TOMLDecodeError:

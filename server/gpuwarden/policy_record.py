@@ -51,7 +51,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """The warning: what happened, what is in force, what to do."""
+        """Return the warning: what happened, what is in force, what to do."""
         name, kept = line(self.name, 200), line(self.kept, 200)
         if self.kind == "looser":
             return f"{name} is ignored: a variable may only {self.may} {self.about}. The policy file has {kept}."

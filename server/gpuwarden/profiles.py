@@ -30,12 +30,12 @@ _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.D
 
 
 def profile_names(own: Path | None = None) -> list[str]:
-    """The ids of all profiles, sorted: those that came with gpuwarden and those of the user's folder `own`."""
+    """Return the ids of all profiles, sorted: those that came with gpuwarden and those of the user's folder `own`."""
     return sorted({file.stem for folder in _folders(own) for file in folder.glob("*.md") if _ID.fullmatch(file.stem)})
 
 
 def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
-    """The profile `id`; one of the user's folder `own` goes before one of the same id that came with gpuwarden.
+    """Return the profile `id`; one of the user's folder `own` goes before one of the same id that came with gpuwarden.
 
     Raises NotFound, or BadRequest with file and line.
     """
@@ -44,7 +44,7 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
 
 
 def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
-    """The file that the profile `id` is read from. Raises NotFound."""
+    """Return the file that the profile `id` is read from. Raises NotFound."""
     if not _ID.fullmatch(id):
         raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
@@ -61,7 +61,7 @@ def load_text(text: str, name: str) -> Profile:
 
 
 def render_blocks(text: str, name: str) -> str:
-    """The same file with every generated block written anew from its front matter. Raises BadRequest."""
+    """Return the same file with every generated block written anew from its front matter. Raises BadRequest."""
     text = text.replace("\r\n", "\n")
     profile, body, _ = load_front_matter(Profile, text, name=name)
 

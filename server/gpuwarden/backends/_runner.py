@@ -48,7 +48,7 @@ class RunnerBackend:
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """The handle that a token has at a place. Raises a `WardenError` when the place can't be looked at."""
+        """Return the handle that a token has at a place. Raises a `WardenError` when the place can't be looked at."""
         raise NotImplementedError
 
     async def ask(
@@ -62,7 +62,7 @@ class RunnerBackend:
         return lines[0]
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """The job of a token, None when it was never launched there."""
+        """Return the job of a token, None when it was never launched there."""
         try:
             handle = await self.handle_of(place, token)
             seen = (await self._look([handle]))[handle.run_dir]
@@ -97,11 +97,11 @@ class RunnerBackend:
             raise BadReply(f"the runner's logs make no sense: {error.error_count()} fields", "Ask again.") from error
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths`, without digests."""
+        """Return the files under `paths`, without digests."""
         return await self._roster("list", handle, paths)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths`, with digests."""
+        """Return the files under `paths`, with digests."""
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
@@ -112,7 +112,7 @@ class RunnerBackend:
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """What the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
+        """Return what the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
         request |= {"structure": level is Level.STRUCTURE, **handle.place.ground}
@@ -148,7 +148,7 @@ class RunnerBackend:
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:
-    """A verb's lines. A long roster takes seconds, in which the watch goes on; one that is longer is no answer."""
+    """Return a verb's lines. A long roster takes seconds, in which the watch goes on; one that is longer is no answer."""
     if len(raw) < SHORT:
         return _parsed(raw)
     return await to_thread.run_sync(_parsed, raw)
@@ -161,7 +161,7 @@ def _parsed(raw: bytes) -> list[dict[str, Any]]:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """One line of the runner."""
+    """Return one line of the runner."""
     try:
         found = json.loads(line)
         if b"\\ud" in line.lower():  # half a character: nothing could store it, compare it or show it

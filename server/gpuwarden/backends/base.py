@@ -76,11 +76,11 @@ class Backend(Protocol):
         ...
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths` (relative to the working folder, or absolute), without digests."""
+        """Return the files under `paths` (relative to the working folder, or absolute), without digests."""
         ...
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The same with sha256 digests, made on the machine."""
+        """Return the same with sha256 digests, made on the machine."""
         ...
 
     def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -88,7 +88,7 @@ class Backend(Protocol):
         ...
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """What else lives at the place: unknown processes, fresh files nobody declared."""
+        """Return what else lives at the place: unknown processes, fresh files nobody declared."""
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -116,7 +116,7 @@ class Sealer(Backend, Protocol):
     """A backend that sends many small files as one stream, and whose machine hashes what it sends."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """A tar stream as `remote.bundle` describes it; unreadable files are left out."""
+        """Return a tar stream as `remote.bundle` describes it; unreadable files are left out."""
         ...
 
     async def pour(
@@ -160,11 +160,11 @@ class SealingSource(HandleSource):
         return self.backend.bundle(self.handle, artifacts)
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
-        """One file's bytes from `offset`, and its digest where it was hashed on the way."""
+        """Return one file's bytes from `offset`, and its digest where it was hashed on the way."""
         return await self.backend.pour(self.handle, artifact, offset, take)
 
     async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
-        """What the machine makes of files now, where they are still those of the roster."""
+        """Return what the machine makes of files now, where they are still those of the roster."""
         manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
         now = {a.path: a for a in manifest.files}
         same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)
@@ -172,16 +172,16 @@ class SealingSource(HandleSource):
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Where a job's files are received from; hashed on the way where the backend can."""
+    """Return where a job's files are received from; hashed on the way where the backend can."""
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
 
 
 async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
-    """The files to receive under `paths`, with digests unless they are made on the way."""
+    """Return the files to receive under `paths`, with digests unless they are made on the way."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
 
 def load_backend(name: str, clock: Clock) -> Backend:
-    """The backend called `name`."""
+    """Return the backend called `name`."""
     backend: Backend = load(backends, name, what="backend").create(clock)
     return backend

@@ -54,7 +54,7 @@ _STATES = {
 
 
 def create(clock: Clock) -> HfJobsBackend:
-    """The backend."""
+    """Return the backend."""
     return HfJobsBackend(clock)
 
 
@@ -73,7 +73,7 @@ class HfJobsBackend:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     async def check(self, place: Place) -> list[Finding]:
-        """Whether a token is set, and the Hub knows it."""
+        """Return whether a token is set, and the Hub knows it."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
@@ -137,7 +137,7 @@ class HfJobsBackend:
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """The newest attempt of a token, None when no job carries it."""
+        """Return the newest attempt of a token, None when no job carries it."""
         try:
             async with self._hub() as hub:
                 owner = await jobs.namespace(hub)
@@ -176,11 +176,11 @@ class HfJobsBackend:
         return LogChunk(text=shown, next=end, size=len(text), truncated=end < len(text))
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files of the repos that `paths` name. Paths inside the container are missing: it is gone."""
+        """Return the files of the repos that `paths` name. Paths inside the container are missing: it is gone."""
         return await self._files(paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The same with sha256 digests: the Hub's own for LFS files, made here for small ones."""
+        """Return the same with sha256 digests: the Hub's own for LFS files, made here for small ones."""
         return await self._files(paths, digests=True)
 
     async def _files(self, paths: Iterable[str], *, digests: bool) -> Manifest:
@@ -246,7 +246,7 @@ class HfJobsBackend:
 
 
 def script_command(spec: JobSpec) -> list[str]:
-    """The command that runs a script: it travels compressed in one argument, never through a shell's quoting."""
+    """Return the command that runs a script: it travels compressed in one argument, never through a shell's quoting."""
     packed = base64.b64encode(gzip.compress((spec.script or "").encode(), mtime=0)).decode()
     if len(packed) > MAX_SCRIPT:
         raise BadRequest(
@@ -257,7 +257,7 @@ def script_command(spec: JobSpec) -> list[str]:
 
 
 def observation(job: Mapping[str, Any]) -> Observation:
-    """What a job's answer says. A time-out has no stage of its own: it is an error whose message says so."""
+    """Return what a job's answer says. A time-out has no stage of its own: it is an error whose message says so."""
     stage, message = jobs.stage_of(job), jobs.message_of(job)
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]

@@ -39,7 +39,7 @@ _PASSED = frozenset(_NEEDED.split())
 
 
 def create(clock: Clock) -> LocalBackend:
-    """The backend."""
+    """Return the backend."""
     return LocalBackend(clock)
 
 
@@ -52,7 +52,7 @@ class LocalBackend(RunnerBackend):
         self._clock = clock
 
     async def check(self, place: Place) -> list[Finding]:
-        """Whether run folders can be made there, and whether the disk has room."""
+        """Return whether run folders can be made there, and whether the disk has room."""
         return await anyio.to_thread.run_sync(_check, place)
 
     async def submit(
@@ -80,7 +80,7 @@ class LocalBackend(RunnerBackend):
         return Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """The handle of a token, while the place is there."""
+        """Return the handle of a token, while the place is there."""
         if not _present(place):
             raise Unreachable(f"the instance's folder {place.root} is not there", "Look at it with list_instances.")
         return self._handle(place, token)
@@ -129,12 +129,12 @@ class LocalBackend(RunnerBackend):
 
 
 def _present(place: Place) -> bool:
-    """Whether an instance's folder is there; this machine always is."""
+    """Return whether an instance's folder is there; this machine always is."""
     return not place.root or Path(place.root).is_dir()
 
 
 def _run_dir(place: Place, token: str) -> Path:
-    """The real path of a token's run folder."""
+    """Return the real path of a token's run folder."""
     return _run_root(place) / launch.run_name(token)
 
 
@@ -220,7 +220,7 @@ def _check(place: Place) -> list[Finding]:
 
 
 def base_env(place: Place) -> dict[str, str]:
-    """What the runner, and so the job, is started with."""
+    """Return what the runner, and so the job, is started with."""
     return {**{k: v for k, v in os.environ.items() if k in _PASSED}, **place.env}
 
 
@@ -247,7 +247,7 @@ async def _send(process: Process, request: Mapping[str, Any]) -> None:
 
 
 async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
-    """The next piece of output, empty at the end."""
+    """Return the next piece of output, empty at the end."""
     assert process.stdout
     try:
         with anyio.fail_after(seconds):
@@ -269,7 +269,7 @@ def _kill(process: Process) -> None:
 
 
 async def _stream(handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-    """A verb's raw output."""
+    """Return a verb's raw output."""
     async with await _open(handle.place, verb, handle.run_dir) as process:
         assert process.stdout and process.stderr
         try:

@@ -62,7 +62,7 @@ runner.main(sys.argv[1:])
 
 
 def create(clock: Clock) -> SshBackend:
-    """The backend."""
+    """Return the backend."""
     return SshBackend(clock)
 
 
@@ -97,7 +97,9 @@ class SshBackend(RunnerBackend):
     # ------------------------------------------------------------------------------------------------------- probe
 
     async def check(self, place: Place) -> list[Finding]:
-        """First contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a minute."""
+        """Return first contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a
+        minute.
+        """
         try:
             with anyio.fail_after(CHECK_S):
                 key = await self.host_key(place)
@@ -161,7 +163,7 @@ class SshBackend(RunnerBackend):
         return handle
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """The handle of a token, with the host key pinned."""
+        """Return the handle of a token, with the host key pinned."""
         key = await self.host_key(place)
         hello = await self._hello(place)
         run_dir = f"{_run_root(place, hello)}/{launch.run_name(token)}"
@@ -190,7 +192,7 @@ class SshBackend(RunnerBackend):
                 yield chunk
 
     async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-        """A verb's raw output; a missing runner is shipped again."""
+        """Return a verb's raw output; a missing runner is shipped again."""
         for _ in range(2):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
             try:
@@ -254,7 +256,7 @@ class SshBackend(RunnerBackend):
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
-        """A poll by the runner that is kept running for polls; started when it is first needed."""
+        """Return a poll by the runner that is kept running for polls; started when it is first needed."""
         near = next(iter(request.get("dirs") or []), None)
         machine, argv = await self._verb(place, "serve", None, near)
         if machine.polls is None or machine.polls.argv != tuple(argv):
@@ -266,7 +268,7 @@ class SshBackend(RunnerBackend):
     async def _verb(
         self, place: Place, verb: str, run_dir: str | None, near: str | None = None
     ) -> tuple[_Machine, list[str]]:
-        """The machine, and the words that run a verb of the shared runner."""
+        """Return the machine, and the words that run a verb of the shared runner."""
         hello = await self._hello(place)
         runner = self._runner_path(place, near or run_dir, hello)
         words = [hello.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
@@ -283,7 +285,7 @@ class SshBackend(RunnerBackend):
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """The machine of a place: one connection for all of its jobs, held to the key of the place."""
+        """Return the machine of a place: one connection for all of its jobs, held to the key of the place."""
         if not place.host:
             raise BadRequest(f"the place on {place.platform} has no host to connect to", "Is the instance booted?")
         key = (place.host, place.port, place.user)
@@ -317,7 +319,7 @@ def _key_finding(place: Place, key: HostKey) -> Finding:
 
 
 def _profile_of(place: Place) -> Profile | None:
-    """The platform's profile; a machine of the user's own may have none."""
+    """Return the platform's profile; a machine of the user's own may have none."""
     try:
         return load_profile(place.platform.partition("/")[0])
     except WardenError:
@@ -325,7 +327,7 @@ def _profile_of(place: Place) -> Profile | None:
 
 
 def _outlives(tier: Tier) -> bool:
-    """Whether a tier is always there, is no part of the machine's own disk, and outlives a stop or the end."""
+    """Return whether a tier is always there, is no part of the machine's own disk, and outlives a stop or the end."""
     fates = (tier.survives.stop, tier.survives.terminate)
     return tier.present == "always" and tier.path != "/" and True in fates
 
@@ -336,7 +338,7 @@ def _probe_source() -> bytes:
 
 
 def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
-    """The words before a script's path: uv where a header asks for packages and uv is there, else Python."""
+    """Return the words before a script's path: uv where a header asks for packages and uv is there, else Python."""
     if spec.script is None:
         return ()
     header = read_header(spec.script)
@@ -346,7 +348,7 @@ def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
 
 
 def _run_root(place: Place, hello: Hello) -> str:
-    """The real path of the folder that run folders go into."""
+    """Return the real path of the folder that run folders go into."""
     rest = place.run_root
     if rest == "~" or rest.startswith("~/"):
         home = place.env.get("HOME") or ("/root" if place.root else hello.home)

@@ -39,7 +39,7 @@ class Funds:
 
     @property
     def clock(self) -> Deadline | None:
-        """The danger clock of the balance; None where its date is unknown or far away, or nothing bills."""
+        """Return the danger clock of the balance; None where its date is unknown or far away, or nothing bills."""
         if isinstance(self.balance, Unknown):
             return None
         left = self.balance.value.amount
@@ -56,7 +56,7 @@ class Funds:
 
     @property
     def said(self) -> str:
-        """The balance in words."""
+        """Return the balance in words."""
         if isinstance(self.balance, Unknown):
             return f"the balance is unknown: {self.balance.why}"
         return f"balance {money(self.balance.value.amount, self.balance.value.currency)}"

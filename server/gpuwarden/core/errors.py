@@ -43,7 +43,7 @@ class WardenError(Exception):
         self.hint = hint
 
     def as_dict(self) -> dict[str, Any]:
-        """The one JSON form, for the command line and for tools alike."""
+        """Return the one JSON form, for the command line and for tools alike."""
         return {"ok": False, "code": self.code, "message": self.message, "hint": self.hint, "retry": self.retry}
 
 
@@ -57,7 +57,7 @@ class Refused(WardenError):
         self.findings = tuple(findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, with the findings."""
+        """Return the JSON form, with the findings."""
         return {**super().as_dict(), "findings": [f.model_dump() for f in self.findings]}
 
 
@@ -135,7 +135,7 @@ class DiskError(WardenError):
 
     @classmethod
     def of(cls, error: OSError) -> DiskError:
-        """The same, in our words."""
+        """Return the same, in our words."""
         what = f"{error.filename} can't be used" if error.filename else "a file can't be used"
         return cls(f"{what}: {error.strerror or error}", "Free some space or mend the permissions, then call again.")
 
@@ -153,12 +153,12 @@ class Internal(WardenError):
 
 
 def by_a_person(ticket: str | None) -> str:
-    """How a person says yes: the beginning of a hint."""
+    """Return how a person says yes: the beginning of a hint."""
     return f"A person approves it with `gpuwarden approve {ticket}`"
 
 
 def in_our_words(error: BaseException) -> WardenError:
-    """Any failure as one of ours; what was not foreseen is a mistake of ours."""
+    """Return any failure as one of ours; what was not foreseen is a mistake of ours."""
     if isinstance(error, WardenError):
         return error
     return DiskError.of(error) if isinstance(error, OSError) else Internal()

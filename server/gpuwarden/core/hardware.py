@@ -51,7 +51,7 @@ _ALIASES |= {name.removeprefix("rtx"): name for name in GPUS if name.startswith(
 
 
 def gpu_of(name: str | None) -> tuple[Gpu, int] | None:
-    """The GPU that a platform's word means, and how many; None for a word that is not known.
+    """Return the GPU that a platform's word means, and how many; None for a word that is not known.
 
     Knows forms such as `a100x4`, `8xH100`, `gpu_1x_a10`, `NVIDIA A100-SXM4-80GB`, `RTX_4090` and `t4-small`.
     """

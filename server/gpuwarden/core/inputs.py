@@ -15,7 +15,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
-    """The model from loose values. Raises BadRequest that names every field at fault, without repeating its value."""
+    """Return the model from loose values. Raises BadRequest that names every field at fault, without repeating its
+    value.
+    """
     need_whole(values)
     try:
         return model.model_validate(values)
@@ -33,7 +35,7 @@ def need_whole(values: Mapping[str, Any]) -> None:
 
 
 def _whole(value: object) -> bool:
-    """Whether all text in a value can be written down."""
+    """Return whether all text in a value can be written down."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -42,7 +44,7 @@ def _whole(value: object) -> bool:
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:
-    """A validation error as one sentence; values are not repeated, since they may be secrets."""
+    """Return a validation error as one sentence; values are not repeated, since they may be secrets."""
     parts = []
     for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(p) for p in found["loc"]) or "the arguments"
@@ -51,6 +53,6 @@ def bad_arguments(error: ValidationError) -> BadRequest:
 
 
 def in_words(kind: str, told: str) -> str:
-    """What pydantic found wrong with a value, as people say it."""
+    """Return what pydantic found wrong with a value, as people say it."""
     words = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
     return words.get(kind, told.removeprefix("Value error, "))

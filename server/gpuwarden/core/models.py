@@ -50,12 +50,12 @@ Answer: TypeAlias = Known[T] | Unknown
 
 
 def canonical(value: object) -> bytes:
-    """One byte string for equal JSON values: sorted keys, no spaces, no NaN."""
+    """Return one byte string for equal JSON values: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: object) -> str:
-    """`sha256:` + hex digest of the canonical JSON of `value`; models are dumped first."""
+    """Return `sha256:` + hex digest of the canonical JSON of `value`; models are dumped first."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     return "sha256:" + hashlib.sha256(canonical(plain)).hexdigest()
 
@@ -71,7 +71,7 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
 def clean_path(text: str) -> str:
-    """A normal POSIX path, or ValueError: no `..`, no control characters, not empty, not the root."""
+    """Return a normal POSIX path, or ValueError: no `..`, no control characters, not empty, not the root."""
     if not text or _CONTROL.search(text) or "\\" in text:
         raise ValueError(f"{text!r} is no usable path: empty, a backslash or a control character")
     path = PurePosixPath(text)
@@ -174,7 +174,7 @@ class JobSpec(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of everything that was asked for."""
+        """Return digest of everything that was asked for."""
         return digest(self)
 
 
@@ -203,7 +203,7 @@ class Place(Frozen):
 
     @property
     def ground(self) -> dict[str, object]:
-        """Where the machine's absolute paths lie, as the runner takes it."""
+        """Return where the machine's absolute paths lie, as the runner takes it."""
         return {"root": self.root, "mounts": self.mounts}
 
 
@@ -392,7 +392,7 @@ class Artifact(Frozen):
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """What tells cheaply that a file of the same machine is still the one that was hashed."""
+        """Return what tells cheaply that a file of the same machine is still the one that was hashed."""
         return self.size, self.mtime_ns, self.ctime_ns
 
 
@@ -418,12 +418,12 @@ class Manifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of the roster: paths, sizes and digests, not times."""
+        """Return digest of the roster: paths, sizes and digests, not times."""
         return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Return size of all files together."""
         return sum(f.size for f in self.files)
 
 

@@ -9,7 +9,7 @@ SMALLEST: Final = 0.0001
 
 
 def usd(amount: float | None) -> str:
-    """An amount, to the cent and below a dollar as fine as it is; `unknown` is never a zero."""
+    """Return an amount, to the cent and below a dollar as fine as it is; `unknown` is never a zero."""
     if amount is None:
         return "unknown"
     sign, size = ("-" if amount < 0 else ""), abs(amount)
@@ -20,7 +20,7 @@ def usd(amount: float | None) -> str:
 
 
 def usd_per_hour(price: float | None) -> str:
-    """A price by the hour."""
+    """Return a price by the hour."""
     return "unknown" if price is None else f"{usd(price)}/h"
 
 
@@ -30,5 +30,5 @@ def at_most(worst: float | None) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """An amount of a platform's own money: `$25.00`, `180.00 CNY`."""
+    """Return an amount of a platform's own money: `$25.00`, `180.00 CNY`."""
     return usd(amount) if currency == "USD" else f"{amount:,.2f} {currency}"

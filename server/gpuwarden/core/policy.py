@@ -140,7 +140,7 @@ class Secrets(Frozen):
     )
 
     def allows(self, name: str) -> bool:
-        """Whether a job may be given the variable of that name."""
+        """Return whether a job may be given the variable of that name."""
         return any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
 
@@ -156,11 +156,11 @@ class Policy(Frozen):
     receipt_ttl_s: Annotated[int, LOWER] = Field(default=1800, ge=30, le=86_400)
 
     def allows(self, platform: str) -> bool:
-        """Whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""
+        """Return whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""
         return any(fnmatchcase(platform, pattern) for pattern in self.platforms)
 
     def caps_for(self, platform: str) -> Caps:
-        """The caps of real or of pretend money."""
+        """Return the caps of real or of pretend money."""
         return self.rehearsal_caps if platform.startswith("rehearsal/") else self.caps
 
 
@@ -194,7 +194,7 @@ def hash_pin(pin: str, salt: bytes | None = None) -> str:
 
 
 def pin_matches(pin: str, pin_hash: str) -> bool:
-    """Whether a PIN is the one that was hashed; compared in constant time."""
+    """Return whether a PIN is the one that was hashed; compared in constant time."""
     parsed = _parse_pin(pin_hash)
     return parsed is not None and hmac.compare_digest(hash_pin(pin, parsed), pin_hash.lower())
 

@@ -207,11 +207,11 @@ class Profile(Frozen):
 
     @property
     def by_hand(self) -> bool:
-        """Whether machines are rented here that gpuwarden has no provider for: a person rents and releases them."""
+        """Return whether machines are rented here that gpuwarden has no provider for: a person rents and releases them."""
         return self.meter.metered and self.provider is None
 
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
-        """The tier that holds an absolute path, or None where none is sure to.
+        """Return the tier that holds an absolute path, or None where none is sure to.
 
         It is the longest mount that contains the path, for a job that did or did not ask for durable storage. A
         mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on.
@@ -224,28 +224,28 @@ class Profile(Frozen):
         return next((t for t in self.tiers(requested=requested) if t.path == longest), None)
 
     def place_of(self, output: str) -> str:
-        """The absolute path of a declared output. A home folder (`~`) lies on the disk mounted at the root."""
+        """Return the absolute path of a declared output. A home folder (`~`) lies on the disk mounted at the root."""
         path = output if output.startswith("/") else f"{self.run_root}/{output}"
         return "/" + path.removeprefix("~").lstrip("/")
 
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
-        """The tiers that are there for a job that did or did not ask for durable storage, one for each path."""
+        """Return the tiers that are there for a job that did or did not ask for durable storage, one for each path."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
         there.sort(key=lambda t: t.present == "on_request")  # stable; of two at one path the requested one stays
         return tuple({t.path: t for t in there}.values())
 
     @staticmethod
     def has(tier: Tier, *, requested: bool) -> bool:
-        """Whether a tier can be had by a job that did or did not ask for durable storage."""
+        """Return whether a tier can be had by a job that did or did not ask for durable storage."""
         return tier.present == "always" or (tier.present == "on_request" and requested)
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
-        """Whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""
+        """Return whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""
         tier = self.tier_of(path, requested=requested)
         return tier is not None and getattr(tier.survives, event) is True
 
     def residue(self, verb: Verb, *, requested: bool = False) -> bool:
-        """Whether something bills, or may bill, after `verb` took effect. Unknown counts as billing."""
+        """Return whether something bills, or may bill, after `verb` took effect. Unknown counts as billing."""
         return verb in self.meter.residue or self._billing_tiers(verb, requested=requested)
 
     def _billing_tiers(self, verb: Verb, *, requested: bool) -> bool:

@@ -14,7 +14,7 @@ from gpuwarden.core.errors import NotFound, NotSupported
 
 
 def names(package: ModuleType, *, hidden: frozenset[str] = frozenset({"base"})) -> list[str]:
-    """The plug-ins of a package, sorted, without importing them."""
+    """Return the plug-ins of a package, sorted, without importing them."""
     found = (m.name for m in pkgutil.iter_modules(package.__path__))
     return sorted(n for n in found if n not in hidden and not n.startswith("_"))
 

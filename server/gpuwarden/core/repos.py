@@ -50,7 +50,7 @@ class Config(Frozen):
 
     @property
     def column_names(self) -> frozenset[str]:
-        """The names alone."""
+        """Return the names alone."""
         return frozenset(c.name for c in self.columns)
 
 
@@ -109,12 +109,12 @@ class Repo(Frozen):
 
     @property
     def exists(self) -> bool:
-        """Whether the repo is certainly there."""
+        """Return whether the repo is certainly there."""
         return self.status in {"ok", "gated", "renamed"}
 
     @property
     def readable(self) -> bool:
-        """Whether its files can be read with the token in use."""
+        """Return whether its files can be read with the token in use."""
         return self.status in {"ok", "renamed"} and self.access is not False
 
 

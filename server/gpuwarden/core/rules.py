@@ -43,7 +43,7 @@ class Finding(BaseModel):
 
     @property
     def blocks(self) -> bool:
-        """Whether this finding alone closes the gate."""
+        """Return whether this finding alone closes the gate."""
         return self.severity in BLOCKING
 
 
@@ -102,7 +102,7 @@ def _split_doc(id: str, doc: str | None) -> tuple[str, str]:  # noqa: A002
 
 
 def run_rules(rules: Iterable[Rule[Any]], facts: object) -> list[Finding]:
-    """All findings, the worst first, in a stable order."""
+    """Return all findings, the worst first, in a stable order."""
     order = list(Severity)
     findings = [finding for r in rules for finding in r.run(facts)]
     return sorted(findings, key=lambda f: (order.index(f.severity), f.rule, f.message))

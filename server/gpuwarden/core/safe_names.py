@@ -30,7 +30,7 @@ class UnsafeName(BadReply):
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> PurePosixPath:
-    """Where a file of a manifest lies below the destination; absolute ones go below `machine/`.
+    """Return where a file of a manifest lies below the destination; absolute ones go below `machine/`.
 
     Raises `UnsafeName` for `..`, empty and over-long parts, control characters, our own staging folder, and on
     Windows for reserved names.
@@ -61,12 +61,12 @@ def _why_unsafe(part: str, *, windows: bool) -> str:
 
 
 def collision_key(name: PurePosixPath) -> str:
-    """Equal for names that a case-insensitive or normalising file system takes for the same file."""
+    """Return equal for names that a case-insensitive or normalising file system takes for the same file."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", str(name)).casefold())
 
 
 def folds_names(folder: Path) -> bool:
-    """Whether the file system under `folder` takes `A` and `a` for the same name."""
+    """Return whether the file system under `folder` takes `A` and `a` for the same name."""
     probe = folder / "Probe.Case"
     probe.touch()
     try:

@@ -52,20 +52,24 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def redact(text: str, values: Iterable[str] = ()) -> str:
-    """`text` without token shapes and without the given secret values (of 6 characters or more)."""
+    """Return `text` without token shapes and without the given secret values (of 6 characters or more)."""
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return TOKEN.sub(HIDDEN, text)
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """The values that never leave: of variables that are called secrets (8 characters or more), and of `names` (6)."""
+    """Return the values that never leave: of variables that are called secrets (8 characters or more), and of `names`
+    (6).
+    """
     called = {value for name, value in env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return tuple(sorted(called | {env[name] for name in names if len(env.get(name, "")) >= 6}))
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """A JSON body on its way out: no token shapes, none of `values`, no half characters. Each string stands alone."""
+    """Return a JSON body on its way out: no token shapes, none of `values`, no half characters. Each string stands
+    alone.
+    """
     if isinstance(body, str):
         return redact(body.encode("utf-8", "replace").decode(), values)
     if isinstance(body, dict):
@@ -74,13 +78,13 @@ def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
 
 
 def plain(text: str) -> str:
-    """`text` without terminal escapes and invisible characters; carriage returns become line ends."""
+    """Return `text` without terminal escapes and invisible characters; carriage returns become line ends."""
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNSAFE.sub("\ufffd", text)
 
 
 def clip(text: str, limit: int, *, keep: str = "end") -> str:
-    """At most `limit` characters of `text`, from its end or its start, with a note on what was left out."""
+    """Return at most `limit` characters of `text`, from its end or its start, with a note on what was left out."""
     if len(text) <= limit:
         return text
     cut = len(text) - limit
@@ -89,7 +93,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
-    """`text` as data: redacted, made plain, bounded, between lines that it can't forge."""
+    """Return `text` as data: redacted, made plain, bounded, between lines that it can't forge."""
     body = clip(plain(redact(text, values)), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:

@@ -47,12 +47,12 @@ class ShellGuard:
                 raise ValueError(f"{program!r} is not the name of a program in lower case")
 
     def table(self) -> dict[str, Any]:
-        """The declaration as plain values, for a JSON file."""
+        """Return the declaration as plain values, for a JSON file."""
         return asdict(self)
 
 
 def merged(guards: list[ShellGuard]) -> ShellGuard:
-    """One declaration that says what all of them say; sequences of the same program are put together."""
+    """Return one declaration that says what all of them say; sequences of the same program are put together."""
 
     def maps(name: str) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}

@@ -30,7 +30,7 @@ class Job(StrEnum):
 
     @property
     def told(self) -> str:
-        """The state as a sentence has it: a job `has succeeded`."""
+        """Return the state as a sentence has it: a job `has succeeded`."""
         return _TOLD.get(self, f"is {self.value}")
 
 
@@ -124,7 +124,7 @@ _TABLES: Final[dict[type, dict]] = {Job: JOB, Lease: LEASE, Teardown: TEARDOWN} 
 
 
 def legal(state: S) -> frozenset[S]:
-    """The states that may follow `state`."""
+    """Return the states that may follow `state`."""
     moves: frozenset[S] = _TABLES[type(state)][state]
     return moves
 

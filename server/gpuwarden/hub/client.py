@@ -68,12 +68,12 @@ class HubResponse:
 
     @property
     def code(self) -> str:
-        """The Hub's error code, such as `RepoNotFound`, or an empty string."""
+        """Return the Hub's error code, such as `RepoNotFound`, or an empty string."""
         return self.headers.get("x-error-code", "")
 
     @property
     def said(self) -> str:
-        """The service's own message, bounded."""
+        """Return the service's own message, bounded."""
         body = self.json if isinstance(self.json, dict) else {}
         return line(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
 

@@ -62,7 +62,7 @@ async def look(
     type: RepoType | None = None,  # noqa: A002
     most_files: int = MAX_FILES,
 ) -> Repo:
-    """One repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
+    """Return one repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
             id=line(repo_id, 120), type=type, status="error", why="this is no repo id; it looks like owner/name"
@@ -178,7 +178,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Architecture and chat template; None where the Hub's summary of the config does not tell."""
+    """Return architecture and chat template; None where the Hub's summary of the config does not tell."""
     settings = _dict(info.get("config"))
     if kind != "model" or not settings:
         return {}

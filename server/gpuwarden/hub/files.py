@@ -76,7 +76,7 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Return size of all files together."""
         return sum(f.size for f in self.files.values())
 
 
@@ -138,7 +138,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
 
 
 def _next(page: HubResponse) -> dict[str, str]:
-    """The query of the next page, from the Link header."""
+    """Return the query of the next page, from the Link header."""
     match = re.search(r'<([^>]+)>;\s*rel="next"', page.headers.get("link", ""))
     query = urlsplit(match[1]).query if match else ""
     pairs = (item.partition("=") for item in query.split("&") if item)
@@ -159,7 +159,7 @@ class RangeSource(Source):
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     def at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`."""
+        """Return exactly `length` bytes at `offset`."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
         first, last = offset // BLOCK, -(-(offset + length) // BLOCK)
@@ -175,16 +175,16 @@ class RangeSource(Source):
         return data[offset - first * BLOCK :][:length]
 
     def beside(self, name: str) -> Source | None:
-        """Another file of the same folder of the repo."""
+        """Return another file of the same folder of the repo."""
         path = self.path.with_name(name).as_posix()
         return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
 
     def changed(self) -> bool:
-        """A commit does not change."""
+        """Return a commit does not change."""
         return False
 
     def holes(self) -> int:
-        """The Hub tells of none."""
+        """Return the Hub tells of none."""
         return 0
 
     def _fetch(self, offset: int, length: int) -> bytes:
@@ -259,5 +259,5 @@ def download(listing: Listing, config: HubConfig) -> Path:
 
 
 def _literal(path: str) -> str:
-    """A pattern that means exactly this path."""
+    """Return a pattern that means exactly this path."""
     return re.sub(r"([*?\[])", r"[\1]", path)

@@ -54,7 +54,7 @@ async def submit(hub: HubClient, owner: str, body: Mapping[str, Any]) -> dict[st
 
 
 async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | None:
-    """One job; None when there is none of that id."""
+    """Return one job; None when there is none of that id."""
     reply = await hub.get(f"/api/jobs/{owner}/{job_id}")
     return None if reply.status == 404 else checked(reply)
 
@@ -67,7 +67,7 @@ async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
 
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
+    """Return every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
     params: dict[str, Any] = {"label": [f"{k}={v}" for k, v in labels.items()]}
     path, found = f"/api/jobs/{owner}", []
     for _ in range(100):
@@ -89,7 +89,7 @@ MOST_MICRO_USD: Final = 10**15
 
 
 async def prices(hub: HubClient) -> dict[str, float]:
-    """Flavors and what an hour costs in US dollars, as the Hub says now."""
+    """Return flavors and what an hour costs in US dollars, as the Hub says now."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
         raise BadReply(f"the Hub's hardware list answered {reply.status}: {reply.said}")
@@ -102,7 +102,7 @@ async def prices(hub: HubClient) -> dict[str, float]:
 
 
 def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
-    """The flavor of a wish such as `a100-large` or `a100` x 4. Raises BadRequest with what there is."""
+    """Return the flavor of a wish such as `a100-large` or `a100` x 4. Raises BadRequest with what there is."""
     word = (gpu or "cpu-basic").lower()
     stem = word.removesuffix("-large").removesuffix("-small")
     wishes = [word] if count == 1 else [f"{word}x{count}", f"{stem}x{count}"]
@@ -115,7 +115,7 @@ def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
 
 
 def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> Quote:
-    """The price of a flavor."""
+    """Return the price of a flavor."""
     return Quote(
         platform=platform,
         price_usd_per_hour=known[flavor],
@@ -126,7 +126,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 
 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
-    """The log from its beginning up to about `upto` bytes, and whether it was read to its present end.
+    """Return the log from its beginning up to about `upto` bytes, and whether it was read to its present end.
 
     A running job's stream stays open: it counts as read when nothing came for a moment.
     """
@@ -161,7 +161,7 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """A job as the Hub shows it. Raises BadReply for a shape that is not known, and our errors for refusals."""
+    """Return a job as the Hub shows it. Raises BadReply for a shape that is not known, and our errors for refusals."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json
@@ -185,13 +185,13 @@ def refuse(reply: HubResponse) -> None:
 
 
 def stage_of(job: Mapping[str, Any]) -> str:
-    """The stage, empty where none is shown."""
+    """Return the stage, empty where none is shown."""
     status = job.get("status")
     return str(status.get("stage")) if isinstance(status, dict) else ""
 
 
 def moment(text: object) -> float | None:
-    """A time that the Hub tells, in seconds since the epoch; None for what is none."""
+    """Return a time that the Hub tells, in seconds since the epoch; None for what is none."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
     except (ValueError, OverflowError):
@@ -199,12 +199,12 @@ def moment(text: object) -> float | None:
 
 
 def message_of(job: Mapping[str, Any]) -> str:
-    """The platform's own words on the stage; a time-out has no stage and is only said here."""
+    """Return the platform's own words on the stage; a time-out has no stage and is only said here."""
     status = job.get("status")
     return line((status.get("message") if isinstance(status, dict) else "") or "", 300)
 
 
 def labels_of(job: Mapping[str, Any]) -> dict[str, str]:
-    """The labels."""
+    """Return the labels."""
     labels = job.get("labels")
     return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}

@@ -26,7 +26,9 @@ _MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|rep
 async def hub_facts(
     script: ScriptFacts | None, spec: JobSpec, config: HubConfig, *, clock: Clock | None = None
 ) -> HubFacts | None:
-    """Everything that rules ask about the Hub; None when the job does not touch it. Never raises for its trouble."""
+    """Return everything that rules ask about the Hub; None when the job does not touch it. Never raises for its
+    trouble.
+    """
     uses = _uses(script, spec)
     pushes = script.uses.pushes if script else ()
     if not uses and not pushes:
@@ -57,7 +59,7 @@ async def hub_facts(
 
 
 async def read_account(hub: HubClient) -> Answer[Account]:
-    """Who the token in use belongs to. A refused token is Known, with no name and no rights."""
+    """Return who the token in use belongs to. A refused token is Known, with no name and no rights."""
     try:
         reply = await hub.get("/api/whoami-v2")
     except WardenError as error:
@@ -88,14 +90,14 @@ async def _look(hub: HubClient, use: RepoUse) -> Repo:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """The repos of the script, one use for each way it is read, and those that plain variables name."""
+    """Return the repos of the script, one use for each way it is read, and those that plain variables name."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     return [*uses, *(u for u in _named(spec.env) if (u.id, u.type) not in known)][:MOST_REPOS]
 
 
 def _named(env: Mapping[str, str]) -> Iterable[RepoUse]:
-    """Variables such as DATASET or BASE_MODEL whose value looks like owner/name."""
+    """Yield variables such as DATASET or BASE_MODEL whose value looks like owner/name."""
     for name, value in env.items():
         if "/" in value and re.fullmatch(REPO_ID, value):
             if _DATA.search(name):
@@ -105,7 +107,7 @@ def _named(env: Mapping[str, str]) -> Iterable[RepoUse]:
 
 
 def _bases(found: Mapping[RepoUse, Repo]) -> list[RepoUse]:
-    """The base models of adapters, which have to exist too."""
+    """Return the base models of adapters, which have to exist too."""
     named = {u.id for u in found}
     bases = [
         RepoUse(base, "model", use.line, "base")

@@ -24,7 +24,7 @@ GOOD_ENOUGH = 38.0
 
 
 async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ...]:
-    """Up to five ids, the likeliest first. Empty when nothing is near, or when the Hub did not answer."""
+    """Return up to five ids, the likeliest first. Empty when nothing is near, or when the Hub did not answer."""
     owner, _, name = repo_id.rpartition("/")
     words = sorted(tokens(name), key=lambda w: (w.isdigit(), -len(w), w))[:2]
     queries: list[dict[str, Any]] = [{"search": word, "limit": 40, "sort": "downloads"} for word in words]
@@ -60,7 +60,7 @@ async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ..
 
 
 def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
-    """Candidates near enough to `wanted`, the nearest first; equal scores by name."""
+    """Return candidates near enough to `wanted`, the nearest first; equal scores by name."""
     scored = [(score(wanted, c), c) for c in set(candidates)]
     return [c for s, c in sorted(scored, key=lambda x: (-x[0], x[1])) if s >= GOOD_ENOUGH]
 
@@ -76,7 +76,7 @@ def score(wanted: str, candidate: str) -> float:
 
 
 def tokens(name: str) -> set[str]:
-    """The words of a name: split at separators, lower case."""
+    """Return the words of a name: split at separators, lower case."""
     return {t for t in re.split(r"[^a-z0-9]+", name.lower()) if t}
 
 

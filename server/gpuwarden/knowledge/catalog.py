@@ -137,7 +137,7 @@ class Catalogue:
 
 @lru_cache(maxsize=1)
 def shipped() -> Catalogue:
-    """The references that came with this installation, read once."""
+    """Return the references that came with this installation, read once."""
     return load(data_dir("references"))
 
 
@@ -257,7 +257,7 @@ def _block(page: Page, key: str, lines: list[str], line: int) -> tuple[int, str,
 
 
 def mistakes(block: Block) -> list[str]:
-    """What is wrong between the signatures and the examples of an entry."""
+    """Return what is wrong between the signatures and the examples of an entry."""
     return [message for message, _ in _patterns(block)]
 
 

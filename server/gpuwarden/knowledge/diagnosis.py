@@ -106,7 +106,7 @@ class _Case:
         return any(s.sure for s in self.seen)
 
     def own(self, claims: dict[int, set[str]]) -> bool:
-        """Whether something speaks for this entry and for no other."""
+        """Return whether something speaks for this entry and for no other."""
         return (
             self.sure
             or bool(self.seen and self.hits)
@@ -114,7 +114,7 @@ class _Case:
         )
 
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, bool, int, str]:
-        """The most telling first; of what follows other failures, what came first."""
+        """Return the most telling first; of what follows other failures, what came first."""
         if self.gotcha.secondary and not self.seen:
             return True, True, True, min(self.numbers), self.gotcha.id
         specific = max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
@@ -189,7 +189,7 @@ def _claims(cases: list[_Case]) -> dict[int, set[str]]:
 
 
 def _wins(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether one wording is the more specific: its fixed text holds the other's, or else its whole match does."""
+    """Return whether one wording is the more specific: its fixed text holds the other's, or else its whole match does."""
     if one[0] != other[0] and (one[0] in other[0] or other[0] in one[0]):
         return other[0] in one[0]
     return one[1] != other[1] and other[1] in one[1]

@@ -26,7 +26,9 @@ _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
 
 
 def first_error(log: str) -> str:
-    """The line that failed first: the first exception of a chain, else the first line that says error. Else empty."""
+    """Return the line that failed first: the first exception of a chain, else the first line that says error. Else
+    empty.
+    """
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
@@ -34,7 +36,7 @@ def first_error(log: str) -> str:
 
 
 def failing_lines(log: str) -> tuple[str, ...]:
-    """At most twelve distinct lines that say what failed, the first error first, in the order of the log."""
+    """Return at most twelve distinct lines that say what failed, the first error first, in the order of the log."""
     first = first_error(log)
     found = dict.fromkeys(
         line for line in _clean(log) if _EXCEPTION.match(line) or (_SAID.search(line) and not _NOISE.search(line))
@@ -52,12 +54,12 @@ def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def nameless(text: str) -> str:
-    """`text` without the names of people's home folders."""
+    """Return `text` without the names of people's home folders."""
     return _PERSON.sub(r"\1me", text)
 
 
 def _clean(log: str) -> list[str]:
-    """Lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
+    """Return lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
     return [text for text in _lines(log) if text]
 
 

@@ -86,7 +86,7 @@ def draft(
 
 
 def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines: tuple[str, ...]) -> Draft:
-    """What a draft would look like with the evidence filled in and the rest still to be said. Not an entry yet."""
+    """Return what a draft would look like with the evidence filled in and the rest still to be said. Not an entry yet."""
     home = catalogue.page(page)
     good = [line for line in lines if len(literal_of(signature_for(line))) >= MIN_FIXED][:MAX_EXAMPLES]
     blanks = {key: f"({words})" for key, words in TO_SAY.items()}
@@ -98,7 +98,7 @@ def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines:
 
 
 def home_of(catalogue: Catalogue, lines: tuple[str, ...]) -> str:
-    """The page of entries that an error fits best by its words; the universal one when none does."""
+    """Return the page of entries that an error fits best by its words; the universal one when none does."""
     for hit in search(catalogue, " ".join(lines[:3]), 5):
         if catalogue.pages[hit.page].prefix is not None:
             return hit.page

@@ -44,7 +44,9 @@ _CODE = re.compile(
 
 
 def gist(text: str) -> str:
-    """`text` without the lines that say nothing of the trouble; a text of few lines, or all such lines, as it is."""
+    """Return `text` without the lines that say nothing of the trouble; a text of few lines, or all such lines, as it
+    is.
+    """
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
         return _ends(text)
@@ -55,7 +57,7 @@ def gist(text: str) -> str:
 
 
 def _ends(text: str) -> str:
-    """Both ends of a text that is longer than anybody writes about one failure."""
+    """Return both ends of a text that is longer than anybody writes about one failure."""
     return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"
 
 

@@ -118,7 +118,7 @@ class Index:
         self.speller = Speller(self.postings)
 
     def rarity(self, term: str) -> float:
-        """Inverse document frequency; an unknown term is as rare as can be."""
+        """Return inverse document frequency; an unknown term is as rare as can be."""
         seen = len(self.postings.get(term, ()))
         return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), _most(term))
 
@@ -146,7 +146,7 @@ class Index:
         return list(found.values())
 
     def _worth(self, word: str, concepts: list[str]) -> float:
-        """How much of the query a word is: its meaning when that is known, less when the word is unknown here."""
+        """Return how much of the query a word is: its meaning when that is known, less when the word is unknown here."""
         if concepts:
             return min(self.rarity(term) for term in (word, *concepts))
         return self.rarity(word) if word in self.postings else STRANGER * self.rarity(word)
@@ -156,7 +156,7 @@ class Index:
         return self.rarity(term) * weight * (K1 + 1) / (weight + K1)
 
     def _gains(self, slot: Slot) -> dict[int, tuple[float, float]]:
-        """The best (gain, weight) of a slot for each document that meets it."""
+        """Return the best (gain, weight) of a slot for each document that meets it."""
         best: dict[int, tuple[float, float]] = {}
         for term, weight in slot.ways:
             for number in self.postings.get(term, ()):
@@ -199,21 +199,23 @@ class Index:
         return [rows[n] for n in (*top, *order[CANDIDATES:])]
 
     def _closer(self, slots: list[Slot], number: int) -> float:
-        """A factor above 1 for a document with one title, alias or sentence that says what the query says."""
+        """Return a factor above 1 for a document with one title, alias or sentence that says what the query says."""
         if number not in self._units:
             self._units[number] = [self.slots(text) for text in self.documents[number].passages]
         return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
 
 
 def _most(term: str) -> float:
-    """How rare a term can be at most: everyday words and counts tell little, however seldom they are written here."""
+    """Return how rare a term can be at most: everyday words and counts tell little, however seldom they are written
+    here.
+    """
     if term in everyday():
         return EVERYDAY_RARITY
     return COUNT_RARITY if _COUNT.fullmatch(term) and term not in _CODES else MAX_RARITY
 
 
 def _alike(query: list[Slot], passage: list[Slot]) -> float:
-    """From 0 to 1: the share of both that the other has, rare words weighing more."""
+    """Return from 0 to 1: the share of both that the other has, rare words weighing more."""
     asked, said = {t: s for s in query for t, _ in s.ways}, {t: s for s in passage for t, _ in s.ways}
     both = asked.keys() & said.keys()
     found = sum(slot.rarity for slot in query if any(t in both for t, _ in slot.ways))
@@ -260,7 +262,7 @@ def _both_ends(query: str) -> str:
 
 
 def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit: int) -> tuple[list[Hit], list[Hit]]:
-    """The entries whose signatures the query matches: causes, and lines that follow other failures."""
+    """Return the entries whose signatures the query matches: causes, and lines that follow other failures."""
     causes: list[Hit] = []
     follow_ups: list[Hit] = []
     for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
@@ -271,7 +273,7 @@ def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit
 
 
 def _by_words(index: Index, query: str) -> Iterator[Hit]:
-    """What fits by its words, best first; of a page its best section alone."""
+    """Yield what fits by its words, best first; of a page its best section alone."""
     pages: set[str] = set()
     for score, coverage, document in index.ranked(gist(query)):
         hit = document.hit
@@ -283,7 +285,7 @@ def _by_words(index: Index, query: str) -> Iterator[Hit]:
 
 
 def _fits(score: float, coverage: float) -> bool:
-    """A good score for a fair share of the query, or a modest one for most of it."""
+    """Return a good score for a fair share of the query, or a modest one for most of it."""
     return any(score >= least and coverage >= share for least, share in FITS)
 
 
@@ -304,7 +306,7 @@ def _document(
 
 
 def _passages(fields: dict[str, str]) -> tuple[str, ...]:
-    """The short texts of an entry that are compared with a query as wholes."""
+    """Return the short texts of an entry that are compared with a query as wholes."""
     if "aliases" not in fields:
         return ()
     return (fields["title"], *fields["aliases"].split(" . "), *re.split(r"[.;:] ", fields["symptom"]))

@@ -66,7 +66,7 @@ def stem(word: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Stems of the words of `text` in order; an identifier gives itself and then its parts."""
+    """Return stems of the words of `text` in order; an identifier gives itself and then its parts."""
     found: list[str] = []
     for word in _WORD.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text)).lower()):
         parts = word.split("_")
@@ -85,7 +85,9 @@ def _keeps(part: str) -> bool:
 
 @lru_cache(maxsize=1)
 def everyday() -> frozenset[str]:
-    """Stems of the words that any text may hold: to meet one of them says little, however seldom it is written here."""
+    """Return stems of the words that any text may hold: to meet one of them says little, however seldom it is written
+    here.
+    """
     return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 

@@ -33,7 +33,7 @@ _KEY = re.compile(r"[\x21-\x7e]{8,4096}")
 
 
 def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
-    """The account's key from `variable` or from the file that `<variable>_FILE` names.
+    """Return the account's key from `variable` or from the file that `<variable>_FILE` names.
 
     Raises AuthFailed, whose message never holds the key.
     """
@@ -58,7 +58,7 @@ def _plausible(key: str, variable: str, platform: str) -> str:
 
 
 def _private_text(file: Path, platform: str) -> str:
-    """The text of a file that nobody else may read. The mode is that of the very file that is read."""
+    """Return the text of a file that nobody else may read. The mode is that of the very file that is read."""
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
@@ -77,7 +77,7 @@ def _private_text(file: Path, platform: str) -> str:
 
 
 def text_of_key_file(name: str) -> str:
-    """What a key file holds, whoever else may read it; "" for one that can't be read or is no plain file."""
+    """Return what a key file holds, whoever else may read it; "" for one that can't be read or is no plain file."""
     try:
         end = os.open(Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not hold us up
     except (OSError, ValueError, RuntimeError):
@@ -92,12 +92,14 @@ def text_of_key_file(name: str) -> str:
 
 
 def salted(salt: str, *words: str) -> str:
-    """Digest of words that only somebody who knows them and the salt can compute."""
+    """Return digest of words that only somebody who knows them and the salt can compute."""
     return hmac.new(salt.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
-    """The address of the interface, without a slash at its end. Raises BadRequest for one that would leak the key."""
+    """Return the address of the interface, without a slash at its end. Raises BadRequest for one that would leak the
+    key.
+    """
     url = (env.get(variable) or default).rstrip("/")
     try:
         parts = urlsplit(url)
@@ -114,7 +116,7 @@ def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host of an address is this machine."""
+    """Return whether a host of an address is this machine."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -123,7 +125,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def public_key(env: Mapping[str, str]) -> str | None:
-    """The user's public SSH key as `<type> <base64>`, without its comment; None where there is none.
+    """Return the user's public SSH key as `<type> <base64>`, without its comment; None where there is none.
 
     Raises BadRequest when the variable names something else, such as a private key.
     """
@@ -140,13 +142,13 @@ def public_key(env: Mapping[str, str]) -> str | None:
 
 
 def same_key(text: str) -> str | None:
-    """A line of an authorized_keys file reduced to what identifies the key; None for anything else."""
+    """Return a line of an authorized_keys file reduced to what identifies the key; None for anything else."""
     match = _PUBLIC.fullmatch(text.strip())
     return f"{match[1]} {match[2]}" if match else None
 
 
 def let_in(key: str) -> str:
-    """A line of shell for a machine's start that lets a public key in, as often as it is run.
+    """Return a line of shell for a machine's start that lets a public key in, as often as it is run.
 
     The key's alphabet has no quote, and one space between its two words.
     """

@@ -78,14 +78,16 @@ class ApiResponse:
 
     @property
     def json(self) -> Any:
-        """The body as JSON, or None where it is none."""
+        """Return the body as JSON, or None where it is none."""
         try:
             return json.loads(self.raw)
         except (ValueError, RecursionError):
             return None
 
     def text(self, *names: str) -> str:
-        """The first of the named fields of a JSON object that holds a text; "error.code" is `code` inside `error`."""
+        """Return the first of the named fields of a JSON object that holds a text; "error.code" is `code` inside
+        `error`.
+        """
         found = (self._at(name.split(".")) for name in names)
         return next((f for f in found if isinstance(f, str) and f), "")
 
@@ -147,7 +149,7 @@ class ApiClient:
         empty: bool = False,
         creates: bool = False,
     ) -> Answer[T]:
-        """One request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
+        """Return one request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
 
         A `safe` request may be sent again: reads are. One that `creates` is not refused by a reply that names an
         instance, whatever its status: that is Known where it has the shape of a success, else Unknown.
@@ -197,7 +199,7 @@ class ApiClient:
             )
 
     def _is_the_platforms(self, reply: ApiResponse) -> bool:
-        """Whether an error body has a field that the platform's own errors have."""
+        """Return whether an error body has a field that the platform's own errors have."""
         body = reply.json
         return isinstance(body, dict) and any(name.partition(".")[0] in body for name in self.api.says)
 
@@ -281,7 +283,7 @@ class ApiClient:
 
 
 async def _whole(response: httpx2.Response, what: str) -> ApiResponse | Unknown:
-    """The complete reply; one without end is Unknown."""
+    """Return the complete reply; one without end is Unknown."""
     raw = bytearray()
     async for piece in response.aiter_bytes():
         raw += piece
@@ -307,7 +309,7 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def names_instance(body: Any, depth: int = 4) -> bool:
-    """Whether a reply to a create names an instance anywhere: it was made, whatever else the reply says."""
+    """Return whether a reply to a create names an instance anywhere: it was made, whatever else the reply says."""
     if isinstance(body, list):
         return depth > 0 and any(names_instance(item, depth - 1) for item in body)
     if not isinstance(body, dict):
@@ -321,11 +323,11 @@ def names_instance(body: Any, depth: int = 4) -> bool:
 
 
 def _is_of_an_intermediary(reply: ApiResponse) -> bool:
-    """Whether Cloudflare answered in JSON of its own, which looks like that of a platform."""
+    """Return whether Cloudflare answered in JSON of its own, which looks like that of a platform."""
     body = reply.json
     return isinstance(body, dict) and not 200 <= reply.status < 300 and bool(body.get("cloudflare_error"))
 
 
 def is_safe_id(ident: str) -> bool:
-    """Whether an id can stand in a path; one that can't is no instance of any platform."""
+    """Return whether an id can stand in a path; one that can't is no instance of any platform."""
     return re.fullmatch(_ID, ident) is not None

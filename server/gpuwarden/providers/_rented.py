@@ -66,7 +66,7 @@ class Rented:
     # ------------------------------------------------------------------------------------------------ one instance
 
     def is_id(self, ident: str) -> bool:
-        """Whether an instance of this platform could have that id."""
+        """Return whether an instance of this platform could have that id."""
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -78,7 +78,9 @@ class Rented:
         return None
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. A gone one is None, or the instance with its bill; the list has to agree that it is gone."""
+        """Return one instance. A gone one is None, or the instance with its bill; the list has to agree that it is
+        gone.
+        """
         if not self.is_id(id):
             return Known(None)
         said = ""
@@ -99,7 +101,7 @@ class Rented:
         return Known(await self.bill(id, seen.token if seen else "") or seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance of the account, all pages."""
+        """Return every instance of the account, all pages."""
         raise NotImplementedError
 
     async def balance(self) -> Answer[Balance]:
@@ -107,14 +109,14 @@ class Rented:
         raise NotSupported(f"{self.api.platform} tells no balance through its interface", "Look at its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every instance whose name carries `token`. The platform's own filters are not relied on."""
+        """Return every instance whose name carries `token`. The platform's own filters are not relied on."""
         answer = await self.list()
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
     async def check(self) -> Findings:
-        """Whether the key is there and works, and what else stands in the way of renting."""
+        """Return whether the key is there and works, and what else stands in the way of renting."""
         try:
             answer = await self.list()
             if isinstance(answer, Unknown):
@@ -125,17 +127,17 @@ class Rented:
             return [self.finding(severity, error.message, error.hint)]
 
     async def check_account(self) -> Findings:
-        """What a subclass looks at besides the key."""
+        """Return what a subclass looks at besides the key."""
         return []
 
     def finding(self, severity: Severity, message: str, fix: str = "") -> Finding:
-        """A finding about the account."""
+        """Return a finding about the account."""
         return Finding(rule="PF-ACCT-001", severity=severity, message=message, fix=fix)
 
     # ------------------------------------------------------------------------------------------------------- names
 
     def label(self, token: str) -> str:
-        """The name of the instance that carries `token`, whole. Raises BadRequest for one that does not fit."""
+        """Return the name of the instance that carries `token`, whole. Raises BadRequest for one that does not fit."""
         label = PREFIX + token
         if not token or len(label) > self.max_name or not re.fullmatch(r"[A-Za-z0-9._-]+", token):
             raise BadRequest(f"the token {token!r} can't stand in a name of {self.api.platform}")
@@ -143,13 +145,13 @@ class Rented:
 
     @staticmethod
     def token_in(label: str | None) -> str:
-        """The token that a name carries, "" where it carries none."""
+        """Return the token that a name carries, "" where it carries none."""
         return label.removeprefix(PREFIX) if label and label.startswith(PREFIX) else ""
 
     # ---------------------------------------------------------------------------------------------------- resources
 
     def refuse_unsold(self, resources: Resources) -> str:
-        """The GPU that was asked for. Raises for what this platform can't sell."""
+        """Return the GPU that was asked for. Raises for what this platform can't sell."""
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Ask for an uninterrupted one.")
         if resources.durable_storage and self.durable_tier() is None:
@@ -159,17 +161,17 @@ class Rented:
         return resources.gpu
 
     def durable_tier(self) -> Tier | None:
-        """The profile's storage that has to be asked for."""
+        """Return the profile's storage that has to be asked for."""
         return next((t for t in self.profile.storage if t.present == "on_request"), None)
 
     def ssh_key(self) -> str | None:
-        """The public key that new machines should let in."""
+        """Return the public key that new machines should let in."""
         return public_key(self.env)
 
     # ----------------------------------------------------------------------------------------------------- instances
 
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
-        """Where jobs go on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
+        """Return where jobs go on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
         return Place(
             platform=self.profile.id,
             instance_id=ident,
@@ -200,24 +202,24 @@ async def agreed_gone(
 
 
 def no_such(platform: str, ident: str) -> NotFound:
-    """The error for an instance that is not there."""
+    """Return the error for an instance that is not there."""
     return NotFound(f"{platform} has no instance {ident!r}", "List the instances to see what there is.")
 
 
 def positive_price(price: float | None) -> float | None:
-    """A price; one of zero is no price that anybody sells at, so it is unknown."""
+    """Return a price; one of zero is no price that anybody sells at, so it is unknown."""
     return price if price is not None and price > 0 else None
 
 
 def epoch(moment: datetime | None) -> float | None:
-    """Seconds since the epoch; a time without a zone is UTC."""
+    """Return seconds since the epoch; a time without a zone is UTC."""
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def gpu_matches(asked: str, names: Iterable[str]) -> bool:
-    """Whether a GPU is one that was asked for: by a whole name, or by words of it in their order.
+    """Return whether a GPU is one that was asked for: by a whole name, or by words of it in their order.
 
     "H100" is "NVIDIA H100 80GB HBM3"; "L4" is not "L40S".
     """

@@ -156,7 +156,7 @@ class AutoDL(Rented):
         """By instance, for only the list tells names."""
 
     async def check_account(self) -> Findings:
-        """Whether there is credit, and a key to get in with."""
+        """Return whether there is credit, and a key to get in with."""
         findings: Findings = []
         answer = await self._wallet()
         if isinstance(answer, Known) and answer.value.data.assets <= 0:
@@ -167,7 +167,7 @@ class AutoDL(Rented):
         return findings
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price is unknown: AutoDL tells it of instances only."""
+        """Return the price is unknown: AutoDL tells it of instances only."""
         spec = self._spec(resources)
         note = f"{resources.gpu_count} x {spec}; AutoDL tells a price only once an instance is rented"
         source = "AutoDL, which has no price list in its interface"
@@ -205,7 +205,7 @@ class AutoDL(Rented):
         )
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance: its status, and its address and price while it runs."""
+        """Return one instance: its status, and its address and price while it runs."""
         answer = await self._ask_about(id, "status", _Told[str])
         if isinstance(answer, Unknown):
             return answer
@@ -217,7 +217,7 @@ class AutoDL(Rented):
         return await self._placed(seen) if state is _S.RUNNING else Known(seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every Pro instance, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every Pro instance, page by page; fewer than the total that is told with them is Unknown."""
         found: dict[str, _Row] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
@@ -236,7 +236,7 @@ class AutoDL(Rented):
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """The cash of the wallet, told in thousandths of a yuan. Vouchers are not counted: not every one fits."""
+        """Return the cash of the wallet, told in thousandths of a yuan. Vouchers are not counted: not every one fits."""
         answer = await self._wallet()
         if isinstance(answer, Unknown):
             return answer
@@ -276,7 +276,7 @@ class AutoDL(Rented):
         return await self.door.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
-        """A GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
+        """Return a GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
         return await self.door.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
 
     async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
@@ -286,7 +286,7 @@ class AutoDL(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _placed(self, seen: Instance) -> Answer[Instance | None]:
-        """A running instance with its address and price, as far as the snapshot tells them."""
+        """Return a running instance with its address and price, as far as the snapshot tells them."""
         answer = await self._ask_about(seen.id, "snapshot", _Told[_Snapshot])
         if isinstance(answer, Unknown):
             return Known(seen.model_copy(update={"why": f"{seen.why}; no address yet: {answer.why}"}))
@@ -345,5 +345,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return AutoDL(profile, clock)

@@ -46,7 +46,7 @@ class Provider(Protocol):
         ...
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price now."""
+        """Return the price now."""
         ...
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
@@ -54,19 +54,19 @@ class Provider(Protocol):
         ...
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every instance that carries `token`. An empty tuple is one look; it is believed after a second."""
+        """Return every instance that carries `token`. An empty tuple is one look; it is believed after a second."""
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance; None when look-up and list agree that it does not exist. Believed after a second look."""
+        """Return one instance; None when look-up and list agree that it does not exist. Believed after a second look."""
         ...
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance of the account, all pages."""
+        """Return every instance of the account, all pages."""
         ...
 
     async def balance(self) -> Answer[Balance]:
-        """What the account has left. Raises NotSupported where the platform's interface tells none."""
+        """Return what the account has left. Raises NotSupported where the platform's interface tells none."""
         ...
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -83,18 +83,20 @@ class Provider(Protocol):
 
 
 def provider_names() -> list[str]:
-    """All providers, sorted."""
+    """Return all providers, sorted."""
     return names(providers)
 
 
 def account_keys() -> frozenset[str]:
-    """The variables that hold the key of an account that rents machines, of every provider. None goes to a machine."""
+    """Return the variables that hold the key of an account that rents machines, of every provider. None goes to a
+    machine.
+    """
     told = (load(providers, name, what="provider").ACCOUNT_KEYS for name in provider_names())
     return frozenset(word for keys in told for key in keys for word in (key, f"{key}_FILE"))
 
 
 def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
-    """The keys of accounts that this process has, by where each is: a variable, or a file that one names."""
+    """Return the keys of accounts that this process has, by where each is: a variable, or a file that one names."""
     found = {}
     for name in account_keys():
         found[name] = given = env.get(name, "").strip()  # somebody may have put the key where its file belongs
@@ -104,12 +106,12 @@ def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def keyed(name: str, env: Mapping[str, str]) -> bool:
-    """Whether the user has given the key of a provider's account."""
+    """Return whether the user has given the key of a provider's account."""
     keys = load(providers, name, what="provider").ACCOUNT_KEYS
     return any(env.get(word) for key in keys for word in (key, f"{key}_FILE"))
 
 
 def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:
-    """The provider called `name` for one profile; `state` is the folder it may keep files in."""
+    """Return the provider called `name` for one profile; `state` is the folder it may keep files in."""
     provider: Provider = load(providers, name, what="provider").create(profile, state, clock)
     return provider

@@ -24,7 +24,7 @@ from gpuwarden.providers._account import salted
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
-    """The provider."""
+    """Return the provider."""
     return HfJobsProvider(profile, state, clock)
 
 
@@ -80,12 +80,12 @@ class HfJobsProvider:
         return salted(salt, self.name, config.endpoint, config.token or "")
 
     async def account_id(self) -> Answer[str]:
-        """The owner of the token."""
+        """Return the owner of the token."""
         async with self._hub() as hub:
             return Known(await jobs.namespace(hub))
 
     async def check(self) -> list[Finding]:
-        """Whether the Hub knows the token."""
+        """Return whether the Hub knows the token."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
@@ -95,7 +95,7 @@ class HfJobsProvider:
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price of the flavor that is asked for."""
+        """Return the price of the flavor that is asked for."""
         async with self._hub() as hub:
             known = await jobs.prices(hub)
         flavor = jobs.flavor_of(resources.gpu, resources.gpu_count, known)
@@ -113,12 +113,14 @@ class HfJobsProvider:
         return Known(self._reserved(token))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """The reservation of a token."""
+        """Return the reservation of a token."""
         answer = await self.get(token)
         return answer if isinstance(answer, Unknown) else Known((answer.value,) if answer.value else ())
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """The job of a reservation; None when it ended, or when there was none and the reservation was given back."""
+        """Return the job of a reservation; None when it ended, or when there was none and the reservation was given
+        back.
+        """
         try:
             async with self._hub() as hub:
                 owner = await jobs.namespace(hub)
@@ -133,7 +135,7 @@ class HfJobsProvider:
         return Known(self._reserved(id))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every reservation that is not over."""
+        """Return every reservation that is not over."""
         instances = []
         for file in sorted(self._state.glob("*.json")):
             answer = await self.get(file.stem)

@@ -156,7 +156,7 @@ class LambdaCloud(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """An instance can be launched only with an SSH key of the account."""
+        """Return an instance can be launched only with an SSH key of the account."""
         try:
             await self._key_name()
         except BadRequest as refusal:
@@ -164,7 +164,7 @@ class LambdaCloud(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The one owner that the first page of the audit log names."""
+        """Return the one owner that the first page of the audit log names."""
         answer = await self.door.ask("GET", f"{_V1}/audit-events", _Audit)
         if isinstance(answer, Unknown):
             return answer
@@ -175,7 +175,7 @@ class LambdaCloud(Rented):
         return Known(accounts[0])
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price of the cheapest type that can be launched now."""
+        """Return the price of the cheapest type that can be launched now."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -226,12 +226,12 @@ class LambdaCloud(Rented):
         )
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance."""
+        """Return one instance."""
         answer = await self.door.ask("GET", f"{_V1}/instances/{id}", _One)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value.data))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance that is not gone. Lambda answers in one page."""
+        """Return every instance that is not gone. Lambda answers in one page."""
         answer = await self.door.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
@@ -263,7 +263,7 @@ class LambdaCloud(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[tuple[_Type, str]]:
-        """The cheapest type with stock, and a region that has it. Raises BadRequest or NoCapacity."""
+        """Return the cheapest type with stock, and a region that has it. Raises BadRequest or NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         home = await self._filesystem_region() if resources.durable_storage else Known(None)
         if isinstance(home, Unknown):
@@ -290,7 +290,7 @@ class LambdaCloud(Rented):
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
-        """The name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
+        """Return the name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
         answer = await self.door.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
@@ -312,7 +312,7 @@ class LambdaCloud(Rented):
         return self.env.get("LAMBDA_FILESYSTEM") or DURABLE_NAME
 
     async def _filesystem_region(self) -> Answer[str | None]:
-        """Where the filesystem for durable storage is. Raises BadRequest unless it would be mounted as promised."""
+        """Return where the filesystem for durable storage is. Raises BadRequest unless it would be mounted as promised."""
         wanted, tier = self._filesystem_name(), self.durable_tier()
         assert tier is not None  # refuse_unsold saw it
         answer = await self.door.ask("GET", f"{_V1}/file-systems", _Filesystems)
@@ -364,5 +364,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return LambdaCloud(profile, clock)

@@ -113,19 +113,19 @@ class Paperspace(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """What has to be set before a machine can be rented."""
+        """Return what has to be set before a machine can be rented."""
         missing = [name for name in NEEDED if not self.env.get(name)]
         return [
             self.finding(Severity.ERROR, f"{name} is not set, and a machine needs it", "Set it.") for name in missing
         ]
 
     async def ask_account(self) -> Answer[str]:
-        """The team of the key."""
+        """Return the team of the key."""
         answer = await self.door.ask("GET", "/auth/session", _Session)
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price is unknown: the interface tells none."""
+        """Return the price is unknown: the interface tells none."""
         kind = self._machine_type(resources)
         source = "Paperspace, which tells no prices through its interface"
         note = f"{kind}; see the price list at paperspace.com/pricing"
@@ -147,12 +147,12 @@ class Paperspace(Rented):
         return Known(seen)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One machine."""
+        """Return one machine."""
         answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every machine of the team, page by page."""
+        """Return every machine of the team, page by page."""
         found: dict[str, _Machine] = {}
         params: dict[str, str | int] = {"limit": PAGE}
         seen: set[str] = set()
@@ -302,5 +302,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Paperspace:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return Paperspace(profile, clock)

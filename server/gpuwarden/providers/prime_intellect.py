@@ -135,7 +135,7 @@ class _Deleted(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """An address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
+    """Return an address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
         return NotFound(f"Prime Intellect says there is no such thing: {said}")
     if reply.status in {400, 409, 422} and re.search(
@@ -160,7 +160,7 @@ class PrimeIntellect(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """A Pod lets in only a key of the account."""
+        """Return a Pod lets in only a key of the account."""
         try:
             await self._key_id()
         except BadRequest as refusal:
@@ -168,12 +168,12 @@ class PrimeIntellect(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The id of the key's user."""
+        """Return the id of the key's user."""
         answer = await self.door.ask("GET", "/user/whoami", _Whose)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The cheapest offer that fits."""
+        """Return the cheapest offer that fits."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -202,7 +202,7 @@ class PrimeIntellect(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One Pod."""
+        """Return one Pod."""
         answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(answer, Unknown):
             return answer
@@ -211,7 +211,7 @@ class PrimeIntellect(Rented):
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every Pod that is not gone, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every Pod that is not gone, page by page; fewer than the total that is told with them is Unknown."""
         found: dict[str, _Pod] = {}
         read = 0
         for _ in range(MAX_PAGES):
@@ -228,7 +228,7 @@ class PrimeIntellect(Rented):
         return Unknown("Prime Intellect's list of Pods does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """What is in the user's wallet."""
+        """Return what is in the user's wallet."""
         answer = await self.door.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
@@ -253,7 +253,7 @@ class PrimeIntellect(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[_Offer]:
-        """The cheapest offer that fits. Raises NoCapacity."""
+        """Return the cheapest offer that fits. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
@@ -275,7 +275,7 @@ class PrimeIntellect(Rented):
         return Known(min(fitting, key=lambda o: (_price(o) is None, _price(o) or 0.0, o.cloudId, o.provider or "")))
 
     async def _offers(self, count: int) -> Answer[tuple[_Offer, ...]]:
-        """All pages of what can be had."""
+        """Return all pages of what can be had."""
         found: tuple[_Offer, ...] = ()
         for page in range(1, MAX_PAGES + 1):
             params: dict[str, str | int] = {"gpu_count": count, "page": page, "page_size": PAGE}
@@ -288,7 +288,7 @@ class PrimeIntellect(Rented):
         return Known(found)
 
     async def _key_id(self) -> Answer[str | None]:
-        """The account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
+        """Return the account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
         answer = await self.door.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer
@@ -344,7 +344,7 @@ class PrimeIntellect(Rented):
         )
 
     def _where(self, pod: _Pod) -> Place | None:
-        """The address, once the image is installed."""
+        """Return the address, once the image is installed."""
         if pod.installationStatus not in {None, "FINISHED", "ACTIVE", "COMPLETED"}:
             return None
         told = pod.sshConnection if isinstance(pod.sshConnection, str | None) else next(iter(pod.sshConnection), None)
@@ -354,7 +354,7 @@ class PrimeIntellect(Rented):
         return self.place(pod.id, match[2], int(match[3]) if match[3] else None, match[1])
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """A gone Pod with its bill, or None where the history does not have it yet."""
+        """Return a gone Pod with its bill, or None where the history does not have it yet."""
         try:
             for page in range(HISTORY_PAGES):
                 params: dict[str, str | int] = {
@@ -382,7 +382,7 @@ class PrimeIntellect(Rented):
 
 
 def _price(offer: _Offer) -> float | None:
-    """What the whole offer costs an hour; another currency than dollars is unknown."""
+    """Return what the whole offer costs an hour; another currency than dollars is unknown."""
     if offer.prices.currency not in {None, "USD", "usd"}:
         return None
     price = offer.prices.communityPrice if offer.prices.communityPrice is not None else offer.prices.onDemand
@@ -402,5 +402,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> PrimeIntellect:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return PrimeIntellect(profile, clock)

@@ -32,7 +32,7 @@ class RehearsalProvider:
         self.settle_s = cloud.settings.settle_s
 
     def key_digest(self, salt: str) -> str:
-        """Digest of the cloud's own mark: another folder is another account."""
+        """Return digest of the cloud's own mark: another folder is another account."""
         return salted(salt, self.name, self.profile.id, self.cloud.nonce)
 
     async def account_id(self) -> Answer[str]:
@@ -44,7 +44,7 @@ class RehearsalProvider:
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The pretend price."""
+        """Return the pretend price."""
         return await to_thread.run_sync(self.cloud.quote, resources)
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
@@ -52,11 +52,11 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.create, resources, token)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every listed instance labelled `token`."""
+        """Return every listed instance labelled `token`."""
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance; a gone one with its final bill, None for one that vanished."""
+        """Return one instance; a gone one with its final bill, None for one that vanished."""
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer
@@ -64,7 +64,7 @@ class RehearsalProvider:
         return there if isinstance(there, Unknown) or there.value else answer
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance that is not gone."""
+        """Return every instance that is not gone."""
         return await to_thread.run_sync(self.cloud.list)
 
     async def balance(self) -> Answer[Balance]:
@@ -85,6 +85,6 @@ class RehearsalProvider:
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
-    """The provider for one profile; the cloud's files lie in `state/<profile id>`, and what they say stays."""
+    """Return the provider for one profile; the cloud's files lie in `state/<profile id>`, and what they say stays."""
     # A host process lives on this machine's time; with any other clock things happen when somebody looks.
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

@@ -209,7 +209,7 @@ class RunPod(Rented):
         """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
 
     async def check_account(self) -> Findings:
-        """A Pod lets nobody in without a public key."""
+        """Return a Pod lets nobody in without a public key."""
         if self.ssh_key() is not None:
             return []
         answer = await self.door.ask("GET", "/account/ssh-keys", _Keys)
@@ -219,12 +219,12 @@ class RunPod(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The id of the key's user."""
+        """Return the id of the key's user."""
         answer = await self.graph.ask("POST", "/graphql", _Whose, body={"query": WHOSE}, safe=True)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The list price of the cheapest kind in stock, Secure Cloud."""
+        """Return the list price of the cheapest kind in stock, Secure Cloud."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -263,19 +263,19 @@ class RunPod(Rented):
         return Known(made)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One Pod."""
+        """Return one Pod."""
         answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every Pod that is not gone, those of clusters too. RunPod answers in one page."""
+        """Return every Pod that is not gone, those of clusters too. RunPod answers in one page."""
         answer = await self.door.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(self._view(p) for p in answer.value.pods if p.status != "TERMINATED"))
 
     async def balance(self) -> Answer[Balance]:
-        """The account's credit, and what everything in the account spends an hour."""
+        """Return the account's credit, and what everything in the account spends an hour."""
         answer = await self.graph.ask("POST", "/graphql", _Graph, body={"query": BALANCE}, safe=True)
         if isinstance(answer, Unknown):
             return answer
@@ -311,7 +311,7 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
-        """The cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
+        """Return the cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
         asked = self.refuse_unsold(resources)
         params: dict[str, str | int] = {
             "include": "AVAILABILITY",
@@ -341,7 +341,7 @@ class RunPod(Rented):
         return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
 
     async def _volume(self) -> Answer[_Volume | None]:
-        """The network volume that durable storage lies on. Raises BadRequest where it is not clear which."""
+        """Return the network volume that durable storage lies on. Raises BadRequest where it is not clear which."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
         answer = await self.door.ask("GET", "/network-volumes", _Volumes)
         if isinstance(answer, Unknown):
@@ -400,7 +400,9 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Whether the address is that of before a restart: the port changes, and first replies repeat the old one."""
+        """Return whether the address is that of before a restart: the port changes, and first replies repeat the old
+        one.
+        """
         direct, runtime = pod.ssh.direct, pod.runtime
         if direct is None or runtime is None:
             return True
@@ -416,7 +418,7 @@ class RunPod(Rented):
         return False
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """A gone Pod with its bill, or None where RunPod has no bill of it."""
+        """Return a gone Pod with its bill, or None where RunPod has no bill of it."""
         try:
             answer = await self.door.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
         except WardenError:
@@ -461,5 +463,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RunPod:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return RunPod(profile, clock)

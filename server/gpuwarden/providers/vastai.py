@@ -167,7 +167,7 @@ class Vast(Rented):
     max_name = 1024
 
     async def check_account(self) -> Findings:
-        """A new instance lets in our key, which create tells it, and the keys of the account."""
+        """Return a new instance lets in our key, which create tells it, and the keys of the account."""
         if self.ssh_key() is not None:
             return []
         answer = await self.door.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
@@ -177,12 +177,12 @@ class Vast(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The number of the key's user."""
+        """Return the number of the key's user."""
         answer = await self.door.ask("GET", "/api/v0/users/current/", _Owner)
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The cheapest offer that fits, its disk included."""
+        """Return the cheapest offer that fits, its disk included."""
         answer = await self._offers(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -216,7 +216,7 @@ class Vast(Rented):
         return _is_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. `{"instances": null}` is how Vast.ai says that it is gone."""
+        """Return one instance. `{"instances": null}` is how Vast.ai says that it is gone."""
         answer = await self.door.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
         if isinstance(answer, Unknown):
             return answer
@@ -224,7 +224,7 @@ class Vast(Rented):
         return Known(None if found is None else self._view(found))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every instance, page by page; fewer than the total that is told with them is Unknown."""
         found: dict[int, _Instance] = {}
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
@@ -245,7 +245,7 @@ class Vast(Rented):
         return Unknown("Vast.ai's list of instances does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """The credit of the account. Its reply may hold the key itself, which is not read."""
+        """Return the credit of the account. Its reply may hold the key itself, which is not read."""
         answer = await self.door.ask("GET", "/api/v0/users/current/", _User)
         if isinstance(answer, Unknown):
             return answer
@@ -279,7 +279,7 @@ class Vast(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
-        """The offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
+        """Return the offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         disk = resources.disk_gb or DISK_GB
         query: dict[str, object] = {
@@ -366,7 +366,7 @@ class Vast(Rented):
         )
 
     def _where(self, i: _Instance) -> Place | None:
-        """The direct address, where there is one; else the slower proxy's."""
+        """Return the direct address, where there is one; else the slower proxy's."""
         port = _direct_port(i.ports)
         address = (i.public_ipaddr or "").strip()
         if port is not None and address:
@@ -376,7 +376,7 @@ class Vast(Rented):
         return None
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """A gone instance with its charges, or None where they can't be had."""
+        """Return a gone instance with its charges, or None where they can't be had."""
         now = int(self.clock.now())
         days = {"day": {"gte": now - BILL_DAYS * 86400, "lte": now + 86400}, "type": {"in": ["instance"]}}
         params: dict[str, str | int] = {"select_filters": json.dumps(days), "limit": 500}
@@ -412,7 +412,7 @@ def _price(offer: _Offer, resources: Resources) -> float | None:
 
 
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
-    """Our word for the four fields of theirs, and whether compute bills."""
+    """Return our word for the four fields of theirs, and whether compute bills."""
     wanted = i.intended_status == "running"
     match i.actual_status:
         case "running":
@@ -432,7 +432,7 @@ def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
 
 
 def _direct_port(ports: Any) -> int | None:
-    """The public port of the container's port 22."""
+    """Return the public port of the container's port 22."""
     try:
         port = int(ports["22/tcp"][0]["HostPort"])
     except (KeyError, IndexError, TypeError, ValueError):
@@ -454,5 +454,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return Vast(profile, clock)

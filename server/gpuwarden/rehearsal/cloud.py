@@ -89,18 +89,18 @@ class Cloud:
 
     @property
     def nonce(self) -> str:
-        """The mark that tells this cloud from every other."""
+        """Return the mark that tells this cloud from every other."""
         return self.store.state().nonce
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
+        """Return the settings in force."""
         return (self.store.config() or Config(profile=self.profile)).settings
 
     # ------------------------------------------------------------------------------------------------ the account
 
     def quote(self, resources: Resources) -> Answer[Quote]:
-        """The pretend price now."""
+        """Return the pretend price now."""
 
         def ask(s: Session) -> Quote:
             usd = meter.price(s.config.settings, self.profile, resources)
@@ -135,15 +135,15 @@ class Cloud:
         return self._call("create", rent)
 
     def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every listed instance with that label."""
+        """Return every listed instance with that label."""
         return self._call("find", lambda s: tuple(i for i in self._listed(s) if i.token == token))
 
     def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance that is not gone."""
+        """Return every instance that is not gone."""
         return self._call("list", lambda s: tuple(self._listed(s)))
 
     def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. A gone one is answered with its final bill; None for one that vanished or never was."""
+        """Return one instance. A gone one is answered with its final bill; None for one that vanished or never was."""
 
         def look(s: Session) -> Instance | None:
             record = s.state.records.get(id)
@@ -207,14 +207,14 @@ class Cloud:
             return any(self._restless(r) for r in looked)
 
     def truth(self, id: str) -> Truth:  # noqa: A002
-        """What is really so, whatever the provider answers. Lets time pass first. Raises NotFound."""
+        """Return what is really so, whatever the provider answers. Lets time pass first. Raises NotFound."""
         truths = self.truths()
         if id not in truths:
             raise NotFound(f"{self._platform} never had an instance {id!r}")
         return truths[id]
 
     def truths(self) -> dict[str, Truth]:
-        """The truth about every instance that ever was."""
+        """Return the truth about every instance that ever was."""
         with self._session() as s:
             held = processes.held(set(s.state.records))
             return {id: self._truth(s, record, held) for id, record in s.state.records.items()}  # noqa: A001
@@ -349,7 +349,7 @@ class Cloud:
         disk.sweep(self.root)
 
     def _observe(self, s: Session, record: Record) -> Record:
-        """What follows from the machine's files: a step reached, a job ended, a disk filled."""
+        """Return what follows from the machine's files: a step reached, a job ended, a disk filled."""
         if record.state != _S.RUNNING or record.pending:
             return record
         folder = self._run_root(record)
@@ -429,7 +429,7 @@ class Cloud:
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
-        """The processes that run folders name. On a volume they may be another instance's, so there none are."""
+        """Return the processes that run folders name. On a volume they may be another instance's, so there none are."""
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
 
     def _pids(self, record: Record) -> set[int] | None:
@@ -455,7 +455,7 @@ class Cloud:
             yield self._view(s, record)
 
     def _view(self, s: Session, record: Record) -> Instance:
-        """The provider's answer about a record."""
+        """Return the provider's answer about a record."""
         if self._lags(s, record):
             record = record.but(state=_S.TERMINATING, why="terminate was asked for")
         files = self._disk(record)

@@ -67,12 +67,12 @@ class Disk:
             folder.chmod(0o755 if allowed else 0o555)
 
     def used(self) -> int:
-        """Bytes of the files on the machine's own tiers."""
+        """Return bytes of the files on the machine's own tiers."""
         return sum(_size(Path(at) / n) for at, _, names in os.walk(self.fs) for n in names)
 
     @property
     def mounts(self) -> dict[str, str]:
-        """Where the volumes really lie, by the path that they have on the machine."""
+        """Return where the volumes really lie, by the path that they have on the machine."""
         return {t.path: str(self._volume(t)) for t in self.tiers if shared(t)}
 
     def _mount(self, tier: Tier) -> None:
@@ -109,18 +109,18 @@ class Disk:
 
 
 def run_root(profile: Profile) -> str:
-    """The profile's run root as an absolute path; the home of a rehearsal machine is /root."""
+    """Return the profile's run root as an absolute path; the home of a rehearsal machine is /root."""
     return profile.run_root.replace("~", "/root", 1) if profile.run_root.startswith("~") else profile.run_root
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """The tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
+    """Return the tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
 
 def shared(tier: Tier) -> bool:
-    """Whether a tier is a volume of the account, not of the instance: it outlives terminate."""
+    """Return whether a tier is a volume of the account, not of the instance: it outlives terminate."""
     return tier.survives.terminate is True and tier.path != "/"
 
 
@@ -183,7 +183,7 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
 
 
 def _plain(root: Path, base: Path, path: Path) -> bool:
-    """Whether every step from `base` to `path` is a real folder or a link to a volume of ours; opens them up."""
+    """Return whether every step from `base` to `path` is a real folder or a link to a volume of ours; opens them up."""
     if base.is_symlink() or not base.is_dir():
         return False
     _open_up(base)
@@ -198,7 +198,7 @@ def _plain(root: Path, base: Path, path: Path) -> bool:
 
 
 def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
-    """What to remove so that `start` is empty but for `keep` and the folders on the way there."""
+    """Yield what to remove so that `start` is empty but for `keep` and the folders on the way there."""
     _open_up(start)
     for entry in list(start.iterdir()) if start.is_dir() else []:
         if entry in keep:

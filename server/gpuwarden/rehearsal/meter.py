@@ -24,7 +24,7 @@ def price(settings: Settings, profile: Profile, resources: Resources) -> float:
 
 
 def computes(profile: Profile, record: Record) -> bool:
-    """Whether compute bills in the record's present state.
+    """Return whether compute bills in the record's present state.
 
     A failed boot bills until someone ends it. A stopped instance bills on where the profile's `stops_on` lacks
     `stop`; an interrupted one does not, since the platform took the GPU back.
@@ -37,7 +37,9 @@ def computes(profile: Profile, record: Record) -> bool:
 
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
-    """Whether something else than compute, a disk say, bills in the record's present state. Unknown counts as yes."""
+    """Return whether something else than compute, a disk say, bills in the record's present state. Unknown counts as
+    yes.
+    """
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
     return profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable)

@@ -85,7 +85,7 @@ class Fault(Frozen):
         return self
 
     def strikes(self, seed: int, position: int, nth: int) -> bool:
-        """Whether this fault, the `position`-th of its list, strikes the `nth` call or instance."""
+        """Return whether this fault, the `position`-th of its list, strikes the `nth` call or instance."""
         if self.probability is None:
             return self.at <= nth < self.at + self.count
         draw = int(digest([seed, position, nth])[7:21], 16) / 16**14
@@ -99,11 +99,11 @@ class Faults(Frozen):
     faults: tuple[Fault, ...] = ()
 
     def on_call(self, call: Call, nth: int) -> list[Fault]:
-        """The faults that strike the `nth` call of a verb."""
+        """Return the faults that strike the `nth` call of a verb."""
         return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
 
     def on_instance(self, nth: int) -> tuple[Fault, ...]:
-        """The faults that the `nth` instance is born with."""
+        """Return the faults that the `nth` instance is born with."""
         return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
 
 
@@ -135,15 +135,15 @@ class Record(Frozen):
     job_ended: bool = False
 
     def but(self, **changes: Any) -> Record:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return self.model_copy(update=changes)
 
     def fault(self, kind: InstanceFault) -> Fault | None:
-        """The first fault of a kind that has not struck yet."""
+        """Return the first fault of a kind that has not struck yet."""
         return next((f for f in self.faults if f.kind == kind), None)
 
     def without(self, fault: Fault) -> tuple[Fault, ...]:
-        """The faults left once `fault` has struck."""
+        """Return the faults left once `fault` has struck."""
         left = list(self.faults)
         left.remove(fault)
         return tuple(left)

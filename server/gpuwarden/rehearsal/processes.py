@@ -28,7 +28,7 @@ SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "T
 
 
 def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
-    """The living processes of an instance. `named` are claims of run folders: pid, start ticks, boot id."""
+    """Return the living processes of an instance. `named` are claims of run folders: pid, start ticks, boot id."""
     found = {p.pid: p for p in psutil.process_iter() if _marker(p) == id}
     for pid, ticks, boot in named:
         if pid not in found and _proven(pid, ticks, boot):
@@ -49,7 +49,7 @@ def terminate(processes: Iterable[psutil.Process]) -> None:
 
 
 def held(ids: set[str]) -> set[str]:
-    """Which of these instances still have a process that carries their marker. One scan for all of them."""
+    """Return which of these instances still have a process that carries their marker. One scan for all of them."""
     return {marker for p in psutil.process_iter() if (marker := _marker(p)) in ids} if ids else set()
 
 
@@ -107,7 +107,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _proven(pid: int, ticks: str, boot: str) -> bool:
-    """Whether the process that a status names is still that process. Without /proc nothing proves it."""
+    """Return whether the process that a status names is still that process. Without /proc nothing proves it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -55,16 +55,16 @@ class Store:
             raise Unreachable(f"the rehearsal cloud in {self.root} was busy for {LOCK_S:.0f} s") from busy
 
     def config(self) -> Config | None:
-        """The configuration; None when the cloud is new."""
+        """Return the configuration; None when the cloud is new."""
         return self._read(Config, "cloud.json")
 
     def state(self) -> State:
-        """The state; a fresh one, with a nonce that makes its ids unique on this machine, when the cloud is new."""
+        """Return the state; a fresh one, with a nonce that makes its ids unique on this machine, when the cloud is new."""
         return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
 
     @property
     def begun(self) -> bool:
-        """Whether the state was ever saved."""
+        """Return whether the state was ever saved."""
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:

@@ -39,7 +39,7 @@ class Engine:
         return record
 
     def born(self, record: Record) -> Record:
-        """A new record, booting."""
+        """Return a new record, booting."""
         return self.boot(record, record.created_at, "created")
 
     def boot(self, record: Record, at: float, why: str) -> Record:
@@ -50,17 +50,17 @@ class Engine:
         return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
 
     def stop(self, record: Record, at: float) -> Record:
-        """The user's stop: a signal now, death after the stop time. An instance that is off is off at once."""
+        """Return the user's stop: a signal now, death after the stop time. An instance that is off is off at once."""
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
         return self._ending(record, _S.STOPPING, at, "stop", self.settings.stop_s, "stop was asked for")
 
     def terminate(self, record: Record, at: float) -> Record:
-        """The user's end."""
+        """Return the user's end."""
         return self._ending(record, _S.TERMINATING, at, "terminate", self.settings.stop_s, "terminate was asked for")
 
     def preempt(self, record: Record, at: float) -> Record:
-        """The platform takes the machine: the profile's signal, then its grace. Unknown facts read as the worst."""
+        """Return the platform takes the machine: the profile's signal, then its grace. Unknown facts read as the worst."""
         spot = self.profile.spot
         grace = float(spot.grace_s) if isinstance(spot.grace_s, int | float) else 0.0
         signal = spot.signal == "SIGTERM"
@@ -71,13 +71,13 @@ class Engine:
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:
-        """The job's end, where it costs files; on a serverless platform it is the instance's end too."""
+        """Return the job's end, where it costs files; on a serverless platform it is the instance's end too."""
         if self.profile.kind == "serverless":
             return self._gone(record, at, "job_end", "the job ended")
         return record.but(job_ended=True, pending=(*record.pending, "wipe:job_end"))
 
     def given(self, record: Record, fault: Fault) -> Record:
-        """The record with one fault more; a timed one counts from when the instance began to run."""
+        """Return the record with one fault more; a timed one counts from when the instance began to run."""
         record = record.but(faults=(*record.faults, fault))
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 

@@ -38,7 +38,7 @@ _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 @cache
 def runner_source() -> bytes:
-    """The runner, as one file."""
+    """Return the runner, as one file."""
     return one_file()
 
 
@@ -50,12 +50,12 @@ def checker() -> tuple[str, bytes]:
 
 
 def content_name(stem: str, content: bytes) -> str:
-    """A file name that holds the digest of its content, so that a live run's file is never overwritten."""
+    """Return a file name that holds the digest of its content, so that a live run's file is never overwritten."""
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
 
 
 def run_name(token: str) -> str:
-    """The name of the run folder of a token; equal tokens, equal folders."""
+    """Return the name of the run folder of a token; equal tokens, equal folders."""
     if _PLAIN_TOKEN.fullmatch(token):
         return f"gw-{token}"
     return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -163,7 +163,7 @@ _NO_STATUS: Final = {
 
 
 def observation(reply: Mapping[str, Any]) -> Observation:
-    """What one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
+    """Return what one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
     state = reply.get("state")
     if isinstance(state, str) and state in _NO_STATUS:
         mark = reply.get("machine")
@@ -227,7 +227,7 @@ def _ending(status: _Status, why: str) -> Ending | None:
 
 
 def _number(value: object) -> float:
-    """A number of the machine's as one that can be stored; 0 for what is none, or too large."""
+    """Return a number of the machine's as one that can be stored; 0 for what is none, or too large."""
     try:
         number = float(value) if isinstance(value, (int, float)) else 0.0
     except OverflowError:
@@ -261,7 +261,7 @@ def raise_for(reply: Mapping[str, Any]) -> None:
 
 
 def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
-    """The runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
+    """Return the runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
     if not lines or lines[-1].get("ok") is None:
         raise BadReply("the roster has no last line; it is cut and proves nothing", "Ask for it again.")
     last = lines[-1]
@@ -279,7 +279,7 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The runner's `examine` lines: findings by output. Raises BadReply for an incomplete answer."""
+    """Return the runner's `examine` lines: findings by output. Raises BadReply for an incomplete answer."""
     if not lines or lines[-1].get("ok") is None:
         raise BadReply("the findings have no last line; they are cut and prove nothing", "Ask for them again.")
     raise_for(lines[-1])
@@ -290,7 +290,7 @@ def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:
-    """The runner's `disclose` answer."""
+    """Return the runner's `disclose` answer."""
     raise_for(reply)
     try:
         return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])

@@ -18,7 +18,7 @@ _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|
 
 
 def one_file() -> bytes:
-    """Every room behind those that it needs; equal rooms give equal bytes, so that a digest can name the file.
+    """Return every room behind those that it needs; equal rooms give equal bytes, so that a digest can name the file.
 
     There all share one namespace, so imports between rooms are left out. Blank lines stand for them: line 7 of a room
     is the 7th below its heading.

@@ -47,7 +47,7 @@ ROW_FUNCTIONS = frozenset({"map", "filter", "with_transform", "set_transform"})
 
 
 def column_reads(program: Program) -> Iterator[tuple[str, int]]:
-    """Columns that the functions given to `map` and `filter` read from their rows."""
+    """Yield columns that the functions given to `map` and `filter` read from their rows."""
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
     seen: dict[int, ast.FunctionDef | ast.Lambda] = {}
     for call in program.calls:

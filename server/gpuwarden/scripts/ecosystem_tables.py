@@ -252,7 +252,7 @@ KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values())
 
 
 def canonical_name(name: str) -> str:
-    """The normal form of a package name (PEP 503)."""
+    """Return the normal form of a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -266,7 +266,7 @@ class Requirement:
     url: str = ""
 
     def surely_below(self, version: str) -> bool:
-        """Whether every version that this entry allows is older than `version`."""
+        """Return whether every version that this entry allows is older than `version`."""
         return any(
             (op in {"<", "==", "~=", "<="} and _key(v) < _key(version)) or (op == "<" and _key(v) == _key(version))
             for op, v in self.conditions
@@ -279,7 +279,7 @@ _REQUIREMENT = re.compile(
 
 
 def read_requirement(text: str) -> Requirement | None:
-    """A requirement as in PEP 508, as far as rules need it; None for something else, such as a bare URL."""
+    """Return a requirement as in PEP 508, as far as rules need it; None for something else, such as a bare URL."""
     found = _REQUIREMENT.fullmatch(text)
     if found is None:
         return None
@@ -294,7 +294,7 @@ def _key(version: str) -> tuple[int, ...]:
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:
-    """The packages, and what they surely bring along."""
+    """Return the packages, and what they surely bring along."""
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -306,7 +306,7 @@ def closure(names: Iterable[str]) -> frozenset[str]:
 
 
 def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozenset[str]:
-    """The packages that a header lists, `name[extra]` beside `name`, and those that the script installs itself."""
+    """Return the packages that a header lists, `name[extra]` beside `name`, and those that the script installs itself."""
     found: set[str] = set()
     for text in (*dependencies, *installed):
         if requirement := read_requirement(text):
@@ -315,7 +315,7 @@ def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozen
 
 
 def distributions(module: str) -> tuple[str, ...]:
-    """The packages that bring an import."""
+    """Return the packages that bring an import."""
     return DISTRIBUTIONS.get(module, (canonical_name(module),))
 
 

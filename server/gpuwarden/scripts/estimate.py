@@ -91,7 +91,7 @@ def method_of(uses: Uses) -> Method:
 
 
 def vram(run: Run) -> Interval:
-    """Gigabytes per GPU, weights not sharded."""
+    """Return gigabytes per GPU, weights not sharded."""
     low, high = _BYTES[run.method]
     if run.method == "full":
         low, high = (8.0, 10.0) if run.half_weights else (15.0, 18.0)
@@ -119,7 +119,7 @@ def _tokens_in_flight(run: Run) -> tuple[float, float]:
 
 
 def _activations(run: Run, tokens: float) -> tuple[float, float]:
-    """Gigabytes: without recomputation about 34 bytes per token, layer and width (arXiv:2205.05198), with it 2."""
+    """Return gigabytes: without recomputation about 34 bytes per token, layer and width (arXiv:2205.05198), with it 2."""
     width = 35_000 * (run.params / 1e9) ** 0.7  # layers x hidden size, fitted to Qwen 2.5 and Llama 3
     per_token = {True: (2.0, 6.0), False: (20.0, 34.0), None: (2.0, 34.0)}[run.checkpointing]
     logits = VOCABULARY * 6.0 if run.task in _TALKS else 0.0
@@ -127,7 +127,7 @@ def _activations(run: Run, tokens: float) -> tuple[float, float]:
 
 
 def duration(run: Run, gpu: Gpu) -> Interval | None:
-    """Seconds of the whole run; None where the number of tokens can't be told, which is so for images."""
+    """Return seconds of the whole run; None where the number of tokens can't be told, which is so for images."""
     if run.task in _SEES:
         return None
     tokens = _tokens(run)
@@ -159,7 +159,7 @@ def _tokens(run: Run) -> tuple[float, float] | None:
 
 
 def _length(uses: Uses) -> int | None:
-    """Tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
+    """Return tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
     configured = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [n for c in uses.calls for name in ("max_length", "max_seq_length") if (n := _whole(c.kwargs.get(name)))]
     return configured or max(asked, default=1024)

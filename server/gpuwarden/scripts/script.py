@@ -65,7 +65,7 @@ def read_script(
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
-    """What can be told of a command without its files: the commands of trl, and flags that name repos."""
+    """Return what can be told of a command without its files: the commands of trl, and flags that name repos."""
     given = flags(argv)
     method = next((m for a, m in pairwise(argv) if a.rpartition("/")[2] == "trl" and m in COLUMNS), None)
     settings = {name: Setting(value, 0, "the command line") for name, value in given.items()} if method else {}
@@ -82,7 +82,7 @@ def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> S
 
 
 def decode(raw: bytes) -> str:
-    """The text of a script file, by its own encoding line. Raises BadRequest when it is no text."""
+    """Return the text of a script file, by its own encoding line. Raises BadRequest when it is no text."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding)
@@ -93,7 +93,7 @@ def decode(raw: bytes) -> str:
 
 
 def read_header(text: str) -> Header | None:
-    """The PEP 723 header, None without one. Raises BadRequest for a broken one."""
+    """Return the PEP 723 header, None without one. Raises BadRequest for a broken one."""
     text = text.replace("\r\n", "\n")
     blocks = [m for m in _BLOCK.finditer(text + "\n") if m["type"] == "script"]
     if not blocks:
@@ -124,7 +124,7 @@ def _header(content: str) -> Header:
 
 
 def parse(text: str) -> ast.Module:
-    """The syntax tree. Raises BadRequest for anything that Python can't parse, however deep it nests."""
+    """Return the syntax tree. Raises BadRequest for anything that Python can't parse, however deep it nests."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an invalid escape is the script's business

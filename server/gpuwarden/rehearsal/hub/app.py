@@ -56,7 +56,7 @@ class HubError(Exception):
 
 
 def problem(_request: Request, error: Exception) -> Response:
-    """The Hub's error answer."""
+    """Return the Hub's error answer."""
     if isinstance(error, HTTPException):
         error = HubError(error.status_code, error.detail)
     assert isinstance(error, HubError)
@@ -74,7 +74,7 @@ class HubRoutes:
     # ------------------------------------------------------------------------------------------------- who asks
 
     def user(self, request: Request) -> User | None:
-        """The caller; None when anonymous. An unknown token is an error, not anonymous."""
+        """Return the caller; None when anonymous. An unknown token is an error, not anonymous."""
         header = request.headers.get("authorization", "")
         if not header:
             return None
@@ -84,14 +84,14 @@ class HubRoutes:
         return user
 
     def known_user(self, request: Request) -> User:
-        """The caller, who must have a token."""
+        """Return the caller, who must have a token."""
         user = self.user(request)
         if user is None:
             raise HubError(401, "Invalid username or password.")
         return user
 
     def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """The repo that the path names, as far as the caller may see it."""
+        """Return the repo that the path names, as far as the caller may see it."""
         kind, repo_id = _kind(request), request.path_params["repo"]
         user = self.user(request)
         repo = self.store.get(kind, repo_id)
@@ -110,7 +110,7 @@ class HubRoutes:
         return repo
 
     def commit(self, repo: StoredRepo, rev: str) -> Commit:
-        """The commit of a revision."""
+        """Return the commit of a revision."""
         commit = repo.commit_of(rev)
         if commit is None:
             raise HubError(404, f"Invalid rev id: {rev}", "RevisionNotFound")
@@ -399,7 +399,7 @@ class HubRoutes:
     # ---------------------------------------------------------------------------------------------------- routes
 
     def routes(self) -> list[BaseRoute]:
-        """All routes of repos, the specific ones first."""
+        """Return all routes of repos, the specific ones first."""
         rows: list[BaseRoute] = [
             Route("/api/whoami-v2", self.whoami),
             Route("/api/agent-harnesses", _harnesses),
@@ -453,7 +453,7 @@ def _moved(_request: Request, error: Exception) -> Response:
 
 
 def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
-    """The application over a store, with further routes that come first."""
+    """Return the application over a store, with further routes that come first."""
     handlers: Any = {HubError: problem, HTTPException: problem, _Moved: _moved}
     return Starlette(routes=more + HubRoutes(store).routes(), exception_handlers=handlers)
 

@@ -98,7 +98,7 @@ class HubJobs:
         self._bin = store.root / "bin"
 
     def routes(self) -> list[BaseRoute]:
-        """All routes."""
+        """Return all routes."""
         one = "/api/jobs/{namespace}/{id}"
         return [
             Route("/api/jobs/hardware", self.hardware),

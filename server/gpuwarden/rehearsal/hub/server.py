@@ -61,7 +61,7 @@ class Conditions:
         self.requests.clear()
 
     def fault_for(self, line: str) -> Fault | None:
-        """The first fault that matches and has turns left."""
+        """Return the first fault that matches and has turns left."""
         for fault in self.faults:
             if fault.times > 0 and re.search(fault.match, line):
                 fault.times -= 1
@@ -136,12 +136,12 @@ class HubServer:
 
     @property
     def viewer_url(self) -> str:
-        """Where the dataset viewer is."""
+        """Return where the dataset viewer is."""
         return self.url + VIEWER
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment in which clients find this Hub instead of the real one."""
+        """Return the environment in which clients find this Hub instead of the real one."""
         return {"HF_ENDPOINT": self.url, "GPUWARDEN_DATASET_VIEWER": self.viewer_url}
 
     def __enter__(self) -> Self:

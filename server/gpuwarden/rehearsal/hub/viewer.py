@@ -43,7 +43,7 @@ class HubViewer:
         self._tables: dict[str, Table] = {}
 
     def routes(self, base: str) -> list[BaseRoute]:
-        """All routes, below `base`."""
+        """Return all routes, below `base`."""
         names = ("splits", "info", "size", "rows", "first-rows", "is-valid")
         return [Route(f"{base}/{n}", getattr(self, n.replace("-", "_"))) for n in names]
 

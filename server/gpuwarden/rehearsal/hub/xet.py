@@ -27,7 +27,7 @@ class XetShelf:
         self.blobs = blobs
 
     def token(self, now: float) -> dict[str, Any]:
-        """The answer of the token routes."""
+        """Return the answer of the token routes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return {"casUrl": f"local://{self.folder}", "exp": int(now) + 3600, "accessToken": "rehearsal"}
 
@@ -57,7 +57,7 @@ class XetShelf:
 
 
 def shard_files(shard: bytes) -> Iterator[tuple[str, str]]:
-    """The (sha256, xet hash) pairs of a shard's file section."""
+    """Yield the (sha256, xet hash) pairs of a shard's file section."""
     at = _HEADER_AT
     while at + _RECORD <= len(shard):
         record = shard[at : at + _RECORD]
@@ -71,5 +71,5 @@ def shard_files(shard: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _hex(raw: bytes) -> str:
-    """A hash as hf_xet prints it: four little-endian words."""
+    """Return a hash as hf_xet prints it: four little-endian words."""
     return "".join(f"{word:016x}" for word in struct.unpack("<4Q", raw))

@@ -61,7 +61,7 @@ class Hello:
 
     @property
     def runner_python(self) -> str:
-        """The interpreter for our own runner. Raises `NotSupported` when none is new enough."""
+        """Return the interpreter for our own runner. Raises `NotSupported` when none is new enough."""
         fit = [p for p in self.pythons if p.version >= OLDEST]
         if fit:
             return fit[0].path
@@ -73,7 +73,7 @@ class Hello:
 
     @property
     def job_python(self) -> str:
-        """The interpreter for scripts: the first that has torch, else the runner's."""
+        """Return the interpreter for scripts: the first that has torch, else the runner's."""
         with_torch = [p.path for p in self.pythons if p.torch and p.version >= OLDEST]
         return with_torch[0] if with_torch else self.runner_python
 
@@ -85,7 +85,7 @@ async def say_hello(machine: Ssh) -> Hello:
 
 
 def read_hello(lines: Sequence[str]) -> Hello:
-    """The script's lines as a `Hello`."""
+    """Return the script's lines as a `Hello`."""
     one: dict[str, str] = {}
     tools: dict[str, str] = {}
     pythons: dict[str, Python] = {}

@@ -13,7 +13,7 @@ from gpuwarden.scripts.script import Header, read_header
 
 
 def interpreter_for(script: str) -> tuple[str, ...]:
-    """The words before the script's path. Raises BadRequest naming what is missing."""
+    """Return the words before the script's path. Raises BadRequest naming what is missing."""
     header = read_header(script)
     lacking = list(unmet(header)) if header else []
     if not lacking:
@@ -28,7 +28,9 @@ def interpreter_for(script: str) -> tuple[str, ...]:
 
 
 def unmet(header: Header) -> Iterator[str]:
-    """What the header asks for and this interpreter does not have. Raises BadRequest for an unreadable requirement."""
+    """Yield what the header asks for and this interpreter does not have. Raises BadRequest for an unreadable
+    requirement.
+    """
     from packaging.requirements import InvalidRequirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -47,7 +49,7 @@ def unmet(header: Header) -> Iterator[str]:
 
 
 def _satisfied(text: str, seen: frozenset[str], extra: str = "") -> bool:
-    """Whether one requirement is installed here, with everything that its extras ask for."""
+    """Return whether one requirement is installed here, with everything that its extras ask for."""
     from packaging.requirements import Requirement
 
     wanted = Requirement(text)

@@ -36,7 +36,7 @@ XID = re.compile(r"NVRM: Xid \(PCI:([^)]*)\): (\d+),?(.*)")
 
 
 def run(argv: list[str]) -> str:
-    """A command's output. Raises OSError with its last words when it fails."""
+    """Return a command's output. Raises OSError with its last words when it fails."""
     env = dict(os.environ, LC_ALL="C")
     try:
         done = subprocess.run(argv, capture_output=True, timeout=CALL_S, env=env, stdin=subprocess.DEVNULL, check=False)
@@ -50,13 +50,13 @@ def run(argv: list[str]) -> str:
 
 
 def text(path: str) -> str:
-    """A small file's text."""
+    """Return a small file's text."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(1 << 20).strip()
 
 
 def number(value: str) -> float | None:
-    """A number of nvidia-smi's, None for `[N/A]` and the like."""
+    """Return a number of nvidia-smi's, None for `[N/A]` and the like."""
     try:
         return float(int(value, 16)) if value.startswith("0x") else float(value)
     except ValueError:
@@ -70,7 +70,7 @@ def query(fields: tuple[str, ...]) -> list[list[str]]:
 
 
 def gpus() -> Json:
-    """Every GPU with its health."""
+    """Return every GPU with its health."""
     if not shutil.which("nvidia-smi"):
         devices = sorted(d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d))
         return {"list": [], "why": "nvidia-smi is not there", "devices": devices}
@@ -112,7 +112,7 @@ def xids() -> Json:
 
 
 def torch() -> Json:
-    """The torch of this interpreter, read from its files: importing it would take seconds and memory."""
+    """Return the torch of this interpreter, read from its files: importing it would take seconds and memory."""
     from importlib.util import find_spec
 
     spec = find_spec("torch")
@@ -142,7 +142,7 @@ def disks(paths: list[str]) -> Json:
 
 
 def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
-    """One path."""
+    """Return one path."""
     near = os.path.realpath(path)
     while not os.path.isdir(near):
         near = os.path.dirname(near)
@@ -158,7 +158,7 @@ def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
 
 
 def limits() -> Json:
-    """What the control group allows, which is less than the host has; versions 2 and 1."""
+    """Return what the control group allows, which is less than the host has; versions 2 and 1."""
     found: Json = {"cpus": os.cpu_count(), "cpus_usable": len(os.sched_getaffinity(0))}
     base = "/sys/fs/cgroup"
     for key, two, one in (
@@ -201,7 +201,7 @@ def cpu_quota(base: str) -> float | None:
 
 
 def reach(url: str) -> Json:
-    """Whether a web address answers at all, how fast, and what time it is there."""
+    """Return whether a web address answers at all, how fast, and what time it is there."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -219,7 +219,7 @@ def reach(url: str) -> Json:
 
 
 def web(urls: list[str]) -> Json:
-    """All addresses at once."""
+    """Return all addresses at once."""
     found: List[Json] = [{"url": u, "ok": False, "why": "no answer in time"} for u in urls]
 
     def one(at: int) -> None:

@@ -139,7 +139,7 @@ class Asked:
 
 
 def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
-    """All findings. An answer that makes no sense is one UNKNOWN finding."""
+    """Return all findings. An answer that makes no sense is one UNKNOWN finding."""
     try:
         facts = Facts.model_validate(dict(answer))
     except ValidationError as error:

@@ -6,7 +6,7 @@ from typing import Iterable
 
 
 def middle(values: Iterable[float]) -> float:
-    """The median, the upper one of two."""
+    """Return the median, the upper one of two."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
@@ -42,7 +42,9 @@ class Course:
         return ("spike", text) if self.high[name] == self.ROW else None
 
     def _limit(self, name: str, past: list[float]) -> float | None:
-        """What is far above the values so far: five times their median, ten times their spread, half of the start."""
+        """Return what is far above the values so far: five times their median, ten times their spread, half of the
+        start.
+        """
         if len(past) < self.LEAST:
             return None
         usual = middle(past)

@@ -14,7 +14,7 @@ RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
-    """What the command sees: the runner's own environment, the spec's, the secrets, and our names."""
+    """Return what the command sees: the runner's own environment, the spec's, the secrets, and our names."""
     ours = {
         "GPUWARDEN_RUN_DIR": folder,
         "GPUWARDEN_OUTPUT_DIR": folder + "/work",
@@ -41,14 +41,14 @@ def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
 
 
 def exited(child: Any) -> bool:
-    """Whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
+    """Return whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
     if has_proc() and hasattr(os, "waitid"):
         return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return child.poll() is not None
 
 
 def remain(group: int) -> bool:
-    """Whether the group has living members besides the ended command."""
+    """Return whether the group has living members besides the ended command."""
     members = group_members(group)
     if members is not None:
         return bool(members)
@@ -60,7 +60,7 @@ def remain(group: int) -> bool:
 
 
 def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str]:
-    """The final state that an end leads to and why, or no state where a restart is due."""
+    """Return the final state that an end leads to and why, or no state where a restart is due."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     if intent:
         return intent, {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(

@@ -20,7 +20,7 @@ def tell_crash(kind: Any, error: Any, trace: Any) -> None:
 
 
 def room_of(lines: list[str], number: int) -> str:
-    """The room that a line lies in, and its number there."""
+    """Return the room that a line lies in, and its number there."""
     for top in range(min(number, len(lines)), 0, -1):
         if lines[top - 1].startswith(HEADING):
             return f"{lines[top - 1][len(HEADING) :].strip()}.py:{number - top}"

@@ -31,7 +31,7 @@ def examine(folder: str, request: Json) -> Json:
 
 
 def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
-    """The words that ask the archive."""
+    """Return the words that ask the archive."""
     ground = Ground(request)
     tops = [bounded(folder, ground, path) for path in paths]
     argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
@@ -44,7 +44,7 @@ def asked(folder: str, archive: str, paths: list[str], seconds: float, request: 
 
 
 def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
-    """The lines that a child says within some seconds, and its exit code."""
+    """Return the lines that a child says within some seconds, and its exit code."""
     import subprocess
     import threading
 
@@ -61,7 +61,7 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
 
 
 def bounded(folder: str, ground: Ground, path: str) -> str:
-    """The real path of a declared one. Raises Problem for a link that leaves its folder."""
+    """Return the real path of a declared one. Raises Problem for a link that leaves its folder."""
     top, bound = ground.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
@@ -70,7 +70,7 @@ def bounded(folder: str, ground: Ground, path: str) -> str:
 
 
 def passed_on(child: Any) -> list[Json]:
-    """The lines of a child, with a sign of life every few seconds for who waits. Raises Problem above a bound."""
+    """Return the lines of a child, with a sign of life every few seconds for who waits. Raises Problem above a bound."""
     import select
 
     data = bytearray()

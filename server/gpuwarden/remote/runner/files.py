@@ -10,7 +10,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 def read_small(path: str, limit: int) -> bytes:
-    """At most `limit` bytes of a regular file. Follows no link, waits on no pipe."""
+    """Return at most `limit` bytes of a regular file. Follows no link, waits on no pipe."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -60,5 +60,5 @@ def write_atomic(path: str, data: bytes) -> None:
 
 
 def stamp(info: os.stat_result) -> Json:
-    """What tells a file from a later content of the same name and size."""
+    """Return what tells a file from a later content of the same name and size."""
     return {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}

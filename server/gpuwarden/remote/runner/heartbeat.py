@@ -18,7 +18,9 @@ class Asked:
         self.thread: Any = None
 
     def ask(self, patience: float = 0.0) -> Json:
-        """The last answer, or one that comes within `patience` seconds; asks anew unless a question is still open."""
+        """Return the last answer, or one that comes within `patience` seconds; asks anew unless a question is still
+        open.
+        """
         if not (self.thread and self.thread.is_alive()):
             import threading
 
@@ -94,7 +96,7 @@ class Vitals:
         self.kills = OomKills()
 
     def take(self, last: bool) -> Json:
-        """How they are now."""
+        """Return how they are now."""
         used, limit = memory()
         room = self.rooms.ask(1.0 if last else 0.05)  # a disk that is well answers at once
         gpu = self.gpu.values if last else self.gpu.ask()

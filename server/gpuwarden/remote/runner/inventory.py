@@ -51,7 +51,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """A line about a process that must be disclosed; empty for one that need not."""
+    """Return a line about a process that must be disclosed; empty for one that need not."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
@@ -76,7 +76,7 @@ def describe(pid: int, marker: str | None) -> str:
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:
-    """The run folder that a process belongs to: a supervisor's by its command line, a job's by its environment."""
+    """Return the run folder that a process belongs to: a supervisor's by its command line, a job's by its environment."""
     for at, word in enumerate(words):
         if (
             word.startswith("/")
@@ -113,12 +113,12 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
 
 
 def is_run_folder(path: str, own: str) -> bool:
-    """Whether a folder is a job's run folder, ours or another's."""
+    """Return whether a folder is a job's run folder, ours or another's."""
     return path == own or (os.path.isfile(path + "/status.json") and os.path.exists(path + "/lock"))
 
 
 def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
-    """The file as a row, if it is regular and was written since."""
+    """Return the file as a row, if it is regular and was written since."""
     try:
         info = os.lstat(real)
     except OSError:

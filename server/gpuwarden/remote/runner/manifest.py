@@ -51,7 +51,7 @@ class Roster:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
+        """Return an absolute output goes by its real path: where a link leads decides what a teardown deletes."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
         return self.ground.shown(real)
@@ -111,7 +111,8 @@ class Roster:
             self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
-        """Size, times and digest that belong together; no digest for a file that changed three times under our hands.
+        """Return size, times and digest that belong together; no digest for a file that changed three times under our
+        hands.
 
         A file's times are what tells later that it is still this one. The kernel alone sets the time of change.
         """
@@ -123,7 +124,7 @@ class Roster:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, str]:
-        """Size and times after a reading, and its digest; none where the file changed meanwhile."""
+        """Return size and times after a reading, and its digest; none where the file changed meanwhile."""
         import hashlib
 
         fd = self.door.open(real)

@@ -8,7 +8,7 @@ from gpuwarden.remote.runner.process import PROC
 
 
 def number_in(path: str) -> int | None:
-    """The number that a kernel file holds; None for "max", an absurd limit, or no such file."""
+    """Return the number that a kernel file holds; None for "max", an absurd limit, or no such file."""
     try:
         with open(path, encoding="ascii") as file:
             value = int(file.read(64))
@@ -33,7 +33,7 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def cgroup_folders(pid: Any = "self") -> Iterator[str]:
-    """Where a process's memory limits may stand: its own group, then the mount's root, for v2 and v1."""
+    """Yield where a process's memory limits may stand: its own group, then the mount's root, for v2 and v1."""
     try:
         with open(f"{PROC}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -47,7 +47,9 @@ def cgroup_folders(pid: Any = "self") -> Iterator[str]:
 
 
 def oom_kills_in(folder: str) -> int | None:
-    """How often the kernel killed in a control group because its memory was used up; None where it isn't counted."""
+    """Return how often the kernel killed in a control group because its memory was used up; None where it isn't
+    counted.
+    """
     for name in ("memory.events", "memory.oom_control"):
         try:
             with open(folder + "/" + name, encoding="ascii") as file:
@@ -67,7 +69,7 @@ class OomKills:
         self.look()
 
     def look(self, pid: Any = "self") -> int | None:
-        """The kills so far: the greatest number of all groups, since an outer one counts an inner one's too."""
+        """Return the kills so far: the greatest number of all groups, since an outer one counts an inner one's too."""
         for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():
             count = oom_kills_in(folder)
             if count is not None:

@@ -12,7 +12,7 @@ from gpuwarden.remote.runner.status import read_status
 
 
 def child_alive(status: Json) -> bool | None:
-    """Whether the command's own process lives."""
+    """Return whether the command's own process lives."""
     return is_alive(status.get("child_pid"), status.get("child_ticks"), status.get("boot_id"))
 
 
@@ -24,7 +24,7 @@ def orphans(folder: str, status: Json) -> list[int]:
 
 
 def observe(folder: str) -> Json:
-    """One job's status with what only a look at the machine tells."""
+    """Return one job's status with what only a look at the machine tells."""
     if not os.path.isdir(folder):
         return {"state": "missing", "now": time.time(), "machine": machine_mark()}
     try:
@@ -43,5 +43,5 @@ def observe(folder: str) -> Json:
 
 
 def poll(_: str, request: Json) -> Json:
-    """All jobs of this machine that are asked for, in one answer."""
+    """Return all jobs of this machine that are asked for, in one answer."""
     return {"ok": True, "jobs": {folder: observe(folder) for folder in request.get("dirs") or []}}

@@ -12,12 +12,12 @@ PROC = "/proc"
 
 
 def has_proc() -> bool:
-    """Whether processes can be told apart by their start ticks."""
+    """Return whether processes can be told apart by their start ticks."""
     return os.path.exists(PROC + "/self/stat")
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot, or an empty string."""
+    """Return the kernel's id of this boot, or an empty string."""
     try:
         return read_small(PROC + "/sys/kernel/random/boot_id", 64).decode("ascii").strip()
     except (OSError, ValueError):
@@ -35,7 +35,9 @@ def proc_stat(pid: int) -> list[str] | None:
 
 
 def start_mark(pid: int) -> str:
-    """What tells this process from a later one with the same pid: start ticks, or `ps`'s start time without /proc."""
+    """Return what tells this process from a later one with the same pid: start ticks, or `ps`'s start time without
+    /proc.
+    """
     if has_proc():
         fields = proc_stat(pid)
         return fields[19] if fields else ""
@@ -50,14 +52,16 @@ def start_mark(pid: int) -> str:
 
 
 def machine_mark() -> str:
-    """What tells this machine since its last start from a later start of it, a container's too. Empty: can't tell."""
+    """Return what tells this machine since its last start from a later start of it, a container's too. Empty: can't
+    tell.
+    """
     first = proc_stat(1) if has_proc() else None
     here = boot_id()
     return f"{here}/{first[19]}" if first and here else ""
 
 
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
-    """Whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
+    """Return whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
     if not isinstance(pid, int) or pid <= 1:
         return False
     here = boot_id()
@@ -111,7 +115,7 @@ def group_members(pgid: int) -> list[int] | None:
 
 
 def all_pids() -> list[int]:
-    """All processes of this machine or container; empty without /proc."""
+    """Return all processes of this machine or container; empty without /proc."""
     try:
         return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
     except OSError:
@@ -119,7 +123,7 @@ def all_pids() -> list[int]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty where it can't be read."""
+    """Return the environment that a process was started with; empty where it can't be read."""
     try:
         raw = read_small(f"{PROC}/{pid}/environ", 1 << 20)
     except OSError:

@@ -17,7 +17,7 @@ class Door:
         self.folder, self.at = "", -1
 
     def open(self, real: str) -> int:
-        """A descriptor of one file."""
+        """Return a descriptor of one file."""
         folder, name = os.path.split(real)
         if folder != self.folder or self.at < 0:
             at = open_folder(folder)
@@ -37,7 +37,7 @@ class Door:
 
 
 def open_folder(real: str) -> int:
-    """A folder by its real path, through no link."""
+    """Return a folder by its real path, through no link."""
     step = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
     at = os.open("/", step)
     try:

@@ -49,7 +49,7 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
 
 
 def find_archive(folder: str, name: Any) -> str:
-    """The path of the shipped archive of that name, or nothing."""
+    """Return the path of the shipped archive of that name, or nothing."""
     if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
         return ""
     import hashlib

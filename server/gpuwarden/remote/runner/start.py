@@ -30,7 +30,7 @@ def check_order(order: Json) -> None:
 
 
 def adopted(folder: str, order: Json) -> Json | None:
-    """The answer when that attempt, or a later one, was launched before; None when it was not."""
+    """Return the answer when that attempt, or a later one, was launched before; None when it was not."""
     status = read_status(folder)
     if status is None:
         return None
@@ -113,7 +113,7 @@ def supervise(folder: str, order: Json) -> Json | None:
 
 
 def take_lock(folder: str) -> int:
-    """The job's lock, or -1 while another supervisor holds it."""
+    """Return the job's lock, or -1 while another supervisor holds it."""
     import fcntl
 
     fd = os.open(folder + "/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ def write_status(folder: str, status: Json) -> bool:
 
 
 def read_status(folder: str) -> Json | None:
-    """The status; None when none was ever written. Raises Problem when it is there and makes no sense."""
+    """Return the status; None when none was ever written. Raises Problem when it is there and makes no sense."""
     why = ""
     for _ in range(3):  # it may be rewritten in place on a full disk
         try:

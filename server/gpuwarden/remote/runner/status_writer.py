@@ -18,7 +18,7 @@ MAX_ALERTS = 500
 
 
 def first_status(order: Json, beat_every: float) -> Json:
-    """The status of an attempt that begins."""
+    """Return the status of an attempt that begins."""
     return {
         "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),

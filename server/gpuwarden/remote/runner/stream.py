@@ -117,7 +117,7 @@ def bundle(folder: str, request: Json) -> None:
 
 
 def tar_header(name: int, size: int, link: bytes) -> bytes:
-    """A ustar header of a regular file; `tarfile` takes five times as long to load and to write it."""
+    """Return a ustar header of a regular file; `tarfile` takes five times as long to load and to write it."""
     numbers = (b"0000600", b"0000000", b"0000000", b"%011o" % size, b"%011o" % 0)
     fields = (b"%d" % name, *numbers, b" " * 8, b"0", link, b"ustar\x0000")
     block = struct.pack("100s8s8s8s12s12s8sc100s8s247x", *fields)

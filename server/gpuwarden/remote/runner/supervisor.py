@@ -238,7 +238,7 @@ class Supervisor:
             kill_group(self.child.pid, signal.SIGKILL)
 
     def asked_grace(self) -> float:
-        """The grace that `stop` asked for; a signal can't carry it."""
+        """Return the grace that `stop` asked for; a signal can't carry it."""
         try:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -37,7 +37,7 @@ class Endpoint:
 
     @property
     def known_as(self) -> str:
-        """The name under which known_hosts files list this host."""
+        """Return the name under which known_hosts files list this host."""
         name = self.host_key_alias or self.host
         return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
 

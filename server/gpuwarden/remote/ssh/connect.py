@@ -96,7 +96,7 @@ class HostKey:
 
 
 def fingerprint(line: str) -> str:
-    """The SHA256 fingerprint of a public key line. Raises `BadRequest` for something else."""
+    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` for something else."""
     try:
         blob = base64.b64decode(line.split()[1], validate=True)
     except (IndexError, ValueError):
@@ -116,7 +116,7 @@ class Opened:
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be sent."""
+        """Return whether commands can be sent."""
         return bool(self.transport.is_active())
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ def _through_jump(endpoint: Endpoint, jump: Opened) -> Any:
 
 
 def _through_command(command: str) -> tuple[Any, subprocess.Popen[bytes] | None]:
-    """The user's own ProxyCommand, which ssh_config(5) defines as a line for the shell."""
+    """Return the user's own ProxyCommand, which ssh_config(5) defines as a line for the shell."""
     if sys.platform == "win32":
         import paramiko
 
@@ -284,7 +284,7 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_about(patterns: Sequence[str], host: str) -> bool:
-    """Whether a line's host patterns mean this host, as sshd(8) describes them: hashed, with `*`, `?` and `!`."""
+    """Return whether a line's host patterns mean this host, as sshd(8) describes them: hashed, with `*`, `?` and `!`."""
     import paramiko
 
     found: bool | None = False
@@ -334,7 +334,7 @@ def _transport_factory() -> Callable[..., paramiko.Transport]:
 
 
 def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
-    """The problem in our words."""
+    """Return the problem in our words."""
     import paramiko
 
     text = str(problem) or type(problem).__name__

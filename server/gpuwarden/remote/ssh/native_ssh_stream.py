@@ -62,7 +62,7 @@ class Unusable(Exception):
 
 
 def available() -> bool:
-    """Whether there is a client to try."""
+    """Return whether there is a client to try."""
     return shutil.which("ssh") is not None
 
 
@@ -87,7 +87,9 @@ async def bulk_pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: byt
 
 
 def _plain_env() -> dict[str, str]:
-    """Our environment without its secrets: a `SendEnv` of the user's configuration would take them to the machine."""
+    """Return our environment without its secrets: a `SendEnv` of the user's configuration would take them to the
+    machine.
+    """
     return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
 
 
@@ -141,7 +143,7 @@ class _Client:
             self.process.stdin.close()
 
     def _read_into(self, piece: memoryview) -> int:
-        """How many bytes came; 0 at the end, and once the caller has gone."""
+        """Return how many bytes came; 0 at the end, and once the caller has gone."""
         if self.process is None or self.stopped.is_set():
             return 0
         count = cast("io.RawIOBase", self.process.stdout).readinto(piece) or 0

@@ -96,7 +96,7 @@ class Ssh:
                 return await to_thread.run_sync(session.exchange, stdin, limit, abandon_on_cancel=True)
 
     async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
-        """The command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
+        """Return the command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
 
         Leaving the iteration early ends the command. The caller bounds the wait for each piece.
         """
@@ -160,7 +160,7 @@ class Ssh:
             return self._opened
 
     def channel(self) -> Any:
-        """A fresh channel. Nothing has run yet, so a dead transport is opened again, once.
+        """Return a fresh channel. Nothing has run yet, so a dead transport is opened again, once.
 
         A session that just ended still counts on the far side for a moment, so a refused one is asked for again.
         """
@@ -285,13 +285,13 @@ class _Session:
         return channel
 
     def running(self) -> bool:
-        """Whether something may run on the machine. If not, nothing will be started any more."""
+        """Return whether something may run on the machine. If not, nothing will be started any more."""
         with self._gate:
             self._closed = self._closed or not self._begun
             return self._begun and not self._over
 
     def exchange(self, stdin: bytes, limit: int) -> Ran:
-        """The whole course of a short command."""
+        """Return the whole course of a short command."""
         self.start(stdin)
         return self.drain(limit, shut=False)
 
@@ -328,7 +328,7 @@ class _Session:
         return not self._closed
 
     def read(self) -> bytes:
-        """The next piece of stdout after the mark; empty at the end."""
+        """Return the next piece of stdout after the mark; empty at the end."""
         if self._buffer:
             first, self._buffer = bytes(self._buffer), bytearray()
             return first
@@ -361,13 +361,13 @@ class _Session:
                 )
 
     def _number(self, said: bytes) -> int:
-        """The pid behind the mark, which the machine has read too."""
+        """Return the pid behind the mark, which the machine has read too."""
         if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
             raise BadReply(f"{self.machine.endpoint} names {said[:40]!r} as a process", "Is its shell a real shell?")
         return int(said)
 
     def _recv(self) -> bytes:
-        """At least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
+        """Return at least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
         with self._translated():
             while not self._closed:
                 self._drain_stderr()
@@ -388,7 +388,7 @@ class _Session:
             self.err += chunk[: MAX_STDERR - len(self.err)]
 
     def _code(self) -> int | None:
-        """The exit code; None for a signal. Raises `Unreachable` when the line went before it came."""
+        """Return the exit code; None for a signal. Raises `Unreachable` when the line went before it came."""
         end = time.monotonic() + OPEN_S
         while not self.channel.status_event.wait(0.2) and time.monotonic() < end and not self._closed:
             pass

@@ -16,7 +16,7 @@ _ANNOUNCE = r"""printf "\n%s %s\n" "$0" "$$"; exec "$@" """.strip()
 
 
 def quote(word: str) -> str:
-    """One word, as sh, bash, zsh, dash, ksh and fish all read it back unchanged.
+    """Return one word, as sh, bash, zsh, dash, ksh and fish all read it back unchanged.
 
     Backslashes stand outside the single quotes because fish interprets them inside.
     """
@@ -26,7 +26,8 @@ def quote(word: str) -> str:
 
 
 def command_line(argv: Sequence[str], mark: str) -> bytes:
-    """The line that runs `argv` under any login shell and prints `mark` and the pid on a line of its own before it.
+    """Return the line that runs `argv` under any login shell and prints `mark` and the pid on a line of its own before
+    it.
 
     Lone surrogates stand for bytes that are no UTF-8, as Python names files. Raises `BadRequest` for what no
     command line can hold.

@@ -96,7 +96,7 @@ class Destination:
             lock.release()
 
     def roster(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
-        """Where each file goes, and for those that can't be taken their path and why."""
+        """Return where each file goes, and for those that can't be taken their path and why."""
         entries: list[Entry] = []
         refused: dict[str, str] = {}
         taken: dict[str, str] = {}
@@ -138,11 +138,11 @@ class Destination:
                 )
 
     def part(self, artifact: Artifact) -> Path:
-        """Where a file grows."""
+        """Return where a file grows."""
         return self.staging / part_name(artifact)
 
     def target(self, name: PurePosixPath) -> Path:
-        """Where a file goes, with the folders above it made; never through a symbolic link."""
+        """Return where a file goes, with the folders above it made; never through a symbolic link."""
         if name.parent not in self._made:
             make_parents(self.path, name)
             self._made.add(name.parent)
@@ -150,11 +150,11 @@ class Destination:
         return self.path / name
 
     def holds(self, artifact: Artifact, name: PurePosixPath) -> bool:
-        """Whether a file of this name and size was here before: perhaps the same."""
+        """Return whether a file of this name and size was here before: perhaps the same."""
         return not self._fresh and size_of(self.path / name) == artifact.size
 
     def has(self, artifact: Artifact, name: PurePosixPath, sha256: str | None) -> bool:
-        """Whether exactly this file was here before, by its digest."""
+        """Return whether exactly this file was here before, by its digest."""
         try:
             return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256
         except (UnsafeName, OSError):
@@ -174,12 +174,12 @@ class Destination:
 
 
 def bare(sha256: str) -> str:
-    """A digest without its `sha256:` prefix."""
+    """Return a digest without its `sha256:` prefix."""
     return sha256.removeprefix("sha256:")
 
 
 def size_of(path: Path) -> int | None:
-    """The size of a regular file; None for anything else."""
+    """Return the size of a regular file; None for anything else."""
     try:
         found = path.lstat()
     except OSError:

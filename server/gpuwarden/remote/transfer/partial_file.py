@@ -22,7 +22,7 @@ FLUSH_BYTES = 32 << 20
 
 
 def part_name(artifact: Artifact) -> str:
-    """The part file's name: made of path, size and digest (or times), never of the far side's letters."""
+    """Return the part file's name: made of path, size and digest (or times), never of the far side's letters."""
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"

@@ -57,7 +57,7 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """A tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
+        """Return a tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
         ...
 
 
@@ -74,7 +74,7 @@ class Sealing(Bundling, Protocol):
         ...
 
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
-        """The hex sha256, by path, that the machine makes of these files now; one that changed is left out."""
+        """Return the hex sha256, by path, that the machine makes of these files now; one that changed is left out."""
         ...
 
 
@@ -120,11 +120,11 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Whether every file of the manifest is here with the digest the machine computed."""
+        """Return whether every file of the manifest is here with the digest the machine computed."""
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, roster: Manifest) -> Manifest:
-        """The manifest with the digests that the machine made while it sent; a file not taken may have none."""
+        """Return the manifest with the digests that the machine made while it sent; a file not taken may have none."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
         files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in roster.files)
         return roster.model_copy(update={"files": tuple(files)})
@@ -207,7 +207,7 @@ class _Receiver:
         )
 
     def _portions(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-        """What a worker takes at a time: one file, the large ones first, or a bundle of small ones."""
+        """Yield what a worker takes at a time: one file, the large ones first, or a bundle of small ones."""
         bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
         small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
@@ -323,7 +323,7 @@ class _Receiver:
             raise await self._blamed(artifact)
 
     async def _blamed(self, artifact: Artifact) -> BadReply:
-        """What to say of a file whose bytes are not those of its digest: written to since, or damaged untouched."""
+        """Return what to say of a file whose bytes are not those of its digest: written to since, or damaged untouched."""
         if artifact.sealed_at is None:
             return _changed(artifact)
         if isinstance(self.source, Sealing) and artifact.path not in await self.source.digests([artifact]):
@@ -331,7 +331,7 @@ class _Receiver:
         return _damaged(artifact)
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
-        """Whether the part has the digest that the machine has, where it can tell one."""
+        """Return whether the part has the digest that the machine has, where it can tell one."""
         await self._learn([artifact])
         digest = self.digests.get(artifact.path)
         return part.sha256() == digest if digest or isinstance(self.source, Sealing) else True

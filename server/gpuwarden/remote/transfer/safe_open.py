@@ -11,7 +11,7 @@ from gpuwarden.core.errors import BadRequest
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file, for reading. Raises `BadRequest` for anything else."""
+    """Return the file, for reading. Raises `BadRequest` for anything else."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         fd = os.open(path, flags)

@@ -40,7 +40,7 @@ class Handfuls:
         self.talk = Dialogue(machine, [python, "-I", "-c", _source(), folder])
 
     async def here(self, rows: Sequence[Row]) -> set[str]:
-        """The names of those that are there already, by their digest."""
+        """Return the names of those that are there already, by their digest."""
         found: set[str] = set()
         for at in range(0, len(rows), ASK):
             found |= await self._ask(rows[at : at + ASK], b"", 4 * self.stall_s)
@@ -80,7 +80,7 @@ class Handfuls:
 
 
 def handful(rows: Sequence[Row], most: int) -> Sequence[Row]:
-    """The first rows that fit into `most` bytes, at least one."""
+    """Return the first rows that fit into `most` bytes, at least one."""
     size = 0
     for at, row in enumerate(rows[:HANDFUL]):
         size += row.size

@@ -39,7 +39,7 @@ class Tree:
         shutil.rmtree(self.path)
 
     def place(self, name: PurePosixPath) -> str:
-        """Where a file is to be written, with the folders above it made. Raises `UnsafeName` or `OSError`."""
+        """Return where a file is to be written, with the folders above it made. Raises `UnsafeName` or `OSError`."""
         path = f"{self._root}/{name}"
         folder = path[: path.rindex("/")]
         if folder not in self._made:
@@ -85,7 +85,7 @@ def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
 
 
 def _kind(path: str) -> int:
-    """The file type bits of a path itself; 0 where nothing is."""
+    """Return the file type bits of a path itself; 0 where nothing is."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:

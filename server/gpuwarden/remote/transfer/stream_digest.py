@@ -28,7 +28,7 @@ class Seal:
             self.line = (self.line + bytes(view[count : count + MAX_LINE]))[:MAX_LINE]
 
     def digest(self) -> str:
-        """What the machine hashed, in hex. Raises `BadReply` when that is not the artifact, or no line came."""
+        """Return what the machine hashed, in hex. Raises `BadReply` when that is not the artifact, or no line came."""
         try:
             said = json.loads(self.line) if self.left == 0 else {}
             seen = Artifact.model_validate({"path": self.artifact.path, **said})

@@ -105,7 +105,9 @@ class _Member:
     link: bytes
 
     def sealed(self, artifact: Artifact) -> str:
-        """The digest that the machine put on it; empty where it has none, or packed a later file than `artifact`."""
+        """Return the digest that the machine put on it; empty where it has none, or packed a later file than
+        `artifact`.
+        """
         try:
             sha256, mtime, ctime = self.link.rstrip(b"\0").decode("ascii").split(" ")
             same = (int(mtime, 16), int(ctime, 16)) == (artifact.mtime_ns, artifact.ctime_ns)
@@ -115,7 +117,8 @@ class _Member:
 
 
 def _read_header(block: bytes) -> _Member | None:
-    """A member's name, size and link; None for the zeros at the end. What is no regular file has no name of ours.
+    """Return a member's name, size and link; None for the zeros at the end. What is no regular file has no name of
+    ours.
 
     Its checksum is left unread: the content's digest says more, and a sum of 512 numbers is slow.
     """

@@ -144,7 +144,7 @@ async def push(
 
 
 def _entry(name: str, path: Path) -> Row:
-    """One file of the roster: a regular file, hashed; never a link, a device or a name that leaves the folder."""
+    """Return one file of the roster: a regular file, hashed; never a link, a device or a name that leaves the folder."""
     if name.startswith("/"):
         raise BadRequest(f"{name!r} is absolute; a roster holds names below the folder", "Make it relative.")
     local_name(name, windows=False)
@@ -272,7 +272,7 @@ class _Pusher:
         return target, f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
 
     async def _offset(self, entry: Row, target: str, part: str) -> int | None:
-        """How many bytes are there; None when the whole file is."""
+        """Return how many bytes are there; None when the whole file is."""
         ran = await self._shell(_HERE, target, part, str(entry.size), entry.sha256)
         word = ran.out.decode("ascii", "replace").strip()
         if word == "done":

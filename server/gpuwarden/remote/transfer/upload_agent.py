@@ -23,7 +23,7 @@ Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
 def place(root: str, name: str) -> str:
-    """Where a file goes, with the folders above it made. Raises `ValueError` for a name or a link that leaves."""
+    """Return where a file goes, with the folders above it made. Raises `ValueError` for a name or a link that leaves."""
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(f"the name {name!r} leaves the folder")
@@ -38,7 +38,7 @@ def place(root: str, name: str) -> str:
 
 
 def is_here(path: str, size: int, sha256: str) -> bool:
-    """Whether exactly this file is there."""
+    """Return whether exactly this file is there."""
     try:
         info = os.lstat(path)
         if not stat.S_ISREG(info.st_mode) or info.st_size != size:
