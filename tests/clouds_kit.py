@@ -95,7 +95,7 @@ class CloudContract(ProviderContract):
     spec: ClassVar[tuple[str, str] | None] = None
     """The published description: its file, and what its paths have before ours."""
     asks_balance: ClassVar[str | None] = None
-    """The request for the account's balance; None where the interface tells none."""
+    """The request for the account's balance; None where the API reports none."""
     balance_env: ClassVar[dict[str, str]] = {}
     gaps: ClassVar[tuple[str, ...]] = ()
     """What the platform is known to answer although the description says otherwise."""

@@ -76,8 +76,8 @@ def test_the_small_profile_is_good():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"colour": "red"}, r"small\.md:\d+: colour: there is no such field"),
-        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: there is no such field"),
+        ({"colour": "red"}, r"small\.md:\d+: colour: unknown field"),
+        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: unknown field"),
         ({"meter__verified": ...}, r"small\.md:\d+: meter\.verified: it is missing"),
         ({"storage__0__source": ...}, r"storage\.0\.source: it is missing"),
         ({"storage__0__survives__preemption": ...}, r"survives\.preemption: it is missing"),
@@ -100,8 +100,8 @@ def test_the_small_profile_is_good():
         ({"storage": [tier(), tier(path="/other")]}, "two tiers have the same name"),
         ({"storage": [tier(), tier(tier="b")]}, "two tiers have the path /data"),
         ({"storage": [tier(), tier(tier="b", present="sometimes")]}, "two tiers have the path /data"),
-        ({"storage": [tier(present="on_request")]}, "lies on none of the storage tiers that are always there"),
-        ({"storage": [tier(present="sometimes")]}, "lies on none of the storage tiers that are always there"),
+        ({"storage": [tier(present="on_request")]}, "is on none of the storage tiers that are always present"),
+        ({"storage": [tier(present="sometimes")]}, "is on none of the storage tiers that are always present"),
         ({"storage__0__path": "/data/"}, "no normal path"),
         ({"storage__0__path": "//data"}, "no normal path"),
         ({"storage__0__path": "/data/../x"}, "no normal path"),
@@ -115,7 +115,7 @@ def test_the_small_profile_is_good():
         ({"kind": "owned"}, "does not fit the kind owned"),
         ({"spot__offered": True}, "say auto_resume, grace_s, signal, then too"),
         ({"id": "Small"}, "match pattern"),
-        ({"meter__price_usd_per_hour": 1.5}, "there is no such field"),
+        ({"meter__price_usd_per_hour": 1.5}, "unknown field"),
     ],
 )
 def test_one_wrong_fact_is_refused_with_file_and_line(changes: dict[str, Any], message: str):
@@ -133,7 +133,7 @@ def test_the_line_is_the_line_of_the_fault():
 
 def test_a_key_that_stands_twice_is_refused():
     text = text_of(front()).replace("kind: rented\n", "kind: rented\nkind: owned\n")
-    with pytest.raises(BadRequest, match=r"small\.md:5: the key 'kind' stands here twice"):
+    with pytest.raises(BadRequest, match=r"small\.md:5: the key 'kind' appears twice here"):
         load_text(text, "small.md")
 
 

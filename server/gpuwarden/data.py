@@ -1,4 +1,4 @@
-"""Where the folders of text are: beside `server/` in a checkout, inside the package in an installed wheel."""
+"""Locate the data folders: beside `server/` in a checkout, inside the package in an installed wheel."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from gpuwarden.remote.host.interpreter import interpreter_for
 from gpuwarden.remote.runner_bundle import ROOMS
 
 LOW_DISK = 1 << 30
-# What a program needs to work at all. Tokens and keys are not among it.
+# Variables that programs need to work at all. Tokens and keys are not among them.
 _NEEDED = (
     "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR TZ USER LOGNAME SHELL LD_LIBRARY_PATH CUDA_HOME CUDA_VISIBLE_DEVICES "
     "SSL_CERT_FILE SSL_CERT_DIR HF_HOME XDG_CACHE_HOME UV_CACHE_DIR"
@@ -44,7 +44,7 @@ def create(clock: Clock) -> LocalBackend:
 
 
 class LocalBackend(RunnerBackend):
-    """Jobs as processes of this machine."""
+    """Run jobs as processes of this machine."""
 
     name = "local"
 
@@ -86,7 +86,7 @@ class LocalBackend(RunnerBackend):
         return self._handle(place, token)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a file of ours into a run folder."""
+        """Put a local file into a run folder."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {name: content})
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -106,7 +106,9 @@ class LocalBackend(RunnerBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb and return its lines. A job is started by the runner in its own folder, which stays as it is."""
+        """Run one verb and return its lines. A job is started by the runner file in its run folder, which never
+        changes.
+        """
         runner = f"{run_dir}/{launch.content_name('runner', launch.runner_source())}" if verb == "start" else None
         async with await _open(place, verb, run_dir, runner) as process:
             try:
@@ -149,7 +151,7 @@ def _run_root(place: Place) -> Path:
 
 
 def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
-    """Write files under content-addressed names. The folder of an instance that is gone is never made anew."""
+    """Write files under content-addressed names. The folder of an instance that is gone is never created again."""
     base = Path(place.root or "/")
     if not _present(place):
         raise Unreachable(f"the instance's folder {base} is not there", "Look at it with list_instances.")
@@ -220,7 +222,7 @@ def _check(place: Place) -> list[Finding]:
 
 
 def base_env(place: Place) -> dict[str, str]:
-    """Return what the runner, and so the job, is started with."""
+    """Return the environment of the runner, and so of the job."""
     return {**{k: v for k, v in os.environ.items() if k in _PASSED}, **place.env}
 
 
@@ -243,7 +245,7 @@ async def _send(process: Process, request: Mapping[str, Any]) -> None:
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
         return  # it ended early; its answer says why
     except TimeoutError as error:
-        raise Unreachable("the runner does not take its orders", "Try again.") from error
+        raise Unreachable("the runner does not read its request", "Try again.") from error
 
 
 async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
@@ -255,11 +257,13 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
     except anyio.EndOfStream:
         return b""
     except TimeoutError as error:
-        raise Unreachable(f"the runner said nothing for {seconds:.0f} s", "Try again; it may have acted.") from error
+        raise Unreachable(
+            f"the runner sent nothing for {seconds:.0f} s", "Try again; the request may have been carried out."
+        ) from error
 
 
 def _kill(process: Process) -> None:
-    """End a verb that is not waited for any more.
+    """Kill a verb that is no longer awaited.
 
     By pid: `Process.kill` would reap one that has just ended under the eyes of asyncio's watcher, which then warns.
     """

@@ -1,7 +1,7 @@
 """Runs jobs on a machine behind SSH, through the runner that is shipped there.
 
-The runner lies below the run root under a name made of its content, so a live run's runner is never touched. All
-jobs of an instance are polled with one exec on one reused connection. The host key of first contact is put into
+The runner is stored below the run root under the digest of its content, so a live run's runner is never touched. All
+jobs of an instance are polled with one exec on one reused connection. The host key of the first connection is put into
 every handle; from then on no other key is accepted.
 """
 
@@ -68,7 +68,7 @@ def create(clock: Clock) -> SshBackend:
 
 @dataclass
 class _Machine:
-    """A machine and what it said about itself."""
+    """A machine and the facts that it reported."""
 
     ssh: Ssh
     hello: Hello | None = None
@@ -77,7 +77,7 @@ class _Machine:
 
 
 class SshBackend(RunnerBackend):
-    """Jobs as processes of a machine that we have a key for."""
+    """Run jobs as processes of a machine behind SSH."""
 
     name = "ssh"
 
@@ -97,7 +97,7 @@ class SshBackend(RunnerBackend):
     # ------------------------------------------------------------------------------------------------------- probe
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return first contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a
+        """Probe a new machine: its host key, and whether it is fit for a job. Takes some seconds, at most a
         minute.
         """
         try:
@@ -114,7 +114,7 @@ class SshBackend(RunnerBackend):
             return [_host(Severity.UNKNOWN, error.message, error.hint)]
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect, and give the key that the machine shows."""
+        """Connect, and return the key that the machine shows."""
         return await (await self._at(place)).ssh.open()
 
     async def _probe(self, place: Place) -> list[Finding]:
@@ -143,7 +143,7 @@ class SshBackend(RunnerBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt it when this token and attempt were started before. The handle holds the host key."""
+        """Start the job, or adopt it when this token and attempt were started before. The handle has the host key."""
         handle = await self.handle_of(place, token)
         hello = await self._hello(place)
         ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, hello))
@@ -174,7 +174,7 @@ class SshBackend(RunnerBackend):
     # ------------------------------------------------------------------------------------------------------- files
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a file of ours into a run folder."""
+        """Put a local file into a run folder."""
         await put((await self._at(handle.place)).ssh, f"{handle.run_dir}/{name}", content)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -207,7 +207,7 @@ class SshBackend(RunnerBackend):
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
         """Hand one file's bytes from `offset` to `take`, much through the system's client.
 
-        The machine hashes a whole file on its way, unless its digest is known from the save: that one counts more.
+        The machine hashes a whole file on its way, unless its digest is known from the save: that one takes precedence.
         """
         request = {"path": artifact.path, "offset": offset, **handle.place.ground}
         hashed = not offset and artifact.sha256 is None
@@ -237,7 +237,7 @@ class SshBackend(RunnerBackend):
     ) -> list[dict[str, Any]]:
         """Run one verb there and return its lines."""
         if verb == "poll":
-            with suppress(Unreachable, BadReply):  # asked for in the plain way below
+            with suppress(Unreachable, BadReply):  # sent as a single call below
                 return [parse(await self._ask_server(place, request, silence_s))]
         near = run_dir or next(iter(request.get("dirs") or []), None)
         for last in (False, True):
@@ -268,7 +268,7 @@ class SshBackend(RunnerBackend):
     async def _verb(
         self, place: Place, verb: str, run_dir: str | None, near: str | None = None
     ) -> tuple[_Machine, list[str]]:
-        """Return the machine, and the words that run a verb of the shared runner."""
+        """Return the machine, and the argument list that runs a verb of the shared runner."""
         hello = await self._hello(place)
         runner = self._runner_path(place, near or run_dir, hello)
         words = [hello.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
@@ -285,7 +285,7 @@ class SshBackend(RunnerBackend):
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """Return the machine of a place: one connection for all of its jobs, held to the key of the place."""
+        """Return the machine of a place: one connection for all of its jobs, pinned to the place's host key."""
         if not place.host:
             raise BadRequest(f"the place on {place.platform} has no host to connect to", "Is the instance booted?")
         key = (place.host, place.port, place.user)
@@ -313,7 +313,7 @@ def _host(severity: Severity, message: str, fix: str) -> Finding:
 
 def _key_finding(place: Place, key: HostKey) -> Finding:
     if place.host_key or not key.first_contact:
-        return _host(Severity.INFO, f"{place.host} shows the host key we know, {key.fingerprint}", "")
+        return _host(Severity.INFO, f"{place.host} shows the known host key, {key.fingerprint}", "")
     message = f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
     return _host(Severity.INFO, message, "Compare it with the provider's console if you can see it there.")
 
@@ -327,7 +327,7 @@ def _profile_of(place: Place) -> Profile | None:
 
 
 def _outlives(tier: Tier) -> bool:
-    """Return whether a tier is always there, is no part of the machine's own disk, and outlives a stop or the end."""
+    """Return whether a tier is always present, separate from the machine's own disk, and survives a stop or the end."""
     fates = (tier.survives.stop, tier.survives.terminate)
     return tier.present == "always" and tier.path != "/" and True in fates
 
@@ -338,7 +338,7 @@ def _probe_source() -> bytes:
 
 
 def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
-    """Return the words before a script's path: uv where a header asks for packages and uv is there, else Python."""
+    """Return the interpreter's argument list: uv where a header asks for packages and uv is present, else Python."""
     if spec.script is None:
         return ()
     header = read_header(spec.script)
@@ -368,7 +368,7 @@ async def _bring(machine: Ssh, hello: Hello, run_dir: str, inputs: Mapping[str, 
 
 
 async def _pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: bytes) -> None:
-    """`bulk_pour` through our own connection."""
+    """Stream through the paramiko connection, with the signature of `bulk_pour`."""
     async with aclosing(machine.stream(argv, stdin=stdin)) as stream:
         async for chunk in stream:
             await anyio.to_thread.run_sync(take, memoryview(chunk))
@@ -389,11 +389,13 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
             if len(out) > MAX_REPLY:
                 raise BadReply(f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
     except TimeoutError as error:
-        raise Unreachable(f"the runner said nothing for {silence_s:.0f} s", "Try again; it may have acted.") from error
+        raise Unreachable(
+            f"the runner sent nothing for {silence_s:.0f} s", "Try again; the request may have been carried out."
+        ) from error
 
 
 def _raise_for(failed: CommandFailed) -> None:
-    """The runner's own words on stderr, where they are the last line; else what the machine said."""
+    """Raise the runner's own error where it is the last line of stderr; else the command's failure."""
     last = failed.err.strip().rpartition(b"\n")[2]
     if last.startswith(b"{"):
         launch.raise_for(parse(last))

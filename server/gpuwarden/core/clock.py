@@ -1,4 +1,4 @@
-"""Time as something that is passed in, so that no test waits for it."""
+"""Clocks as parameters, so that tests need not wait."""
 
 from __future__ import annotations
 

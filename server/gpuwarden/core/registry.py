@@ -1,7 +1,7 @@
-"""Plug-ins are found by the name of their file; nothing is listed anywhere.
+"""Plug-ins are found by their file name; there is no list of them.
 
-`gpuwarden/<package>/<name>.py` is the plug-in `<name>` and offers one factory. It is imported when it is asked for.
-A missing optional dependency is said with the extra that brings it; a plug-in never vanishes silently.
+`gpuwarden/<package>/<name>.py` is the plug-in `<name>` and offers one factory. It is imported when it is requested. An
+error for a missing optional dependency names the extra that brings it; a plug-in never vanishes silently.
 """
 
 from __future__ import annotations

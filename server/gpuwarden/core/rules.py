@@ -1,6 +1,6 @@
 """Rules look like lint rules: a decorated generator over frozen facts.
 
-A rule's module holds one rule. Its docstring is its documentation: a title line, then `Why:` and, where it helps,
+Each module contains one rule. Its docstring is its documentation: a title line, then `Why:` and, where it helps,
 `Fix:`. Rules do no I/O: a use case gathers the facts, rules read them.
 """
 
@@ -20,7 +20,7 @@ F = TypeVar("F")
 
 
 class Severity(StrEnum):
-    """How much a finding weighs. ERROR and UNKNOWN block; UNKNOWN means that it could not be checked."""
+    """The severity of a finding. ERROR and UNKNOWN block; UNKNOWN means that it could not be checked."""
 
     ERROR = "error"
     UNKNOWN = "unknown"
@@ -32,7 +32,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Finding(BaseModel):
-    """What a rule found: the rule's id, what is wrong and what to do about it."""
+    """One result of a rule: the rule's id, what is wrong and how to fix it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +49,7 @@ class Finding(BaseModel):
 
 @dataclass(frozen=True)
 class Found:
-    """What a rule yields; the decorator adds the id and, unless given here, severity and fix."""
+    """The raw result that a rule yields; the decorator adds the id and, unless given here, severity and fix."""
 
     message: str
     fix: str = ""
@@ -85,7 +85,7 @@ _ID = re.compile(r"(PF|TD)-[A-Z]{2,6}-\d{3}")
 def rule(id: str, *, gate: Gate, severity: Severity, fix: str) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
     """Make a generator over facts a `Rule`. Raises ValueError for a bad id or a missing docstring."""
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
-        raise ValueError(f"{id!r} is no rule id of the {gate} gate")
+        raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
 
     def wrap(check: Callable[[F], Iterable[Found]]) -> Rule[F]:
         title, why = _split_doc(id, inspect.getdoc(check))

@@ -1,4 +1,4 @@
-"""The one door out for text that somebody else wrote, and for secrets.
+"""Sanitize untrusted text and redact secrets.
 
 Logs, READMEs, dataset rows and provider messages are data. They reach a model between two fence lines that carry a
 digest of the text, so that a text can't close its own fence, and cut to a bounded length.
@@ -43,8 +43,8 @@ SECRET_FILE = re.compile(
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
 )
 
-# What breaks a terminal or hides text: control characters but for tab and newline, bidirectional overrides, lone
-# surrogates, and the tag characters that spell out invisible sentences.
+# Characters that break a terminal or hide text: control characters but for tab and newline, bidirectional overrides,
+# lone surrogates, and the tag characters that spell out invisible sentences.
 _UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -59,7 +59,7 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the values that never leave: of variables that are called secrets (8 characters or more), and of `names`
+    """Return the values to redact: of variables whose names say secret (8 characters or more), and of `names`
     (6).
     """
     called = {value for name, value in env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
@@ -67,9 +67,7 @@ def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[st
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """Return a JSON body on its way out: no token shapes, none of `values`, no half characters. Each string stands
-    alone.
-    """
+    """Return a JSON body without token shapes, `values` and unpaired surrogates. Each string is handled alone."""
     if isinstance(body, str):
         return redact(body.encode("utf-8", "replace").decode(), values)
     if isinstance(body, dict):
@@ -93,7 +91,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
-    """Return `text` as data: redacted, made plain, bounded, between lines that it can't forge."""
+    """Return `text` as data: redacted, cleaned and bounded, between lines that it can't forge."""
     body = clip(plain(redact(text, values)), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
@@ -103,5 +101,5 @@ def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", valu
 
 
 def line(text: object, limit: int = 300) -> str:
-    """Foreign text as one short, safe line, for messages."""
+    """Return untrusted text as one short, safe line, for messages."""
     return clip(" ".join(plain(redact(str(text))).split()), limit, keep="start").replace("\n", " ")

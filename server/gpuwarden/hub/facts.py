@@ -1,4 +1,4 @@
-"""What was found on the Hub about a job before it runs: the repos that it names, and who the token belongs to."""
+"""Facts from the Hub about a job before it runs: the repos that it names, and the token's account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.scripts.hub_references import RepoUse
 
 
 class Account(Frozen):
-    """Who a token belongs to, and the namespaces that it can write to. `role` is read, write or fineGrained."""
+    """The account of a token, and the namespaces that it can write to. `role` is read, write or fineGrained."""
 
     name: str
     role: str
@@ -34,7 +34,7 @@ class RepoFact:
 
     @property
     def where(self) -> str:
-        """Return words for a message: the id, and where it is used."""
+        """Return the id and where it is used, for a message."""
         return f"{self.use.type} {self.use.id}" + (f" (line {self.use.line})" if self.use.line else "")
 
     @property
@@ -47,7 +47,7 @@ class RepoFact:
 
 @dataclass(frozen=True)
 class HubFacts:
-    """Everything that the Hub said. `job_token`: the job itself gets HF_TOKEN. `account` None: nobody asked."""
+    """All facts from the Hub. `job_token`: the job itself gets HF_TOKEN. `account` None: not looked up."""
 
     repos: tuple[RepoFact, ...] = ()
     account: Answer[Account] | None = None
@@ -66,7 +66,7 @@ class HubFacts:
 
     @property
     def watched(self) -> dict[str, Any]:
-        """Return what a receipt is bound to: a change of any of it sends the job back to the gate."""
+        """Return the facts that a receipt is bound to: a change of any sends the job back to the gate."""
         repos = {f"{f.use.type} {f.use.id}": [f.repo.status, f.repo.sha] for f in self.repos}
         columns = {
             f"columns of {f.use.id}": sorted(f.config.column_names) for f in self.data if f.config and f.config.columns

@@ -1,6 +1,6 @@
 """A repo's files at one commit: their names, sizes and digests as the Hub lists them, and their bytes by range.
 
-The list is what the Hub says of itself. What a range request gives is what its storage really holds.
+The listing is the Hub's claim. A range request reads the bytes that its storage really has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Raises BadRequest for what is no such address."""
+        """Parse an address on the Hub. Raises BadRequest for anything else."""
         rest, kind = text.removeprefix(SCHEME), "models/"
         for word in _KINDS:
             if rest.startswith(word):
@@ -53,14 +53,14 @@ class Address:
         odd = ".." in path.split("/") or not path.isprintable() or len(text) > 1_000
         if not text.startswith(SCHEME) or not re.fullmatch(REPO_ID, repo) or odd:
             raise BadRequest(
-                f"{line(text, 120)!r} is no address on the Hub", "Write hf://owner/name[@revision][/path]."
+                f"{line(text, 120)!r} is not an address on the Hub", "Write hf://owner/name[@revision][/path]."
             )
         return cls(_KINDS[kind], repo, unquote(revision) or "main", path)
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file as the Hub lists it; `sha256` is None for small ones, which git keeps under an id of its own."""
+    """One file as the Hub lists it; `sha256` is None for small ones, which git stores under another id."""
 
     size: int
     sha256: str | None
@@ -81,7 +81,7 @@ class Listing:
 
 
 async def list_files(hub: HubClient, address: Address) -> Listing:
-    """Ask the Hub what is there. Raises NotFound, AuthFailed, or what the client raises."""
+    """List the files at an address. Raises NotFound, AuthFailed, or what the client raises."""
     base = f"/api/{address.type}s/{address.repo}"
     about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
     commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
@@ -94,7 +94,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
         files.update(_rows(page.json))
         cursor = _next(page)
         if len(files) > MAX_FILES:
-            raise BadRequest(f"{address.repo} holds more than {MAX_FILES:,} files", "Name a folder of it.")
+            raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Name a folder of it.")
         if not cursor:
             break
     else:
@@ -102,7 +102,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(
-            f"{address.repo} holds nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
+            f"{address.repo} has nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
             "Look at it with hub_repo_details.",
         )
     return Listing(address, commit, inside)
@@ -113,7 +113,7 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
         return reply
     what = f"{address.repo} at revision {line(address.revision, 60)}"
     if reply.status == 404:
-        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", "hub_repo_details tells more.")
+        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", "hub_repo_details shows more.")
     if reply.status in {401, 403}:
         raise AuthFailed(f"the Hub does not show {what}: {reply.said}", "Set a token that may read it.")
     raise BadReply(f"the Hub answered {reply.status} for {what}: {reply.said}", "Try again.")
@@ -121,14 +121,14 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
 
 def _rows(page: Any) -> dict[str, HubFile]:
     if not isinstance(page, list):
-        raise BadReply("the Hub's list of files is no list", "Try again.")
+        raise BadReply("the Hub's list of files is not a JSON list", "Try again.")
     found = {}
     for row in page:
         if not isinstance(row, dict) or row.get("type") != "file":
             continue
         path, size, lfs = row.get("path"), row.get("size"), row.get("lfs")
         if not isinstance(path, str) or type(size) is not int or size < 0:
-            raise BadReply("the Hub's list of files holds a file without path or size", "Try again.")
+            raise BadReply("the Hub's list of files has a file without path or size", "Try again.")
         if len(path) > _LONGEST or path.count("/") > _DEEPEST:
             raise BadReply(f"the Hub lists a file of an absurd name: {line(path, 80)}", "Name another folder.")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
@@ -184,7 +184,7 @@ class RangeSource(Source):
         return False
 
     def holes(self) -> int:
-        """Return the Hub tells of none."""
+        """Return None: the Hub reports no times."""
         return 0
 
     def _fetch(self, offset: int, length: int) -> bytes:
@@ -225,7 +225,7 @@ class RangeSource(Source):
         for (
             chunk
         ) in reply.iter_raw():  # as it was sent: no compression was asked for, and a few bytes may unpack to many
-            self._took(len(chunk))  # at each, for a body that drips can last for days
+            self._took(len(chunk))  # checked at each piece, since a slowly dripping body can last for days
             data += chunk
             if len(data) > length:
                 raise Doubtful("the Hub sent more of it than was asked for")
@@ -235,7 +235,7 @@ class RangeSource(Source):
 
 
 def _gaps(numbers: list[int]) -> list[list[int]]:
-    """Numbers in runs without a gap: one request each."""
+    """Return the numbers grouped into runs without a gap: one request each."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][-1] == n - 1:
@@ -250,7 +250,7 @@ def download(listing: Listing, config: HubConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     address = listing.address
-    # The commit is given, so what was downloaded before is taken from the cache without a word to the Hub.
+    # The commit is given, so what was downloaded before is taken from the cache without a request to the Hub.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
         token=config.token or False, allow_patterns=[_literal(p) for p in listing.files], library_name="gpuwarden",

@@ -1,7 +1,7 @@
 """The dataset viewer: configs, splits, rows, columns, and a few rows to look at.
 
 One request of `/info` answers the structure of a dataset whose conversion worked. Where it did not, `/splits` still
-names the configs, and the rows themselves name the columns. What the viewer can't say stays unknown, with its reason.
+names the configs, and the rows themselves name the columns. Facts that the viewer lacks stay unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
     names = [n for n in splits if only in (None, n)]
     configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
     if configs:
-        # Rows can often be read where the conversion is pending or failed; one look tells the columns.
+        # Rows can often be read where the conversion is pending or failed; one page of rows shows the columns.
         first, split = configs[0], configs[0].splits[0].name
         where = {"dataset": dataset, "config": first.name, "split": split}
         rows = await hub.get("/first-rows", where, viewer=True)

@@ -1,4 +1,4 @@
-"""What a failed log shows for itself: its first error, the lines that failed, and the versions it names."""
+"""Extract from a failed log its first error, the lines that failed, and the versions it names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first_error(log: str) -> str:
 
 
 def failing_lines(log: str) -> tuple[str, ...]:
-    """Return at most twelve distinct lines that say what failed, the first error first, in the order of the log."""
+    """Return at most twelve distinct lines that name the failure, the first error first, in the order of the log."""
     first = first_error(log)
     found = dict.fromkeys(
         line for line in _clean(log) if _EXCEPTION.match(line) or (_SAID.search(line) and not _NOISE.search(line))
@@ -46,7 +46,7 @@ def failing_lines(log: str) -> tuple[str, ...]:
 
 
 def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Libraries and their versions, as `name version`: those the log names, then requirements given in `more`."""
+    """Return libraries as `name version`: those the log names, then requirements given in `more`."""
     seen: dict[str, str] = {}
     for name, number in _VERSION.findall(log):
         seen.setdefault(name.lower().replace("_", "-"), number)

@@ -274,6 +274,6 @@ def _explain(path: Path, text: str) -> tuple[str, str]:
     if "readonly" in text or "unable to open" in text:
         return (
             f"the ledger {path} can't be opened for writing: {text}",
-            "Check its permissions, or set GPUWARDEN_HOME to a folder of yours.",
+            "Check its permissions, or set GPUWARDEN_HOME to a folder that you can write to.",
         )
     return f"the ledger {path} answered: {text}", "Call again; if it stays, gpuwarden doctor says more."

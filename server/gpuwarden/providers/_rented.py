@@ -1,4 +1,4 @@
-"""What the providers of rented machines share: names that carry a token, GPUs by name, the account's check."""
+"""Shared base of the providers of rented machines: names that carry a token, GPUs by name, the account's check."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MAX_PAGES = 400
 
 
 class Rented:
-    """Base of the providers over HTTP. A subclass says `api`, `name` and how long a name may be.
+    """Base of the providers over HTTP. A subclass sets `api`, `name` and the longest name.
 
-    It asks for one instance in `look_up`, for the bill of a gone one in `bill`, and for the account in `ask_account`.
+    It looks one instance up in `look_up`, the bill of a gone one in `bill`, and the account in `ask_account`.
     """
 
     name: ClassVar[str]
@@ -46,7 +46,7 @@ class Rented:
     # ------------------------------------------------------------------------------------------------- the account
 
     def key_digest(self, salt: str) -> str:
-        """Salted digest of the key in use, at the address in use."""
+        """Return a salted digest of the key in use and its address."""
         return self.door.digest(salt)
 
     async def account_id(self) -> Answer[str]:
@@ -61,7 +61,7 @@ class Rented:
 
     async def ask_account(self) -> Answer[str]:
         """Ask the platform whose key is in use."""
-        raise NotSupported(f"{self.api.platform} names no account through its interface")
+        raise NotSupported(f"{self.api.platform} names no account through its API")
 
     # ------------------------------------------------------------------------------------------------ one instance
 
@@ -105,8 +105,8 @@ class Rented:
         raise NotImplementedError
 
     async def balance(self) -> Answer[Balance]:
-        """Most platforms tell it; a subclass whose platform does not leaves this as it is, and says so."""
-        raise NotSupported(f"{self.api.platform} tells no balance through its interface", "Look at its console.")
+        """Raise NotSupported; a subclass whose platform reports the balance overrides this."""
+        raise NotSupported(f"{self.api.platform} reports no balance through its API", "Look at its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Return every instance whose name carries `token`. The platform's own filters are not relied on."""
@@ -116,18 +116,18 @@ class Rented:
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
     async def check(self) -> Findings:
-        """Return whether the key is there and works, and what else stands in the way of renting."""
+        """Return findings on the key and on whatever else prevents renting."""
         try:
             answer = await self.list()
             if isinstance(answer, Unknown):
-                return [self.finding(Severity.UNKNOWN, f"the account could not be looked at: {answer.why}")]
+                return [self.finding(Severity.UNKNOWN, f"the account could not be read: {answer.why}")]
             return await self.check_account()
         except WardenError as error:
             severity = Severity.ERROR if isinstance(error, AuthFailed) else Severity.UNKNOWN
             return [self.finding(severity, error.message, error.hint)]
 
     async def check_account(self) -> Findings:
-        """Return what a subclass looks at besides the key."""
+        """Return a subclass's findings on anything besides the key."""
         return []
 
     def finding(self, severity: Severity, message: str, fix: str = "") -> Finding:
@@ -140,7 +140,7 @@ class Rented:
         """Return the name of the instance that carries `token`, whole. Raises BadRequest for one that does not fit."""
         label = PREFIX + token
         if not token or len(label) > self.max_name or not re.fullmatch(r"[A-Za-z0-9._-]+", token):
-            raise BadRequest(f"the token {token!r} can't stand in a name of {self.api.platform}")
+            raise BadRequest(f"the token {token!r} can't be part of a name of {self.api.platform}")
         return label
 
     @staticmethod
@@ -151,7 +151,7 @@ class Rented:
     # ---------------------------------------------------------------------------------------------------- resources
 
     def refuse_unsold(self, resources: Resources) -> str:
-        """Return the GPU that was asked for. Raises for what this platform can't sell."""
+        """Return the GPU that was asked for. Raises for a request that this platform can't sell."""
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Ask for an uninterrupted one.")
         if resources.durable_storage and self.durable_tier() is None:
@@ -171,7 +171,7 @@ class Rented:
     # ----------------------------------------------------------------------------------------------------- instances
 
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
-        """Return where jobs go on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
+        """Return the place of jobs on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
         return Place(
             platform=self.profile.id,
             instance_id=ident,
@@ -189,7 +189,7 @@ async def agreed_gone(
 ) -> Answer[Instance | None]:
     """Return None when the list can be read and does not have an instance either; else the instance as listed.
 
-    `said` is what was answered about the instance alone. A 404 for one instance may be a stray one, and an address
+    `said` is the answer about the instance alone. A 404 for one instance may be a stray one, and an address
     that was retired answers 404 for every instance there is.
     """
     try:
@@ -207,7 +207,7 @@ def no_such(platform: str, ident: str) -> NotFound:
 
 
 def positive_price(price: float | None) -> float | None:
-    """Return a price; one of zero is no price that anybody sells at, so it is unknown."""
+    """Return a price; zero means unknown."""
     return price if price is not None and price > 0 else None
 
 

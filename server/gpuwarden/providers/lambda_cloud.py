@@ -6,8 +6,8 @@
 | `LAMBDA_SSH_KEY_NAME` | which of the account's SSH keys goes into new instances; default the one that is yours |
 | `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
 
-There is no stop, no price cap, no bill and no balance to ask for; a cap is held against the price of the instance type
-before. The account is the one that the audit log names as the owner.
+The API has neither stop nor price cap, bill or balance; a cap is compared with the price of the instance type before.
+The account is the one that the audit log names as the owner.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ class _Filesystems(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Lambda's error codes; its messages may change at any time."""
+    """Map Lambda's error codes; its messages may change at any time."""
     code = reply.text("error.code")
     if 400 <= reply.status < 500:
         if code == "instance-operations/launch/insufficient-capacity":
-            return NoCapacity(f"Lambda has none of it now ({said})", "Try another region or type, or later.")
+            return NoCapacity(f"Lambda has no capacity for it now ({said})", "Try another region or type, or later.")
         if code == "global/object-does-not-exist":
-            return NotFound(f"Lambda says there is no such thing: {said}")
+            return NotFound(f"Lambda does not have it: {said}")
     return None
 
 
@@ -238,11 +238,11 @@ class LambdaCloud(Rented):
         return Known(tuple(self._view(i) for i in answer.value.data if i.status != "terminated"))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Lambda can't do that."""
         raise NotSupported("Lambda can't start an instance again", "Launch another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Lambda can't do that."""
         raise NotSupported("Lambda has no stop", "terminate is what ends an instance there; its disk goes with it.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -312,7 +312,7 @@ class LambdaCloud(Rented):
         return self.env.get("LAMBDA_FILESYSTEM") or DURABLE_NAME
 
     async def _filesystem_region(self) -> Answer[str | None]:
-        """Return where the filesystem for durable storage is. Raises BadRequest unless it would be mounted as promised."""
+        """Return the region of the durable filesystem. Raises BadRequest unless it would be mounted as promised."""
         wanted, tier = self._filesystem_name(), self.durable_tier()
         assert tier is not None  # refuse_unsold saw it
         answer = await self.door.ask("GET", f"{_V1}/file-systems", _Filesystems)

@@ -4,11 +4,11 @@
 |---|---|
 | `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | a key of the team |
 | `PAPERSPACE_TEMPLATE` | id of the template of new machines; needed, for it differs by region and machine type |
-| `PAPERSPACE_REGION` | where new machines stand; needed |
+| `PAPERSPACE_REGION` | region of new machines; needed |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
 
-New Linux machines let in the SSH keys of the account. The interface tells no prices and no balance, so no price cap
-can be held, every price is unknown, and nobody sees the money end. A machine has to be off before it can
+New Linux machines accept the SSH keys of the account. The API reports no prices and no balance, so a price cap can't be
+enforced, every price is unknown, and the end of the balance can't be predicted. A machine has to be off before it can
 be deleted. A deadline becomes its auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
 """
 
@@ -92,9 +92,11 @@ class _Deleted(ResponseModel):
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     code, text = reply.text("code").upper(), reply.text("message", "error").casefold()
     if reply.status == 404 and (code == "NOT_FOUND" or "not found" in text):
-        return NotFound(f"Paperspace says there is no such thing: {said}")
+        return NotFound(f"Paperspace does not have it: {said}")
     if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
-        return NoCapacity(f"Paperspace has none of it now ({said})", "Try another machine type or region, or later.")
+        return NoCapacity(
+            f"Paperspace has no capacity for it now ({said})", "Try another machine type or region, or later."
+        )
     return None
 
 
@@ -113,7 +115,7 @@ class Paperspace(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return what has to be set before a machine can be rented."""
+        """Return findings on settings that are required for renting."""
         missing = [name for name in NEEDED if not self.env.get(name)]
         return [
             self.finding(Severity.ERROR, f"{name} is not set, and a machine needs it", "Set it.") for name in missing
@@ -125,9 +127,9 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price is unknown: the interface tells none."""
+        """Return the price is unknown: the API reports none."""
         kind = self._machine_type(resources)
-        source = "Paperspace, which tells no prices through its interface"
+        source = "Paperspace, which reports no prices through its API"
         note = f"{kind}; see the price list at paperspace.com/pricing"
         return Known(
             Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
@@ -166,13 +168,13 @@ class Paperspace(Rented):
                 return Known(tuple(self._view(m) for m in found.values()))
             after = answer.value.nextPage
             if not after or after in seen or len(found) == before:
-                return Unknown("Paperspace says that its list goes on, and not where")
+                return Unknown("Paperspace's list continues without a cursor")
             seen.add(after)
             params["after"] = after
         return Unknown("Paperspace's list of machines does not end")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a machine that is off; a dynamic address is another one then."""
+        """Start a machine that is off; a dynamic address changes then."""
         return await self._patch(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
@@ -201,7 +203,7 @@ class Paperspace(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _end(self, order: dict[str, object], made: _Machine) -> dict[str, object]:
-        """When the machine will be shut down, unless the reply says otherwise: unknown fields may be passed over."""
+        """Return the requested shutdown time, unless the reply differs: Paperspace may ignore unknown fields."""
         hours = order.get("autoShutdownTimeout")
         if not isinstance(hours, int):
             return {}
@@ -227,13 +229,13 @@ class Paperspace(Rented):
         kind = self._machine_type(resources)
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
-                "Paperspace tells no prices through its interface, so a price cap can't be held",
+                "Paperspace reports no prices through its API, so a price cap can't be enforced",
                 "Leave the price cap out; max_cost_usd still bounds the job.",
             )
         missing = [name for name in NEEDED if not self.env.get(name)]
         if missing:
             raise BadRequest(
-                f"{' and '.join(missing)} must be set to rent from Paperspace", "gpuwarden doctor says more."
+                f"{' and '.join(missing)} must be set to rent from Paperspace", "gpuwarden doctor shows more."
             )
         order: dict[str, object] = {
             "name": label,
@@ -275,7 +277,8 @@ def _disk(wanted: int) -> int:
 
 
 def _deadline(seconds: int | None) -> dict[str, object]:
-    """Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or beyond its longest.
+    """Return the fields of Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or
+    beyond its longest.
 
     The fields are those of DigitalOcean's own documentation; descriptions by others name them differently.
     """

@@ -5,8 +5,8 @@
 | `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key, not a team's; scope: Instances read and write, the rest read |
 | `PRIME_IMAGE` | the image of new Pods, where the provider has it |
 
-A price cap is given to the order itself. Prepaid offers are passed over: money paid ahead is no meter. There is no
-stop.
+A price cap is part of the order itself. Prepaid offers are skipped: money paid ahead is not a meter. Pods can't be
+stopped.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ class _Deleted(ResponseModel):
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """Return an address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
-        return NotFound(f"Prime Intellect says there is no such thing: {said}")
+        return NotFound(f"Prime Intellect does not have it: {said}")
     if reply.status in {400, 409, 422} and re.search(
         r"capacity|out of stock|unavailable|no longer available", said, re.IGNORECASE
     ):
-        return NoCapacity(f"Prime Intellect has none of it now ({said})", "Try another GPU, or later.")
+        return NoCapacity(f"Prime Intellect has no capacity for it now ({said})", "Try another GPU, or later.")
     return None
 
 
@@ -160,7 +160,7 @@ class PrimeIntellect(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return a Pod lets in only a key of the account."""
+        """Return True: a Pod accepts only a key of the account."""
         try:
             await self._key_id()
         except BadRequest as refusal:
@@ -211,7 +211,7 @@ class PrimeIntellect(Rented):
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every Pod that is not gone, page by page; fewer than the total that comes with them is Unknown."""
         found: dict[str, _Pod] = {}
         read = 0
         for _ in range(MAX_PAGES):
@@ -228,16 +228,16 @@ class PrimeIntellect(Rented):
         return Unknown("Prime Intellect's list of Pods does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """Return what is in the user's wallet."""
+        """Return the balance of the user's wallet."""
         answer = await self.door.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Prime Intellect can't do that."""
         raise NotSupported("Prime Intellect can't start a Pod again", "Rent another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Prime Intellect can't do that."""
         raise NotSupported("Prime Intellect has no stop", "terminate is what ends a Pod there; its disk goes with it.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -275,7 +275,7 @@ class PrimeIntellect(Rented):
         return Known(min(fitting, key=lambda o: (_price(o) is None, _price(o) or 0.0, o.cloudId, o.provider or "")))
 
     async def _offers(self, count: int) -> Answer[tuple[_Offer, ...]]:
-        """Return all pages of what can be had."""
+        """Return all pages of the available offers."""
         found: tuple[_Offer, ...] = ()
         for page in range(1, MAX_PAGES + 1):
             params: dict[str, str | int] = {"gpu_count": count, "page": page, "page_size": PAGE}
@@ -382,7 +382,7 @@ class PrimeIntellect(Rented):
 
 
 def _price(offer: _Offer) -> float | None:
-    """Return what the whole offer costs an hour; another currency than dollars is unknown."""
+    """Return the whole offer's price per hour; a currency other than dollars is unknown."""
     if offer.prices.currency not in {None, "USD", "usd"}:
         return None
     price = offer.prices.communityPrice if offer.prices.communityPrice is not None else offer.prices.onDemand

@@ -6,10 +6,10 @@
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
 
-The balance and the account's id are asked of the older GraphQL interface, which the key needs a scope of its own for.
+The balance and the account's id come from the older GraphQL API, for which the key needs another scope.
 A reply of it does not say whether the account is invoiced instead.
 
-The interface has no price cap, no interruptible Pods and no end date; a cap is held against the list price before.
+The API has no price cap, no interruptible Pods and no end date; a cap is compared with the list price before.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Account(ResponseModel):
 
 
 class _Graph(ResponseModel):
-    """A reply of GraphQL: an error in it makes the rest no answer, whatever the status says."""
+    """A reply of GraphQL: an error in it invalidates the rest, whatever the status is."""
 
     data: _Account
     errors: None = None
@@ -175,7 +175,7 @@ class _Keys(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """*Not found* counts only as the interface's own problem document."""
+    """*Map refusals; *not found* counts only as the API's own problem document."""
     body = reply.json
     if (
         reply.status == 404
@@ -183,7 +183,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         and body.get("status") == 404
         and isinstance(body.get("title"), str)
     ):
-        return NotFound(f"RunPod says there is no such thing: {said}")
+        return NotFound(f"RunPod does not have it: {said}")
     return None
 
 
@@ -214,7 +214,7 @@ class RunPod(Rented):
             return []
         answer = await self.door.ask("GET", "/account/ssh-keys", _Keys)
         if isinstance(answer, Known) and not answer.value.keys:
-            message = "there is no public SSH key, neither here nor in the RunPod account: no Pod could be reached"
+            message = "no public SSH key was found, neither here nor in the RunPod account: no Pod could be reached"
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
@@ -341,7 +341,7 @@ class RunPod(Rented):
         return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
 
     async def _volume(self) -> Answer[_Volume | None]:
-        """Return the network volume that durable storage lies on. Raises BadRequest where it is not clear which."""
+        """Return the network volume for durable storage. Raises BadRequest where it is not clear which."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
         answer = await self.door.ask("GET", "/network-volumes", _Volumes)
         if isinstance(answer, Unknown):
@@ -381,7 +381,7 @@ class RunPod(Rented):
         place = None
         if state is _S.RUNNING:
             if pod.ssh.direct is None or self._stale(pod):
-                why += "; its SSH address is not told yet"
+                why += "; its SSH address is not known yet"
             else:
                 place = self.place(pod.id, pod.ssh.direct.host, pod.ssh.direct.port, pod.ssh.direct.username)
             if pod.gpu is None or pod.gpu.count == 0:
@@ -400,8 +400,8 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Return whether the address is that of before a restart: the port changes, and first replies repeat the old
-        one.
+        """Return whether the address is the one from before a restart: the port changes, and first replies repeat the
+        old one.
         """
         direct, runtime = pod.ssh.direct, pod.runtime
         if direct is None or runtime is None:
@@ -435,7 +435,7 @@ def _price(kind: _GpuType, resources: Resources) -> float | None:
 
 
 def _meter(state: InstanceState, cost: float) -> bool | None:
-    """Compute is off only where status and cost say so together."""
+    """Return False only where status and cost both show that compute is off."""
     if state is _S.GONE:
         return False
     if state is _S.STOPPED:

@@ -1,7 +1,7 @@
-"""What a machine's run folders say: the step that training reached, whether the jobs have ended, and their processes.
+"""Read a machine's run folders: the step that training reached, whether the jobs have ended, and their processes.
 
-A run folder is written by the job and its runner; whatever is in it is a claim. Nothing is signalled on its word
-alone: a process is named by pid *and* start ticks, and the kernel is asked whether that process still exists.
+A run folder is written by the job and its runner, so its content is only a claim. A process is signalled only when pid
+*and* start ticks match one that the kernel still has.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
-    """Pid, start ticks and boot id of every process that a status names, the runner's and the job's."""
+    """Yield pid, start ticks and boot id of every process that a status names, the runner's and the job's."""
     for folder in folders(run_root):
         said = status(folder)
         boot = str(said.get("boot_id", ""))

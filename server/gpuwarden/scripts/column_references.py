@@ -15,7 +15,9 @@ _RESHAPES = frozenset(
 
 
 def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
-    """Renamed columns, names of columns that are made, and whether rows are changed in ways that are not followed."""
+    """Return renamed columns, names of columns that are made, and whether rows are changed in ways that are not
+    followed.
+    """
     renames: dict[str, str] = {}
     reshaped = False
     makes: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a program takes from its environment, and which programs it starts."""
+"""Find the variables that a program reads, and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _inside_try(program: Program) -> set[int]:
 
 
 def _tested(program: Program) -> set[int]:
-    """Expressions, and assignments of variables, whose value is looked at in a condition."""
+    """Return the ids of expressions and assignments whose value is tested in a condition."""
     tests: list[ast.AST] = []
     for node, _ in program.nodes:
         if isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.While):
@@ -123,14 +123,14 @@ def shells_of(program: Program) -> Iterator[Shell]:
         checked = call.last in {"check_call", "check_output", "Popen"} or call.kwargs.get("check") is not None
         given = [(argv, call.line)]
         if argv is UNKNOWN and call.node is not None and call.node.args:
-            given = program.passed(call.node.args[0], call.scope)  # a helper that runs what it is given
+            given = program.passed(call.node.args[0], call.scope)  # a helper that runs the command it is given
         for value, line in given:
             for words in commands(value):
                 yield Shell(words, line, hidden, checked)
 
 
 def commands(argv: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the simple commands in an argument list or a shell line; words that are not known are `?`."""
+    """Yield the simple commands in an argument list or a shell line; unknown words are `?`."""
     if isinstance(argv, str):
         for part in re.split(r"&&|\|\||[;|\n]", argv):
             try:

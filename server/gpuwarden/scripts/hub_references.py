@@ -1,4 +1,4 @@
-"""The repos of the Hugging Face Hub that a training program names, and what it names them for."""
+"""Find the Hugging Face Hub repos that a training program names, and the role of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 from gpuwarden.core.repos import REPO_ID, RepoType
 from gpuwarden.scripts.static_eval import Call, Program
 
-# First arguments of load_dataset that name a file format and no repo.
+# First arguments of load_dataset that name a file format, not a repo.
 BUILDERS = frozenset(
     ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
 )
@@ -21,7 +21,7 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 @dataclass(frozen=True)
 class RepoUse:
-    """One repo that the program reads. `role` is what for: data, model, adapter, or file."""
+    """One repo that the program reads. `role` is data, model, adapter, or file."""
 
     id: str
     type: RepoType
@@ -160,7 +160,7 @@ def _hf_urls(program: Program) -> Iterator[RepoUse]:
 
 
 def _flagged(program: Program) -> Iterator[RepoUse]:
-    """Yield what scripts of trl and transformers take from the command line."""
+    """Yield the repos that command-line flags of trl and transformers scripts name."""
     if not any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         return
     yield from flagged_repos(program.flags)

@@ -1,4 +1,4 @@
-"""What a training program will ask for: repos, columns, settings, pushes, variables, programs. Read, never run."""
+"""Find a training program's repos, columns, settings, pushes, variables and subprocesses without running it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Uses:
-    """Everything that `analyse` finds."""
+    """The result of `analyse`."""
 
     imports: tuple[tuple[str, int], ...] = ()
     optional: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Uses:
         return default if found is None else found.value
 
     def line_of(self, name: str) -> int:
-        """Return where a setting stands; 0 when it comes from the command line."""
+        """Return the line of a setting; 0 when it comes from the command line."""
         found = self.settings.get(name)
         return found.line if found else 0
 
@@ -76,7 +76,7 @@ class Uses:
 
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
-    """Read a program. `here` are the relative paths that will lie in its working folder."""
+    """Read a program. `here` are the relative paths that will be in its working folder."""
     settings = dict(_settings(program))
     trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
     local = frozenset((*_local_names(program, settings), *here))
@@ -158,7 +158,7 @@ def _methods(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
 
 
 def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """Yield paths that the program itself writes; an id that equals one of them is no repo."""
+    """Yield paths that the program itself writes; an id that equals one of them is not a repo."""
     if isinstance(out := settings.get("output_dir", Setting("", 0, "")).value, str):
         yield out
     for call in program.calls:

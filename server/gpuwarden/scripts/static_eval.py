@@ -1,7 +1,7 @@
-"""What can be known of a Python program without running it: its calls, and the constants that reach them.
+"""Evaluate a Python program statically: its calls, and the constants that reach them.
 
 Names are followed through assignments, parameters with one caller, argparse and dataclass defaults, the environment
-and the arguments of the job. What can't be told is `UNKNOWN`, which equals nothing. The tree is walked with a list,
+and the arguments of the job. An undetermined value is `UNKNOWN`, which equals nothing. The tree is walked with a list,
 never by recursion, so that no depth of nesting overflows anything.
 """
 
@@ -23,7 +23,7 @@ _ARGS = frozenset(
 
 
 class Unknowable(Enum):
-    """The one value that is not known."""
+    """The unknown value."""
 
     UNKNOWN = "unknown"
 
@@ -280,7 +280,7 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- calls
 
     def dotted(self, node: ast.AST) -> str:
-        """Return the dotted name of an expression, imports resolved; `.method` when its base is a variable; else empty."""
+        """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -314,7 +314,7 @@ class Program:
 
 
 def flags(argv: Sequence[str]) -> dict[str, Any]:
-    """`--name value`, `--name=value` and `--name` of a command line, with dashes as underscores."""
+    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with dashes as underscores."""
     found: dict[str, Any] = {}
     for n, word in enumerate(argv):
         if word.startswith("--") and len(word) > 2:

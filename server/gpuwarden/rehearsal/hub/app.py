@@ -1,4 +1,4 @@
-"""The rehearsal Hub's routes for repos: what huggingface_hub and hf_xet talk to, over real HTTP.
+"""The rehearsal Hub's routes for repos: the API of huggingface_hub and hf_xet, over real HTTP.
 
 The shapes follow the Hub's published OpenAPI document where that has a route, and the client's own classes where it
 has none (lists, repo info, delete).
@@ -311,7 +311,7 @@ class HubRoutes:
         return FileResponse(self.store.blob(ref), headers=headers, media_type="application/octet-stream")
 
     async def preupload(self, request: Request) -> Response:
-        """POST preupload: which files go the LFS way."""
+        """POST preupload: which files are uploaded by LFS."""
         repo, body = self.repo(request, write=True), await request.json()
         commit = self.commit(repo, request.path_params["rev"])
         files = []
@@ -440,7 +440,7 @@ class HubRoutes:
 
 
 class _Moved(Exception):
-    """The repo has another name now; `url` asks for the same thing there."""
+    """The repo was renamed; `url` is the same request at its new name."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

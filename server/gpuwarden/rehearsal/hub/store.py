@@ -1,6 +1,6 @@
-"""The repos of the rehearsal Hub, on disk: content by digest, commits as file lists, names that can move.
+"""The repos of the rehearsal Hub, on disk: content by digest, commits as file lists, renamed repos.
 
-`<root>/blobs/<sha256>` holds content, `<root>/repos/<type>/<owner>/<name>.json` one repo, `<root>/moved.json` the old
+`<root>/blobs/<sha256>` is content, `<root>/repos/<type>/<owner>/<name>.json` one repo, `<root>/moved.json` the old
 names. A repo's description (tags, license, parameters, columns) is read from its own files, as the Hub does.
 """
 
@@ -43,7 +43,7 @@ class FileRef:
 
 @dataclass
 class Commit:
-    """One commit: its id, and everything that the repo holds then."""
+    """One commit: its id, and all files of the repo at that point."""
 
     oid: str
     at: float
@@ -82,7 +82,7 @@ class StoredRepo:
 
 @dataclass(frozen=True)
 class User:
-    """Who a token belongs to."""
+    """The user of a token."""
 
     name: str
     role: str = "write"
@@ -214,7 +214,7 @@ class HubStore:
         return FileRef(sha, len(content), wants_lfs(path, len(content)))
 
     def blob(self, ref: FileRef) -> Path:
-        """Return where content lies."""
+        """Return the path of content."""
         return self.blobs / ref.sha256
 
     def text(self, repo: StoredRepo, path: str, rev: str = "main") -> str:
@@ -294,7 +294,7 @@ def wants_lfs(path: str, size: int) -> bool:
 
 
 def safetensors_params(path: Path) -> Iterator[tuple[str, int]]:
-    """Dtype and element count of each tensor in a header; nothing for a file that is not one."""
+    """Yield the dtype and element count of each tensor in a header; nothing for a file that is not one."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -1,8 +1,8 @@
 """Real xet uploads and downloads without a xet server.
 
 hf_xet takes `local://<folder>` as the address of its store and then keeps chunks, xorbs and shards in that folder.
-That scheme is the one of hf_xet's own tests and no documented contract: where it ever fails, clients set
-`HF_HUB_DISABLE_XET=1` and take the plain LFS way, which this Hub speaks too.
+That scheme comes from hf_xet's own tests and is not a documented contract: if it fails, clients set
+`HF_HUB_DISABLE_XET=1` and use plain LFS, which this Hub supports too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERIFIED, _WITH_SHA = 0x80000000, 0x40000000
 
 
 class XetShelf:
-    """The folder that hf_xet writes to, and the way from a sha256 to what lies in it."""
+    """The folder that hf_xet writes to, and the lookup of its content by sha256."""
 
     def __init__(self, folder: Path, blobs: Path) -> None:
         self.folder = folder
