@@ -1,6 +1,5 @@
-"""The runner as it is shipped: its rooms joined into one file, which arrives whole or not at all.
-
-It is no zip, since Python compiles what lies in one anew at every call and keeps what lies in a file.
+"""Bundle the runner's modules into the one file that is shipped, so that it arrives whole or not at all. It is not a
+zip, since Python compiles a zip's modules again at every call and caches a file's.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|
 
 
 def one_file() -> bytes:
-    """Return every room behind those that it needs; equal rooms give equal bytes, so that a digest can name the file.
+    """Return every module after those that it imports; equal modules give equal bytes, so that a digest can name the
+    file.
 
-    There all share one namespace, so imports between rooms are left out. Blank lines stand for them: line 7 of a room
-    is the 7th below its heading.
+    All share one namespace there, so imports between the modules are left out. Blank lines replace them: line 7 of a
+    module is the 7th below its heading.
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)

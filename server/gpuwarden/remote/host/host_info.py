@@ -1,6 +1,6 @@
-"""The first words with a machine: where home is, which Python can run the runner, which one runs training.
+"""Probe a host's home directory, PATH and Python versions.
 
-One constant shell script, so that it works where there is no Python at all.
+One constant shell script, so that it works without Python.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Python:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a machine is like, as far as launching goes. `path` is the PATH of its image, completed."""
+    """The facts about a machine that a launch needs. `path` is the PATH of its image, completed."""
 
     home: str
     path: str
@@ -61,7 +61,7 @@ class Hello:
 
     @property
     def runner_python(self) -> str:
-        """Return the interpreter for our own runner. Raises `NotSupported` when none is new enough."""
+        """Return the interpreter for gpuwarden's runner. Raises `NotSupported` when none is new enough."""
         fit = [p for p in self.pythons if p.version >= OLDEST]
         if fit:
             return fit[0].path
@@ -79,7 +79,7 @@ class Hello:
 
 
 async def say_hello(machine: Ssh) -> Hello:
-    """Ask a machine. Raises `BadReply` when its answer makes no sense."""
+    """Probe a machine. Raises `BadReply` for invalid output."""
     ran = await machine.run(["/bin/sh", "-c", _SCRIPT], timeout_s=HELLO_S, limit=1 << 20)
     return read_hello(ran.out.decode("utf-8", "replace").splitlines())
 
@@ -100,7 +100,7 @@ def read_hello(lines: Sequence[str]) -> Hello:
         else:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
-        raise BadReply(f"the machine names no home folder ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
+        raise BadReply(f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
     return Hello(one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools)
 
 

@@ -1,4 +1,4 @@
-"""The job's own process: what it is started with, whether it and its group live, and what its end means."""
+"""The job's own process: its environment, whether it and its group live, and what its exit means."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
-    """Return what the command sees: the runner's own environment, the spec's, the secrets, and our names."""
+    """Return the command's environment: the runner's, the spec's, the secrets, and gpuwarden's variables."""
     ours = {
         "GPUWARDEN_RUN_DIR": folder,
         "GPUWARDEN_OUTPUT_DIR": folder + "/work",
@@ -29,7 +29,7 @@ def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) 
 
 
 def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
-    """Start the command in a group of its own."""
+    """Start the command in a new process group."""
     import subprocess
 
     work = folder + "/work"
@@ -73,4 +73,4 @@ def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str
         if restarts < limit:
             return "", f"{how} asks for a restart ({restarts + 1} of {limit})"
         return "failed", f"{how} asks for a restart, and all {limit} were used"
-    return "failed", how + (", which is how the kernel ends a process that is out of memory" if code == -9 else "")
+    return "failed", how + (", which is how the kernel kills a process when memory is exhausted" if code == -9 else "")

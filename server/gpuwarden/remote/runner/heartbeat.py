@@ -1,4 +1,4 @@
-"""How the machine is: memory, disks, GPUs; what may hang is asked in a thread of its own."""
+"""Measure the machine: memory, disks, GPUs; calls that may hang run in a separate thread."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Asked:
-    """Asks in a thread what may hang for a long time: a sick driver, a network disk that went away."""
+    """Make calls that may hang for a long time in a thread: a sick driver, a lost network disk."""
 
     def __init__(self) -> None:
         self.values: Json = {}
         self.thread: Any = None
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Return the last answer, or one that comes within `patience` seconds; asks anew unless a question is still
-        open.
-        """
+        """Return the last answer, or one that comes within `patience` seconds; calls again unless one is open."""
         if not (self.thread and self.thread.is_alive()):
             import threading
 
@@ -70,7 +68,7 @@ class Gpu(Asked):
         self.program = shutil.which("nvidia-smi")
 
     def ask(self, patience: float = 0.0) -> Json:
-        """As above, and nothing where there is no such program."""
+        """Return the GPUs' numbers, nothing without `nvidia-smi`."""
         return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:
@@ -96,8 +94,8 @@ class Vitals:
         self.kills = OomKills()
 
     def take(self, last: bool) -> Json:
-        """Return how they are now."""
+        """Return the present numbers."""
         used, limit = memory()
-        room = self.rooms.ask(1.0 if last else 0.05)  # a disk that is well answers at once
+        room = self.rooms.ask(1.0 if last else 0.05)  # a healthy disk answers at once
         gpu = self.gpu.values if last else self.gpu.ask()
         return {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **room, **gpu}

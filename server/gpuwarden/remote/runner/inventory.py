@@ -1,4 +1,4 @@
-"""What a teardown would take besides: other processes, undeclared files."""
+"""List other losses of a teardown: other processes, undeclared files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKLOADS = re.compile(
 
 
 def disclose(folder: str, request: Json) -> Json:
-    """Processes that are no job of ours, and files that nobody declared."""
+    """Print processes that belong to no job of gpuwarden, and undeclared files."""
     status = read_status(folder) or {}
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
@@ -37,7 +37,7 @@ def disclose(folder: str, request: Json) -> Json:
 
 
 def processes(marker: str | None) -> list[str]:
-    """Workloads here, bounded; with a marker only processes that carry it. Ours are left out while their job runs."""
+    """Return the workloads here, bounded; with a marker only processes that carry it. Running jobs are left out."""
     chain, pid = {os.getpid()}, os.getppid()
     while pid > 1 and pid not in chain:
         chain.add(pid)
@@ -76,7 +76,7 @@ def describe(pid: int, marker: str | None) -> str:
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:
-    """Return the run folder that a process belongs to: a supervisor's by its command line, a job's by its environment."""
+    """Return the run folder of a process: a supervisor's by its command line, a job's by its environment."""
     for at, word in enumerate(words):
         if (
             word.startswith("/")
@@ -88,9 +88,9 @@ def runs_for(words: list[str], environ: dict[str, str]) -> str:
 
 
 def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
-    """Regular files written since the job began that no output covers, and whether that is all of them.
+    """Return undeclared regular files written since the job began, and whether the list is complete.
 
-    Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
+    The search covers the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
     """
     ground = Ground({"root": root})
     declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]

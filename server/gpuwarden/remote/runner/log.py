@@ -23,7 +23,7 @@ def segments(folder: str) -> list[tuple[int, str]]:
 
 
 def log_size(folder: str) -> int:
-    """Absolute end of the log."""
+    """Return the absolute end of the log."""
     for base, path in reversed(segments(folder)):
         try:
             return base + os.lstat(path).st_size
@@ -86,7 +86,7 @@ class Log:
 def logs(folder: str, request: Json) -> Json:
     """Return a piece of the log."""
     if not os.path.isdir(folder):
-        raise Problem("not_found", f"there is no run folder {folder}")
+        raise Problem("not_found", f"the run folder does not exist: {folder}")
     return read_log(folder, int(request.get("cursor") or 0), int(request.get("limit") or 1 << 16))
 
 

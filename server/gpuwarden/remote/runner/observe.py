@@ -1,4 +1,4 @@
-"""What a look at the machine tells of a job."""
+"""Complete a job's status by looking at the machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def child_alive(status: Json) -> bool | None:
 
 
 def orphans(folder: str, status: Json) -> list[int]:
-    """Living members of the command's group that carry our run folder in their environment."""
+    """Return living members of the command's group whose environment has our run folder."""
     group = status.get("pgid")
     members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
     return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
 
 
 def observe(folder: str) -> Json:
-    """Return one job's status with what only a look at the machine tells."""
+    """Return one job's status, checked against the machine's processes."""
     if not os.path.isdir(folder):
         return {"state": "missing", "now": time.time(), "machine": machine_mark()}
     try:

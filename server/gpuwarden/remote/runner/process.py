@@ -1,4 +1,4 @@
-"""Who lives: told by pid, start ticks and boot id, never by a pid alone; and signals to exactly those."""
+"""Identify processes by pid, start ticks and boot id, never by a pid alone, and signal exactly those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROC = "/proc"
 
 
 def has_proc() -> bool:
-    """Return whether processes can be told apart by their start ticks."""
+    """Return whether processes have start ticks to identify them."""
     return os.path.exists(PROC + "/self/stat")
 
 
@@ -25,7 +25,7 @@ def boot_id() -> str:
 
 
 def proc_stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on: 0 state, 2 process group, 19 start ticks. None: no such process."""
+    """Return the fields of /proc/PID/stat from the state on: 0 state, 2 process group, 19 start ticks."""
     try:
         raw = read_small(f"{PROC}/{pid}/stat", 8192)
     except OSError:
@@ -35,9 +35,7 @@ def proc_stat(pid: int) -> list[str] | None:
 
 
 def start_mark(pid: int) -> str:
-    """Return what tells this process from a later one with the same pid: start ticks, or `ps`'s start time without
-    /proc.
-    """
+    """Return a process's identity besides its pid: start ticks, or `ps`'s start time without /proc."""
     if has_proc():
         fields = proc_stat(pid)
         return fields[19] if fields else ""
@@ -52,16 +50,14 @@ def start_mark(pid: int) -> str:
 
 
 def machine_mark() -> str:
-    """Return what tells this machine since its last start from a later start of it, a container's too. Empty: can't
-    tell.
-    """
+    """Return an id of this start of the machine or container; empty when unknown."""
     first = proc_stat(1) if has_proc() else None
     here = boot_id()
     return f"{here}/{first[19]}" if first and here else ""
 
 
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
-    """Return whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
+    """Return whether exactly that process lives; None where that is unknown. A zombie is dead."""
     if not isinstance(pid, int) or pid <= 1:
         return False
     here = boot_id()
@@ -81,7 +77,7 @@ def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
 
 
 def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
-    """Signal that process and no later one with its pid. Needs a proof of identity; False when there is none."""
+    """Signal that process and no later one with its pid. Return False without a proof of identity."""
     opener, sender = getattr(os, "pidfd_open", None), getattr(signal, "pidfd_send_signal", None)
     handle = -1
     if opener and sender:
@@ -107,7 +103,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
 
 
 def group_members(pgid: int) -> list[int] | None:
-    """Living processes of a process group; None without /proc."""
+    """Return the living processes of a process group; None without /proc."""
     if not has_proc():
         return None
     stats = ((pid, proc_stat(pid)) for pid in all_pids())

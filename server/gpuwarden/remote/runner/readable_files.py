@@ -1,4 +1,4 @@
-"""What may be read from outside."""
+"""Restrict which files may be read from outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.status import read_status
 
 
 class Shelf:
-    """What may be read from outside: the working folder and the declared outputs."""
+    """The files that may be read from outside: the working folder and the declared outputs."""
 
     def __init__(self, folder: str, ground: Ground) -> None:
         self.folder, self.ground = folder, ground
@@ -22,7 +22,7 @@ class Shelf:
         self.known: dict[str, str] = {}
 
     def open(self, path: str) -> int:
-        """Open one file of a roster. The folder it lies in is looked at once."""
+        """Open one file of a roster. Its folder is checked once."""
         above, name = os.path.split(path)
         if above not in self.known:
             self.known[above] = os.path.realpath(os.path.dirname(self.ground.locate(self.folder, path)[0]))
@@ -31,10 +31,10 @@ class Shelf:
             try:
                 return self.door.open(folder + "/" + name)
             except OSError:
-                pass  # a link, or nothing: the long way says which
+                pass  # a link, or missing: the full check says which
         real = os.path.realpath(self.ground.locate(self.folder, path)[0])
         if not os.path.lexists(real):
-            raise Problem("not_found", f"there is no file {printable(path)}")
+            raise Problem("not_found", f"no such file: {printable(path)}")
         if not any(inside(real, bound) for bound in self.allowed):
-            raise Problem("bad_request", f"{printable(path)} lies outside the working folder and the declared outputs")
+            raise Problem("bad_request", f"{printable(path)} is outside the working folder and the declared outputs")
         return self.door.open(real)

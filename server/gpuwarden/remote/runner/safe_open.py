@@ -1,4 +1,4 @@
-"""Files opened through no link."""
+"""Open files without following links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 
 
 class Door:
-    """Opens regular files by their real path without following any link on the way.
+    """Open regular files by their real path without following any link.
 
     It keeps the last folder open, because rosters come folder by folder.
     """
@@ -30,14 +30,14 @@ class Door:
         return fd
 
     def close(self) -> None:
-        """Forget the folder."""
+        """Close the folder."""
         if self.at >= 0:
             os.close(self.at)
             self.at = -1
 
 
 def open_folder(real: str) -> int:
-    """Return a folder by its real path, through no link."""
+    """Open a folder by its real path, following no link."""
     step = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
     at = os.open("/", step)
     try:

@@ -1,4 +1,4 @@
-"""Bytes of files, to stdout."""
+"""Write the bytes of files to stdout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put_out(data: bytes | bytearray | memoryview) -> None:
 def read(folder: str, request: Json) -> None:
     """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1.
 
-    With `seal` the file is hashed on its way: exactly `size` bytes, then one line with its digest and times.
+    With `seal` the file is hashed while it is sent: exactly `size` bytes, then one line with its digest and times.
     """
     fd = Shelf(folder, Ground(request)).open(str(request["path"]))
     try:
@@ -48,7 +48,9 @@ def read(folder: str, request: Json) -> None:
 
 
 def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int:
-    """Write a file on to stdout, at most `size` bytes, in pieces that stay in the processor's cache; their number."""
+    """Copy a file to stdout, at most `size` bytes, in pieces that fit the processor's cache; return the number of
+    bytes.
+    """
     piece, count = memoryview(bytearray(PIECE)), 0
     while size is None or count < size:
         got = os.readv(fd, [piece if size is None else piece[: size - count]])
@@ -61,7 +63,7 @@ def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int
 
 
 def sealed(fd: int, size: int) -> None:
-    """A whole file, then what was hashed."""
+    """Write a whole file, then the line with its digest."""
     import hashlib
 
     sha = hashlib.sha256()
@@ -71,7 +73,7 @@ def sealed(fd: int, size: int) -> None:
 
 
 def widen(pipe: int) -> None:
-    """Let more wait between us and the server, where the system can: fewer changes between the two."""
+    """Enlarge the pipe to the server where the system can, for fewer context switches."""
     try:
         import socket
 
@@ -88,9 +90,9 @@ def widen(pipe: int) -> None:
 
 
 def bundle(folder: str, request: Json) -> None:
-    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`, and says in
-    its link name, which a file has no use for, its digest and times. A file that can't be read, or is larger than a
-    member may be, is left out.
+    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`, and has its
+    digest and times in its link name, which a file doesn't use. A file that can't be read, or is larger than a member
+    may be, is left out.
     """
     import hashlib
 

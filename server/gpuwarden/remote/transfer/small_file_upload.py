@@ -1,4 +1,4 @@
-"""Push many small files a handful at a time, as tar streams that the machine confirms. It needs Python there."""
+"""Push many small files in batches, as tar streams that the machine confirms. It needs Python there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASK = 5000
 
 @dataclass(frozen=True)
 class Row:
-    """One file to push: its name below the far folder, where it lies here, size and hex sha256."""
+    """One file to push: its name below the remote folder, its local path, size and hex sha256."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class Row:
 
 
 class Handfuls:
-    """A talk with one machine about files below one folder of it. Close it after an error."""
+    """Upload session for one remote directory. Close it after an error."""
 
     def __init__(self, machine: Ssh, python: str, folder: str, stall_s: float) -> None:
         self.folder, self.stall_s = folder, stall_s
@@ -76,7 +76,7 @@ class Handfuls:
                 )
             return [int(n) for n in answer["here"]]
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise BadReply(f"the machine's answer to a push makes no sense: {text[:80]!r}", "Push again.") from error
+            raise BadReply(f"invalid reply to a push: {text[:80]!r}", "Push again.") from error
 
 
 def handful(rows: Sequence[Row], most: int) -> Sequence[Row]:
