@@ -105,7 +105,7 @@ class RunnerBackend:
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), **handle.place.ground}
+        request = {"paths": list(paths), **handle.place.mapping}
         lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
         return await to_thread.run_sync(launch.manifest, lines)
 
@@ -115,7 +115,7 @@ class RunnerBackend:
         """Return the shipped archive's findings by output, examined in place; they are claims of that machine."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
-        request |= {"structure": level is Level.STRUCTURE, **handle.place.ground}
+        request |= {"structure": level is Level.STRUCTURE, **handle.place.mapping}
         for last in (False, True):
             lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
             try:
@@ -133,7 +133,7 @@ class RunnerBackend:
     async def disclose(self, handle: Handle) -> Disclosure:
         """Return processes and fresh files that are not a declared part of a job."""
         value = handle.place.env.get(MARKER)
-        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.ground}
+        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:

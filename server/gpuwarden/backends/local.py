@@ -27,7 +27,7 @@ from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.safe_names import make_parents
 from gpuwarden.remote import launch
 from gpuwarden.remote.host.interpreter import interpreter_for
-from gpuwarden.remote.runner_bundle import ROOMS
+from gpuwarden.remote.runner_bundle import MODULES
 
 LOW_DISK = 1 << 30
 # Variables that programs need to work at all. Tokens and keys are not among them.
@@ -91,14 +91,14 @@ class LocalBackend(RunnerBackend):
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
+        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         async with aclosing(_stream(handle, "read", request)) as stream:
             async for block in stream:
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **handle.place.ground}
+        request = {"paths": [a.path for a in artifacts], **handle.place.mapping}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
                 yield block
@@ -227,7 +227,7 @@ def base_env(place: Place) -> dict[str, str]:
 
 
 async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None = None) -> Process:
-    argv = [sys.executable, "-I", "-S", runner or str(ROOMS), verb, *([run_dir] if run_dir else [])]
+    argv = [sys.executable, "-I", "-S", runner or str(MODULES), verb, *([run_dir] if run_dir else [])]
     try:
         return await anyio.open_process(argv, env=base_env(place), cwd="/")
     except OSError as error:

@@ -27,7 +27,7 @@ from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
-from gpuwarden.remote.host.host_info import Hello, say_hello
+from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
@@ -71,7 +71,7 @@ class _Machine:
     """A machine and the facts that it reported."""
 
     ssh: Ssh
-    hello: Hello | None = None
+    host: HostInfo | None = None
     bulk: bool = field(default_factory=available)
     polls: Dialogue | None = None
 
@@ -118,15 +118,15 @@ class SshBackend(RunnerBackend):
         return await (await self._at(place)).ssh.open()
 
     async def _probe(self, place: Place) -> list[Finding]:
-        hello = await self._hello(place)
-        run_root = _run_root(place, hello)
+        host = await self._host_info(place)
+        run_root = _run_root(place, host)
         profile = _profile_of(place)
         durable = [t.path for t in profile.storage if _outlives(t)] if profile and not place.root else []
         hub = place.env.get("HF_ENDPOINT") or DEFAULT_HUB
         request = json.dumps({"paths": [run_root, *durable], "urls": [hub]})
         machine = await self._at(place)
         sent = self._clock.now()
-        ran = await machine.ssh.run([hello.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
+        ran = await machine.ssh.run([host.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
         metered = bool(profile and profile.meter.metered)
         asked = Asked(run_root, durable, metered=metered, sent=sent, heard=self._clock.now())
         return judge(parse(ran.out.strip().rpartition(b"\n")[2] or ran.err[:200]), asked)
@@ -145,14 +145,14 @@ class SshBackend(RunnerBackend):
     ) -> Handle:
         """Start the job, or adopt it when this token and attempt were started before. The handle has the host key."""
         handle = await self.handle_of(place, token)
-        hello = await self._hello(place)
-        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, hello))
+        host = await self._host_info(place)
+        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, host))
         machine = await self._at(place)
         for name, content in ready.files.items():
             await put(machine.ssh, f"{handle.run_dir}/{name}", content)
         if inputs:
-            await _bring(machine.ssh, hello, handle.run_dir, inputs)
-        env = {"PATH": hello.path, **place.env, **ready.spec["env"]}
+            await _bring(machine.ssh, host, handle.run_dir, inputs)
+        env = {"PATH": host.path, **place.env, **ready.spec["env"]}
         order = {
             "spec": {**ready.spec, "env": env},
             "secrets": dict(secrets),
@@ -165,8 +165,8 @@ class SshBackend(RunnerBackend):
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle of a token, with the host key pinned."""
         key = await self.host_key(place)
-        hello = await self._hello(place)
-        run_dir = f"{_run_root(place, hello)}/{launch.run_name(token)}"
+        host = await self._host_info(place)
+        run_dir = f"{_run_root(place, host)}/{launch.run_name(token)}"
         return Handle(
             backend=self.name, token=token, run_dir=run_dir, place=place.model_copy(update={"host_key": key.line})
         )
@@ -179,14 +179,14 @@ class SshBackend(RunnerBackend):
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
+        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         async with aclosing(self._stream(handle, "read", request)) as stream:
             async for chunk in stream:
                 yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **handle.place.ground}
+        request = {"paths": [a.path for a in artifacts], **handle.place.mapping}
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:
                 yield chunk
@@ -209,7 +209,7 @@ class SshBackend(RunnerBackend):
 
         The machine hashes a whole file on its way, unless its digest is known from the save: that one takes precedence.
         """
-        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
+        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
         request |= {"seal": True, "size": artifact.size} if hashed else {}
         for _ in range(3):
@@ -269,17 +269,17 @@ class SshBackend(RunnerBackend):
         self, place: Place, verb: str, run_dir: str | None, near: str | None = None
     ) -> tuple[_Machine, list[str]]:
         """Return the machine, and the argument list that runs a verb of the shared runner."""
-        hello = await self._hello(place)
-        runner = self._runner_path(place, near or run_dir, hello)
-        words = [hello.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
+        host = await self._host_info(place)
+        runner = self._runner_path(place, near or run_dir, host)
+        words = [host.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
         return await self._at(place), words
 
-    def _runner_path(self, place: Place, run_dir: str | None, hello: Hello) -> str:
-        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, hello)
+    def _runner_path(self, place: Place, run_dir: str | None, host: HostInfo) -> str:
+        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, host)
         return f"{root}/{TOOLS}/{launch.content_name('runner', launch.runner_source())}"
 
     async def _ship(self, place: Place, run_dir: str | None) -> None:
-        path = self._runner_path(place, run_dir, await self._hello(place))
+        path = self._runner_path(place, run_dir, await self._host_info(place))
         await put((await self._at(place)).ssh, path, launch.runner_source())
 
     # --------------------------------------------------------------------------------------------------- connections
@@ -297,14 +297,14 @@ class SshBackend(RunnerBackend):
             machine = self._machines.setdefault(key, _Machine(Ssh(endpoint, config=self._config)))
         if place.host_key and machine.ssh.pin != place.host_key:
             await machine.ssh.repin(place.host_key)
-            machine.hello = None
+            machine.host = None
         return machine
 
-    async def _hello(self, place: Place) -> Hello:
+    async def _host_info(self, place: Place) -> HostInfo:
         machine = await self._at(place)
-        if machine.hello is None:
-            machine.hello = await say_hello(machine.ssh)
-        return machine.hello
+        if machine.host is None:
+            machine.host = await probe_host(machine.ssh)
+        return machine.host
 
 
 def _host(severity: Severity, message: str, fix: str) -> Finding:
@@ -337,33 +337,33 @@ def _probe_source() -> bytes:
     return files("gpuwarden.remote.host").joinpath("probe.py").read_bytes()
 
 
-def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
+def _interpreter(spec: JobSpec, host: HostInfo) -> Sequence[str]:
     """Return the interpreter's argument list: uv where a header asks for packages and uv is present, else Python."""
     if spec.script is None:
         return ()
     header = read_header(spec.script)
-    if header and (header.dependencies or header.requires_python) and "uv" in hello.tools:
-        return (hello.tools["uv"], "run", "--quiet", "--script")
-    return (hello.job_python,)
+    if header and (header.dependencies or header.requires_python) and "uv" in host.tools:
+        return (host.tools["uv"], "run", "--quiet", "--script")
+    return (host.job_python,)
 
 
-def _run_root(place: Place, hello: Hello) -> str:
+def _run_root(place: Place, host: HostInfo) -> str:
     """Return the real path of the folder that run folders go into."""
     rest = place.run_root
     if rest == "~" or rest.startswith("~/"):
-        home = place.env.get("HOME") or ("/root" if place.root else hello.home)
+        home = place.env.get("HOME") or ("/root" if place.root else host.home)
         rest = home + rest[1:]
     if place.root and not PurePosixPath(rest).is_relative_to(place.root):
         rest = place.root + "/" + rest.lstrip("/")
     return posixpath.normpath(rest)
 
 
-async def _bring(machine: Ssh, hello: Hello, run_dir: str, inputs: Mapping[str, Path]) -> None:
+async def _bring(machine: Ssh, host: HostInfo, run_dir: str, inputs: Mapping[str, Path]) -> None:
     """Push the inputs into the working folder, once: what a job finds there after its first start is its own."""
     signs = [f"{run_dir}/{sign}" for sign in launch.STARTED]
     if (await machine.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code == 0:
         return
-    await push(machine, inputs, f"{run_dir}/work", python=hello.runner_python)
+    await push(machine, inputs, f"{run_dir}/work", python=host.runner_python)
     await put(machine, f"{run_dir}/{launch.INPUTS_HERE}", b"whole\n")
 
 

@@ -202,7 +202,7 @@ class Place(Frozen):
     env: dict[str, str] = Field(default_factory=dict)
 
     @property
-    def ground(self) -> dict[str, object]:
+    def mapping(self) -> dict[str, object]:
         """Return the mapping of the machine's absolute paths, as the runner takes it."""
         return {"root": self.root, "mounts": self.mounts}
 

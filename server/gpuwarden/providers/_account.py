@@ -149,7 +149,7 @@ def same_key(text: str) -> str | None:
     return f"{match[1]} {match[2]}" if match else None
 
 
-def let_in(key: str) -> str:
+def authorize_key(key: str) -> str:
     """Return an idempotent shell line for a machine's start that authorizes a public key.
 
     The key's alphabet has no quote, and one space between its two words.

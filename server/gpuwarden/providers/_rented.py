@@ -39,7 +39,7 @@ class Rented:
         self.settle_s = profile.limits.settle_s
         self.clock = clock
         self.env = os.environ if env is None else env
-        self.door = ApiClient(self.api, clock, self.env)
+        self.client = ApiClient(self.api, clock, self.env)
         self._accounts: dict[str, str] = {}
         """The account's id by a digest of its key: a key belongs to one account for as long as it exists."""
 
@@ -47,7 +47,7 @@ class Rented:
 
     def key_digest(self, salt: str) -> str:
         """Return a salted digest of the key in use and its address."""
-        return self.door.digest(salt)
+        return self.client.digest(salt)
 
     async def account_id(self) -> Answer[str]:
         """Name the account that the key in use belongs to; asked once for each key."""

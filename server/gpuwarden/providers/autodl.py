@@ -34,7 +34,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
-from gpuwarden.providers._account import let_in
+from gpuwarden.providers._account import authorize_key
 from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import (
     MAX_PAGES,
@@ -197,8 +197,8 @@ class AutoDL(Rented):
             "instance_name": label,
         }
         if key := self.ssh_key():
-            order["start_command"] = let_in(key)
-        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[Ident], body=order, creates=True)
+            order["start_command"] = authorize_key(key)
+        answer = await self.client.ask("POST", f"{_PRO}/create", _Told[Ident], body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         self._tokens[answer.value.data] = token
@@ -223,7 +223,7 @@ class AutoDL(Rented):
         found: dict[str, _Row] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
-            answer = await self.door.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
+            answer = await self.client.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
             if isinstance(answer, Unknown):
                 return answer
             told, before = answer.value.data, len(found)
@@ -275,16 +275,16 @@ class AutoDL(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _wallet(self) -> Answer[_Told[_Wallet]]:
-        return await self.door.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
+        return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
         """Return a GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
-        return await self.door.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
+        return await self.client.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
 
     async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("AutoDL", id)
-        answer = await self.door.ask("POST", f"{_PRO}/{verb}", _Told[object], body={"instance_uuid": id, **more})
+        answer = await self.client.ask("POST", f"{_PRO}/{verb}", _Told[object], body={"instance_uuid": id, **more})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _placed(self, seen: Instance) -> Answer[Instance | None]:

@@ -165,7 +165,7 @@ class LambdaCloud(Rented):
 
     async def ask_account(self) -> Answer[str]:
         """Return the one owner that the first page of the audit log names."""
-        answer = await self.door.ask("GET", f"{_V1}/audit-events", _Audit)
+        answer = await self.client.ask("GET", f"{_V1}/audit-events", _Audit)
         if isinstance(answer, Unknown):
             return answer
         owners = {e.resource_owner_lrn or "" for e in answer.value.data}
@@ -208,7 +208,7 @@ class LambdaCloud(Rented):
         }
         if resources.durable_storage:
             order["file_system_names"] = [self._filesystem_name()]
-        answer = await self.door.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order, creates=True)
+        answer = await self.client.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         ids = answer.value.data.instance_ids
@@ -227,12 +227,12 @@ class LambdaCloud(Rented):
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one instance."""
-        answer = await self.door.ask("GET", f"{_V1}/instances/{id}", _One)
+        answer = await self.client.ask("GET", f"{_V1}/instances/{id}", _One)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value.data))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every instance that is not gone. Lambda answers in one page."""
-        answer = await self.door.ask("GET", f"{_V1}/instances", _Many)
+        answer = await self.client.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(self._view(i) for i in answer.value.data if i.status != "terminated"))
@@ -251,7 +251,7 @@ class LambdaCloud(Rented):
             return Known(None)
         body = {"instance_ids": [id]}
         try:
-            answer = await self.door.ask("POST", f"{_V1}/instance-operations/terminate", _Termination, body=body)
+            answer = await self.client.ask("POST", f"{_V1}/instance-operations/terminate", _Termination, body=body)
         except NotFound:
             return Known(None)
         if isinstance(answer, Unknown):
@@ -268,7 +268,7 @@ class LambdaCloud(Rented):
         home = await self._filesystem_region() if resources.durable_storage else Known(None)
         if isinstance(home, Unknown):
             return home
-        answer = await self.door.ask("GET", f"{_V1}/instance-types", _Kinds)
+        answer = await self.client.ask("GET", f"{_V1}/instance-types", _Kinds)
         if isinstance(answer, Unknown):
             return answer
         kinds = [k for k in answer.value.data.values() if _is(k.instance_type, asked)]
@@ -291,7 +291,7 @@ class LambdaCloud(Rented):
 
     async def _key_name(self) -> Answer[str]:
         """Return the name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
-        answer = await self.door.ask("GET", f"{_V1}/ssh-keys", _Keys)
+        answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
         named, mine, keys = self.env.get("LAMBDA_SSH_KEY_NAME"), self.ssh_key(), answer.value.data
@@ -315,7 +315,7 @@ class LambdaCloud(Rented):
         """Return the region of the durable filesystem. Raises BadRequest unless it would be mounted as promised."""
         wanted, tier = self._filesystem_name(), self.durable_tier()
         assert tier is not None  # refuse_unsold saw it
-        answer = await self.door.ask("GET", f"{_V1}/file-systems", _Filesystems)
+        answer = await self.client.ask("GET", f"{_V1}/file-systems", _Filesystems)
         if isinstance(answer, Unknown):
             return answer
         found = [f for f in answer.value.data if f.name == wanted]

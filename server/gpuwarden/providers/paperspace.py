@@ -123,7 +123,7 @@ class Paperspace(Rented):
 
     async def ask_account(self) -> Answer[str]:
         """Return the team of the key."""
-        answer = await self.door.ask("GET", "/auth/session", _Session)
+        answer = await self.client.ask("GET", "/auth/session", _Session)
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -139,7 +139,7 @@ class Paperspace(Rented):
         """Rent one machine; it starts by itself."""
         order = self._order(self.label(token), resources)
         shape: Any = _Changed
-        answer: Answer[_Changed] = await self.door.ask("POST", "/machines", shape, body=order, creates=True)
+        answer: Answer[_Changed] = await self.client.ask("POST", "/machines", shape, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         made = _machine(answer.value)
@@ -150,7 +150,7 @@ class Paperspace(Rented):
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one machine."""
-        answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
+        answer = await self.client.ask("GET", f"/machines/{id}", _Machine)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
@@ -159,7 +159,7 @@ class Paperspace(Rented):
         params: dict[str, str | int] = {"limit": PAGE}
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
-            answer = await self.door.ask("GET", "/machines", _Page, params=params)
+            answer = await self.client.ask("GET", "/machines", _Page, params=params)
             if isinstance(answer, Unknown):
                 return answer
             before = len(found)
@@ -195,7 +195,7 @@ class Paperspace(Rented):
                 f"machine {id} is {before.value.state}; Paperspace deletes only ones that are off", "Stop it."
             )
         try:
-            answer = await self.door.ask("DELETE", f"/machines/{id}", _Deleted, empty=True)
+            answer = await self.client.ask("DELETE", f"/machines/{id}", _Deleted, empty=True)
         except NotFound:
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
@@ -215,7 +215,7 @@ class Paperspace(Rented):
     async def _patch(self, id: str, verb: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("Paperspace", id)
-        answer: Answer[_Changed] = await self.door.ask("PATCH", f"/machines/{id}/{verb}", _Changed)  # type: ignore[arg-type]
+        answer: Answer[_Changed] = await self.client.ask("PATCH", f"/machines/{id}/{verb}", _Changed)  # type: ignore[arg-type]
         return answer if isinstance(answer, Unknown) else Known(None)
 
     def _machine_type(self, resources: Resources) -> str:

@@ -169,7 +169,7 @@ class PrimeIntellect(Rented):
 
     async def ask_account(self) -> Answer[str]:
         """Return the id of the key's user."""
-        answer = await self.door.ask("GET", "/user/whoami", _Whose)
+        answer = await self.client.ask("GET", "/user/whoami", _Whose)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -198,12 +198,12 @@ class PrimeIntellect(Rented):
         if isinstance(key, Unknown):
             return key
         order = self._order(label, resources, offer.value, key.value)
-        answer = await self.door.ask("POST", "/pods/", _Pod, body=order, creates=True)
+        answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one Pod."""
-        answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        answer = await self.client.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(answer, Unknown):
             return answer
         if answer.value.status == "UNKNOWN" and answer.value.id == id:
@@ -215,7 +215,7 @@ class PrimeIntellect(Rented):
         found: dict[str, _Pod] = {}
         read = 0
         for _ in range(MAX_PAGES):
-            answer = await self.door.ask("GET", "/pods/", _Pods, params={"offset": read, "limit": PAGE})
+            answer = await self.client.ask("GET", "/pods/", _Pods, params={"offset": read, "limit": PAGE})
             if isinstance(answer, Unknown):
                 return answer
             page, before = answer.value, len(found)
@@ -229,7 +229,7 @@ class PrimeIntellect(Rented):
 
     async def balance(self) -> Answer[Balance]:
         """Return the balance of the user's wallet."""
-        answer = await self.door.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
+        answer = await self.client.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -245,7 +245,7 @@ class PrimeIntellect(Rented):
         if not is_safe_id(id):
             return Known(None)
         try:
-            answer = await self.door.ask("DELETE", f"/pods/{id}", _Deleted, empty=True)
+            answer = await self.client.ask("DELETE", f"/pods/{id}", _Deleted, empty=True)
         except NotFound:
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
@@ -279,7 +279,7 @@ class PrimeIntellect(Rented):
         found: tuple[_Offer, ...] = ()
         for page in range(1, MAX_PAGES + 1):
             params: dict[str, str | int] = {"gpu_count": count, "page": page, "page_size": PAGE}
-            answer = await self.door.ask("GET", "/availability/gpus", _Offers, params=params)
+            answer = await self.client.ask("GET", "/availability/gpus", _Offers, params=params)
             if isinstance(answer, Unknown):
                 return answer
             found += answer.value.items
@@ -289,7 +289,7 @@ class PrimeIntellect(Rented):
 
     async def _key_id(self) -> Answer[str | None]:
         """Return the account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
-        answer = await self.door.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
+        answer = await self.client.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer
         keys, mine = answer.value.data, self.ssh_key()
@@ -363,7 +363,7 @@ class PrimeIntellect(Rented):
                     "sort_by": "terminatedAt",
                     "sort_order": "desc",
                 }
-                answer = await self.door.ask("GET", "/pods/history", _History, params=params)
+                answer = await self.client.ask("GET", "/pods/history", _History, params=params)
                 if isinstance(answer, Unknown) or not answer.value.data:
                     return None
                 for past in answer.value.data:

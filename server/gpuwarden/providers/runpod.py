@@ -204,7 +204,7 @@ class RunPod(Rented):
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
         self.graph = ApiClient(self.api, clock, self.env)
-        self.graph.url = self.door.url.removesuffix("/v2")
+        self.graph.url = self.client.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
         """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
 
@@ -212,7 +212,7 @@ class RunPod(Rented):
         """Return a Pod lets nobody in without a public key."""
         if self.ssh_key() is not None:
             return []
-        answer = await self.door.ask("GET", "/account/ssh-keys", _Keys)
+        answer = await self.client.ask("GET", "/account/ssh-keys", _Keys)
         if isinstance(answer, Known) and not answer.value.keys:
             message = "no public SSH key was found, neither here nor in the RunPod account: no Pod could be reached"
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
@@ -250,7 +250,7 @@ class RunPod(Rented):
             return volume
         try:
             order = self._order(label, resources, offer.value, volume.value)
-            answer = await self.door.ask("POST", "/pods", _Pod, body=order, creates=True)
+            answer = await self.client.ask("POST", "/pods", _Pod, body=order, creates=True)
         except BadRequest as refusal:
             if any(word in refusal.message.casefold() for word in _CAPACITY):
                 raise NoCapacity(refusal.message, "Try another GPU, or later.") from None
@@ -264,12 +264,12 @@ class RunPod(Rented):
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one Pod."""
-        answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        answer = await self.client.ask("GET", f"/pods/{id}", _Pod)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every Pod that is not gone, those of clusters too. RunPod answers in one page."""
-        answer = await self.door.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
+        answer = await self.client.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(self._view(p) for p in answer.value.pods if p.status != "TERMINATED"))
@@ -295,7 +295,7 @@ class RunPod(Rented):
         if not is_safe_id(id):
             return Known(None)
         try:
-            return await self.door.ask("DELETE", f"/pods/{id}", None)
+            return await self.client.ask("DELETE", f"/pods/{id}", None)
         except NotFound:
             return Known(None)
 
@@ -304,10 +304,10 @@ class RunPod(Rented):
     async def _act(self, id: str, action: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("RunPod", id)
-        before = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        before = await self.client.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(before, Known) and before.value.ssh.direct is not None:
             self._left[id] = (before.value.ssh.direct.host, before.value.ssh.direct.port)
-        answer = await self.door.ask("POST", f"/pods/{id}/action", _Pod, body={"action": action})
+        answer = await self.client.ask("POST", f"/pods/{id}/action", _Pod, body={"action": action})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
@@ -319,7 +319,7 @@ class RunPod(Rented):
             "count": resources.gpu_count,
             "cloud": "SECURE",
         }
-        answer = await self.door.ask("GET", "/catalog/gpus", _GpuTypes, params=params)
+        answer = await self.client.ask("GET", "/catalog/gpus", _GpuTypes, params=params)
         if isinstance(answer, Unknown):
             return answer
         kinds = [k for k in answer.value.gpus if gpu_matches(asked, (k.id, k.name))]
@@ -343,7 +343,7 @@ class RunPod(Rented):
     async def _volume(self) -> Answer[_Volume | None]:
         """Return the network volume for durable storage. Raises BadRequest where it is not clear which."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
-        answer = await self.door.ask("GET", "/network-volumes", _Volumes)
+        answer = await self.client.ask("GET", "/network-volumes", _Volumes)
         if isinstance(answer, Unknown):
             return answer
         found = [v for v in answer.value.networkVolumes if wanted in {v.id, v.name}]
@@ -420,7 +420,7 @@ class RunPod(Rented):
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
         """Return a gone Pod with its bill, or None where RunPod has no bill of it."""
         try:
-            answer = await self.door.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
+            answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
         except WardenError:
             return None
         if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:

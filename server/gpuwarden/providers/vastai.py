@@ -26,7 +26,7 @@ from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
-from gpuwarden.providers._account import let_in
+from gpuwarden.providers._account import authorize_key
 from gpuwarden.providers._http import Api, ApiResponse, ResponseModel
 from gpuwarden.providers._rented import (
     MAX_PAGES,
@@ -170,7 +170,7 @@ class Vast(Rented):
         """Return a new instance accepts the key that create passes on, and the keys of the account."""
         if self.ssh_key() is not None:
             return []
-        answer = await self.door.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
+        answer = await self.client.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
         if isinstance(answer, Known) and not answer.value:
             message = (
                 "no public SSH key was found, neither here nor in the Vast.ai account: no machine could be reached"
@@ -180,7 +180,7 @@ class Vast(Rented):
 
     async def ask_account(self) -> Answer[str]:
         """Return the number of the key's user."""
-        answer = await self.door.ask("GET", "/api/v0/users/current/", _Owner)
+        answer = await self.client.ask("GET", "/api/v0/users/current/", _Owner)
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -219,7 +219,7 @@ class Vast(Rented):
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return one instance. `{"instances": null}` is how Vast.ai says that it is gone."""
-        answer = await self.door.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
+        answer = await self.client.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
         if isinstance(answer, Unknown):
             return answer
         found = answer.value.instances
@@ -231,7 +231,7 @@ class Vast(Rented):
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
-            answer = await self.door.ask("GET", "/api/v1/instances/", _Page, params=params)
+            answer = await self.client.ask("GET", "/api/v1/instances/", _Page, params=params)
             if isinstance(answer, Unknown):
                 return answer
             page, before = answer.value, len(found)
@@ -248,7 +248,7 @@ class Vast(Rented):
 
     async def balance(self) -> Answer[Balance]:
         """Return the credit of the account. Its reply may contain the key itself, which is not read."""
-        answer = await self.door.ask("GET", "/api/v0/users/current/", _User)
+        answer = await self.client.ask("GET", "/api/v0/users/current/", _User)
         if isinstance(answer, Unknown):
             return answer
         told = answer.value
@@ -267,7 +267,7 @@ class Vast(Rented):
         if not _is_id(id):
             return Known(None)
         try:
-            answer = await self.door.ask("DELETE", f"/api/v0/instances/{id}/", _Done)
+            answer = await self.client.ask("DELETE", f"/api/v0/instances/{id}/", _Done)
         except NotFound:
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
@@ -277,7 +277,7 @@ class Vast(Rented):
     async def _put(self, id: str, state: str) -> Answer[None]:  # noqa: A002
         if not _is_id(id):
             raise no_such("Vast.ai", id)
-        answer = await self.door.ask("PUT", f"/api/v0/instances/{id}/", _Done, body={"state": state})
+        answer = await self.client.ask("PUT", f"/api/v0/instances/{id}/", _Done, body={"state": state})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
@@ -298,7 +298,7 @@ class Vast(Rented):
             "order": [["dph_total", "asc"]],
             "limit": OFFERS,
         }
-        answer = await self.door.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
+        answer = await self.client.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
         if isinstance(answer, Unknown):
             return answer
         fitting = [
@@ -328,14 +328,14 @@ class Vast(Rented):
             "onstart": ON_START,
         }
         if key := self.ssh_key():
-            order["onstart"] = f"{ON_START}; {let_in(key)}"
+            order["onstart"] = f"{ON_START}; {authorize_key(key)}"
         price = _price(offer, resources)
         if resources.interruptible:
             order["price"] = price
         if resources.durable_storage and tier is not None:
             volume = {"create_new": True, "volume_id": offer.avail_vol_ask_id, "size": disk, "mount_path": tier.path}
             order["volume_info"] = volume
-        answer = await self.door.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order, creates=True)
+        answer = await self.client.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         taken = answer.value.success
@@ -385,7 +385,7 @@ class Vast(Rented):
         total, found = 0.0, False
         try:
             for _ in range(10):
-                answer = await self.door.ask("GET", "/api/v0/charges/", _Charges, params=params)
+                answer = await self.client.ask("GET", "/api/v0/charges/", _Charges, params=params)
                 if isinstance(answer, Unknown):
                     return None
                 mine = [c.amount for c in answer.value.results if c.source == f"instance-{id}"]

@@ -98,7 +98,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "heartbeat_s": HEARTBEAT_S,
             "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
-            **place.ground,
+            **place.mapping,
             "archive": pyz,
         },
     )

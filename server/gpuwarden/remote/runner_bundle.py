@@ -10,7 +10,7 @@ from typing import Final
 
 from gpuwarden.remote.runner.crash import HEADING
 
-ROOMS: Final = Path(__file__).with_name("runner")
+MODULES: Final = Path(__file__).with_name("runner")
 _LAST: Final = "verbs"  # it needs all others, directly or not
 _FUTURE: Final = "from __future__ import annotations\n"
 _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|[^(\n]*)$", re.MULTILINE)
@@ -25,16 +25,16 @@ def one_file() -> bytes:
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)
-    parts = [(ROOMS / "__init__.py").read_text("utf-8"), "\n", _FUTURE]
-    for room, text in texts.items():
+    parts = [(MODULES / "__init__.py").read_text("utf-8"), "\n", _FUTURE]
+    for module, text in texts.items():
         plain = _NEAR.sub(lambda found: "\n" * found.group().count("\n"), text).replace(_FUTURE, "\n", 1)
-        parts.append(f"\n\n{HEADING}{room}\n{plain}")
+        parts.append(f"\n\n{HEADING}{module}\n{plain}")
     return "".join(parts).encode()
 
 
-def _gather(room: str, texts: dict[str, str]) -> None:
-    text = (ROOMS / f"{room}.py").read_text("utf-8")
+def _gather(module: str, texts: dict[str, str]) -> None:
+    text = (MODULES / f"{module}.py").read_text("utf-8")
     for near in _NEAR.findall(text):
         if near not in texts:
             _gather(near, texts)
-    texts[room] = text
+    texts[module] = text

@@ -29,7 +29,7 @@ from gpuwarden.rehearsal.hub.store import (
     iso,
     wants_lfs,
 )
-from gpuwarden.rehearsal.hub.xet import XetShelf
+from gpuwarden.rehearsal.hub.xet import XetStore
 
 PAGE = 1_000
 
@@ -69,7 +69,7 @@ class HubRoutes:
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
-        self.shelf = XetShelf(store.root / "cas", store.blobs)
+        self.xet = XetStore(store.root / "cas", store.blobs)
 
     # ------------------------------------------------------------------------------------------------- who asks
 
@@ -353,7 +353,7 @@ class HubRoutes:
             raise HubError(400, "an LFS oid is a sha256 digest")
         ref = FileRef(sha, size, lfs=True)
         if not self.store.blob(ref).exists():
-            ref.xet = self.shelf.fetch(sha, size)
+            ref.xet = self.xet.fetch(sha, size)
         if not self.store.blob(ref).exists():
             raise HubError(400, f"Your push was rejected because the LFS object {sha} was not uploaded.")
         return ref
@@ -388,7 +388,7 @@ class HubRoutes:
     async def xet_token(self, request: Request) -> Response:
         """GET a token for the xet store, which is a folder here."""
         self.repo(request, content=True, write="write" in request.url.path)
-        answer = self.shelf.token(self.store.clock.now())
+        answer = self.xet.token(self.store.clock.now())
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
             "X-Xet-Access-Token": str(answer["accessToken"]),

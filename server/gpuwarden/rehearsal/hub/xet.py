@@ -19,7 +19,7 @@ _RECORD = 48
 _VERIFIED, _WITH_SHA = 0x80000000, 0x40000000
 
 
-class XetShelf:
+class XetStore:
     """The folder that hf_xet writes to, and the lookup of its content by sha256."""
 
     def __init__(self, folder: Path, blobs: Path) -> None:

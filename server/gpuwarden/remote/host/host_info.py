@@ -51,7 +51,7 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Hello:
+class HostInfo:
     """The facts about a machine that a launch needs. `path` is the PATH of its image, completed."""
 
     home: str
@@ -78,14 +78,14 @@ class Hello:
         return with_torch[0] if with_torch else self.runner_python
 
 
-async def say_hello(machine: Ssh) -> Hello:
+async def probe_host(machine: Ssh) -> HostInfo:
     """Probe a machine. Raises `BadReply` for invalid output."""
     ran = await machine.run(["/bin/sh", "-c", _SCRIPT], timeout_s=HELLO_S, limit=1 << 20)
-    return read_hello(ran.out.decode("utf-8", "replace").splitlines())
+    return parse_host_info(ran.out.decode("utf-8", "replace").splitlines())
 
 
-def read_hello(lines: Sequence[str]) -> Hello:
-    """Return the script's lines as a `Hello`."""
+def parse_host_info(lines: Sequence[str]) -> HostInfo:
+    """Return the script's lines as a `HostInfo`."""
     one: dict[str, str] = {}
     tools: dict[str, str] = {}
     pythons: dict[str, Python] = {}
@@ -101,7 +101,9 @@ def read_hello(lines: Sequence[str]) -> Hello:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
         raise BadReply(f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
-    return Hello(one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools)
+    return HostInfo(
+        one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools
+    )
 
 
 def _python(text: str) -> Python | None:

@@ -146,14 +146,14 @@ def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
     near = os.path.realpath(path)
     while not os.path.isdir(near):
         near = os.path.dirname(near)
-    room = os.statvfs(near)
+    fs = os.statvfs(near)
     inside = [m for m in mounts if near == m[0] or near.startswith(m[0].rstrip("/") + "/")]
     point, kind, options = max(enumerate(inside), key=lambda at: (len(at[1][0]), at[0]))[1]
     return {
         "path": path, "exists": os.path.isdir(path), "mount": point, "fs": kind,
         "read_only": "ro" in options.split(","),
-        "writable": os.access(near, os.W_OK | os.X_OK), "free": room.f_bavail * room.f_frsize,
-        "total": room.f_blocks * room.f_frsize, "inodes_free": room.f_favail, "inodes": room.f_files,
+        "writable": os.access(near, os.W_OK | os.X_OK), "free": fs.f_bavail * fs.f_frsize,
+        "total": fs.f_blocks * fs.f_frsize, "inodes_free": fs.f_favail, "inodes": fs.f_files,
     }  # fmt: skip
 
 
@@ -181,8 +181,8 @@ def limits() -> Json:
         found["oom_kills"] = int(kills.group(1)) if kills else None
     except OSError:
         pass
-    room = os.statvfs("/dev/shm")  # noqa: S108
-    found["shm"] = room.f_blocks * room.f_frsize
+    fs = os.statvfs("/dev/shm")  # noqa: S108
+    found["shm"] = fs.f_blocks * fs.f_frsize
     return found
 
 

@@ -11,8 +11,8 @@ PACKAGE = "gpuwarden.remote.runner"
 
 def run() -> None:
     """Import the modules without their parent packages, which take longer to load than a verb to run."""
-    rooms = sys.modules[PACKAGE] = ModuleType(PACKAGE)
-    rooms.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+    package = sys.modules[PACKAGE] = ModuleType(PACKAGE)
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.path.pop(0)  # the same folder: `import webhook` must not find a module here
     from gpuwarden.remote.runner.verbs import main
 

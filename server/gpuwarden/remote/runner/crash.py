@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-HEADING = "# room: "  # the heading of a module in the bundle that is shipped
+HEADING = "# module: "  # the heading of a module in the bundle that is shipped
 
 
-def tell_crash(kind: Any, error: Any, trace: Any) -> None:
+def report_crash(kind: Any, error: Any, trace: Any) -> None:
     """Print a traceback, as `sys.excepthook`. A line of the bundle is named by its module and the line there:
     `log.py:17`.
     """
@@ -16,12 +16,12 @@ def tell_crash(kind: Any, error: Any, trace: Any) -> None:
     import traceback
 
     lines = linecache.getlines(__file__)
-    steps = [room_of(lines, at) for frame, at in traceback.walk_tb(trace) if frame.f_code.co_filename == __file__]
+    steps = [module_line(lines, at) for frame, at in traceback.walk_tb(trace) if frame.f_code.co_filename == __file__]
     sys.stderr.write("".join(f"in {step}\n" for step in steps))
     sys.__excepthook__(kind, error, trace)
 
 
-def room_of(lines: list[str], number: int) -> str:
+def module_line(lines: list[str], number: int) -> str:
     """Return the module of a line, and the line's number there."""
     for top in range(min(number, len(lines)), 0, -1):
         if lines[top - 1].startswith(HEADING):

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from gpuwarden.remote.runner.output_json import reply
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.seals import find_archive
 
@@ -32,14 +32,14 @@ def examine(folder: str, request: Json) -> Json:
 
 def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
     """Return the argument list of the archive."""
-    ground = Ground(request)
-    tops = [bounded(folder, ground, path) for path in paths]
+    mapping = PathMapping(request)
+    tops = [bounded(folder, mapping, path) for path in paths]
     argv = [sys.executable, "-I", archive, "examine", *tops, "--book", folder + "/seals.jsonl"]
     argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
     if request.get("deeper") in ("load", "resume"):
         argv.append("--" + request["deeper"])
     if request.get("against"):
-        argv.append("--against=" + bounded(folder, ground, str(request["against"])))
+        argv.append("--against=" + bounded(folder, mapping, str(request["against"])))
     return argv
 
 
@@ -60,9 +60,9 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
     return lines, code
 
 
-def bounded(folder: str, ground: Ground, path: str) -> str:
+def bounded(folder: str, mapping: PathMapping, path: str) -> str:
     """Return the real path of a declared one. Raises Problem for a link that leaves its folder."""
-    top, bound = ground.locate(folder, path)
+    top, bound = mapping.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
         raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")

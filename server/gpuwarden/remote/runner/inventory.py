@@ -9,7 +9,7 @@ import time
 
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.observe import observe
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.process import PROC, all_pids, environ_of, has_proc, proc_stat
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.seals import ARCHIVE
@@ -92,8 +92,8 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
 
     The search covers the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
     """
-    ground = Ground({"root": root})
-    declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
+    mapping = PathMapping({"root": root})
+    declared = [os.path.realpath(mapping.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
     work, own = os.path.realpath(folder + "/work"), os.path.realpath(folder)
     found: list[Json] = []
     end, entries = time.monotonic() + 10, 0

@@ -9,9 +9,9 @@ from typing import Callable
 
 from gpuwarden.remote.runner.files import stamp
 from gpuwarden.remote.runner.output_json import reply
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Json, Problem
-from gpuwarden.remote.runner.safe_open import Door
+from gpuwarden.remote.runner.safe_open import SafeOpener
 from gpuwarden.remote.runner.seals import seals
 
 MAX_ROSTER = 200_000
@@ -21,12 +21,12 @@ MAX_SKIPPED = 1000
 class Roster:
     """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
 
-    def __init__(self, folder: str, ground: Ground, emit: Callable[[Json], None], digests: bool) -> None:
-        self.folder, self.ground, self.emit, self.digests = folder, ground, emit, digests
+    def __init__(self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool) -> None:
+        self.folder, self.mapping, self.emit, self.digests = folder, mapping, emit, digests
         self.missing: list[str] = []
         self.skipped: list[Json] = []
         self.seen: dict[str, bool] = {}
-        self.door = Door()
+        self.opener = SafeOpener()
         self.seals = seals(folder)
         self.more_skipped = 0
 
@@ -39,7 +39,7 @@ class Roster:
 
     def add(self, declared: str) -> None:
         """Add one declared output: a file, or a folder with everything in it."""
-        top, bound = self.ground.locate(self.folder, declared)
+        top, bound = self.mapping.locate(self.folder, declared)
         real = os.path.realpath(top)
         if not os.path.lexists(real):
             self.missing.append(declared)
@@ -54,7 +54,7 @@ class Roster:
         """Return an absolute output's real path: a link's target decides what a teardown deletes."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
-        return self.ground.shown(real)
+        return self.mapping.shown(real)
 
     def walk(self, declared: str, top: str) -> None:
         """Add everything in a folder in a stable order, following no link."""
@@ -126,7 +126,7 @@ class Roster:
         """Return size and times after a reading, and its digest; none where the file changed meanwhile."""
         import hashlib
 
-        fd = self.door.open(real)
+        fd = self.opener.open(real)
         try:
             before = os.fstat(fd)
             sha, count, spoke = hashlib.sha256(), 0, time.monotonic()
@@ -153,7 +153,7 @@ def roster(folder: str, request: Json, digests: bool) -> Json:
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     taken = time.time()
-    found = Roster(folder, Ground(request), lambda row: reply(row, now="progress" in row), digests)
+    found = Roster(folder, PathMapping(request), lambda row: reply(row, now="progress" in row), digests)
     for path in request.get("paths") or []:
         found.add(path)
     return {

@@ -17,7 +17,7 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 
-class Ground:
+class PathMapping:
     """The mapping of a machine's absolute paths. `root` is empty on a real one; a rehearsal's is a folder, and its
     `mounts` (path -> folder) are volumes outside of it.
     """

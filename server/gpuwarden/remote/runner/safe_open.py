@@ -7,7 +7,7 @@ import os
 import stat
 
 
-class Door:
+class SafeOpener:
     """Open regular files by their real path without following any link.
 
     It keeps the last folder open, because rosters come folder by folder.

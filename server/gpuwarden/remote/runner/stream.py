@@ -10,9 +10,9 @@ import sys
 from typing import Callable
 
 from gpuwarden.remote.runner.files import stamp
-from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json, Problem
-from gpuwarden.remote.runner.readable_files import Shelf
+from gpuwarden.remote.runner.readable_files import ReadableFiles
 
 MAX_MEMBER = 1 << 20
 PIECE = 1 << 18
@@ -30,7 +30,7 @@ def read(folder: str, request: Json) -> None:
 
     With `seal` the file is hashed while it is sent: exactly `size` bytes, then one line with its digest and times.
     """
-    fd = Shelf(folder, Ground(request)).open(str(request["path"]))
+    fd = ReadableFiles(folder, PathMapping(request)).open(str(request["path"]))
     try:
         offset, size = int(request.get("offset") or 0), os.fstat(fd).st_size
         if not 0 <= offset <= size:
@@ -96,10 +96,10 @@ def bundle(folder: str, request: Json) -> None:
     """
     import hashlib
 
-    shelf, out = Shelf(folder, Ground(request)), bytearray()
+    readable, out = ReadableFiles(folder, PathMapping(request)), bytearray()
     for number, path in enumerate(request.get("paths") or []):
         try:
-            fd = shelf.open(str(path))
+            fd = readable.open(str(path))
         except (OSError, Problem):
             continue
         try:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Callable, NoReturn
 
-from gpuwarden.remote.runner.crash import tell_crash
+from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.log import logs
@@ -67,7 +67,7 @@ def answer(argv: list[str]) -> Json | None:
 
 def main(argv: list[str]) -> NoReturn:
     """Run a verb; a failure is one JSON object too, and exit code 1."""
-    sys.excepthook = tell_crash
+    sys.excepthook = report_crash
     try:
         found = answer(argv)
     except Problem as problem:

@@ -130,10 +130,10 @@ class Destination:
                 "Free some space or choose another destination; nothing was copied.",
             )
         if hasattr(os, "statvfs"):
-            room = os.statvfs(self.path)
-            if room.f_files and room.f_favail < files + SPARE_INODES:
+            fs = os.statvfs(self.path)
+            if fs.f_files and fs.f_favail < files + SPARE_INODES:
                 raise BadRequest(
-                    f"{self.path} has {room.f_favail:,} free inodes and the transfer needs {files:,}",
+                    f"{self.path} has {fs.f_favail:,} free inodes and the transfer needs {files:,}",
                     "Bytes are not the problem: that file system has no inodes left. Choose another destination.",
                 )
 

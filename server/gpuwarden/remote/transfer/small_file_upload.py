@@ -18,7 +18,7 @@ from gpuwarden.remote.ssh.session import Dialogue, Ssh
 from gpuwarden.remote.transfer.safe_open import open_regular
 
 SMALL_BYTES = 64 << 10
-HANDFUL = 500
+BATCH = 500
 ASK = 5000
 
 
@@ -32,12 +32,12 @@ class Row:
     sha256: str
 
 
-class Handfuls:
+class UploadSession:
     """Upload session for one remote directory. Close it after an error."""
 
     def __init__(self, machine: Ssh, python: str, folder: str, stall_s: float) -> None:
         self.folder, self.stall_s = folder, stall_s
-        self.talk = Dialogue(machine, [python, "-I", "-c", _source(), folder])
+        self.session = Dialogue(machine, [python, "-I", "-c", _source(), folder])
 
     async def here(self, rows: Sequence[Row]) -> set[str]:
         """Return the names of those that are there already, by their digest."""
@@ -56,7 +56,7 @@ class Handfuls:
 
     def close(self) -> None:
         """End it."""
-        self.talk.close()
+        self.session.close()
 
     async def _ask(self, rows: Sequence[Row], data: bytes, timeout_s: float) -> set[str]:
         request = {"files": [[r.name, r.size, r.sha256] for r in rows], "bytes": len(data)}
@@ -66,7 +66,7 @@ class Handfuls:
         return {rows[n].name for n in numbers}
 
     async def _say(self, request: dict[str, object], data: bytes, timeout_s: float) -> list[int]:
-        text = await self.talk.ask(json.dumps(request).encode() + b"\n" + data, timeout_s=timeout_s)
+        text = await self.session.ask(json.dumps(request).encode() + b"\n" + data, timeout_s=timeout_s)
         try:
             answer = json.loads(text)
             if "error" in answer:
@@ -79,14 +79,14 @@ class Handfuls:
             raise BadReply(f"invalid reply to a push: {text[:80]!r}", "Push again.") from error
 
 
-def handful(rows: Sequence[Row], most: int) -> Sequence[Row]:
+def next_batch(rows: Sequence[Row], most: int) -> Sequence[Row]:
     """Return the first rows that fit into `most` bytes, at least one."""
     size = 0
-    for at, row in enumerate(rows[:HANDFUL]):
+    for at, row in enumerate(rows[:BATCH]):
         size += row.size
         if at and size > most:
             return rows[:at]
-    return rows[:HANDFUL]
+    return rows[:BATCH]
 
 
 def _packed(rows: Sequence[Row]) -> bytes:

@@ -26,7 +26,7 @@ from gpuwarden.core.task_groups import first_error
 from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ran, Ssh
 from gpuwarden.remote.transfer.receive import Progress
 from gpuwarden.remote.transfer.safe_open import open_regular
-from gpuwarden.remote.transfer.small_file_upload import SMALL_BYTES, Handfuls, Row, handful
+from gpuwarden.remote.transfer.small_file_upload import SMALL_BYTES, Row, UploadSession, next_batch
 
 PUT_S = 60.0
 PARALLEL = 3
@@ -188,25 +188,25 @@ class _Pusher:
         wrong: list[Row] = []
         rest, failures, asked = entries, 0, False
         while rest:
-            talk, carried = Handfuls(self.machine, self.python or "", self.folder, self.stall_s), 0
+            session, carried = UploadSession(self.machine, self.python or "", self.folder, self.stall_s), 0
             try:
-                here = await talk.here(rest)
+                here = await session.here(rest)
                 self.skipped += sum(e.size for e in rest if e.name in here) if not asked else 0
                 asked, rest = True, self._arrived(rest, here)
                 while rest:
-                    some = handful(rest, min(max(PIECE, carried // SHARE), MAX_PIECE))
+                    some = next_batch(rest, min(max(PIECE, carried // SHARE), MAX_PIECE))
                     size = sum(e.size for e in some)
                     self.sent += size
-                    here = await talk.send(some)
+                    here = await session.send(some)
                     carried, failures = carried + size, 0
                     wrong += [e for e in some if e.name not in here]
                     self._arrived(some, here)
                     rest = rest[len(some) :]
-                await talk.sync()
+                await session.sync()
             except Unreachable as lost:
                 failures = await self._lost(lost, rest[0].name if rest else self.folder, failures)
             finally:
-                talk.close()
+                session.close()
         return wrong
 
     def _arrived(self, entries: Sequence[Row], here: set[str]) -> list[Row]:
@@ -295,7 +295,7 @@ class _Pusher:
         return True
 
     async def _send_pieces(self, entry: Row, target: str, part: str, offset: int) -> None:
-        talk = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
+        session = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
         at = offset
         try:
             with await to_thread.run_sync(open_regular, entry.path) as file:
@@ -306,7 +306,7 @@ class _Pusher:
                     if len(piece) < size:
                         raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
                     self.sent += size
-                    answer = await talk.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
+                    answer = await session.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
                     at += size
                     if answer.strip() != b"%d" % at:
                         raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
@@ -316,7 +316,7 @@ class _Pusher:
                 raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.") from failed
             _check(Ran(failed.exit_code, b"", failed.err), target)
         finally:
-            talk.close()
+            session.close()
 
     async def _shell(self, script: str, *args: str) -> Ran:
         ran = await self.machine.run(["/bin/sh", "-c", script, "sh", *args], timeout_s=600)
