@@ -162,7 +162,7 @@ def test_what_is_no_plain_text_is_refused(tmp_path: Path) -> None:
     if hasattr(os, "mkfifo"):
         file.unlink()
         os.mkfifo(file, 0o600)
-        with os.fdopen(os.open(file, os.O_RDWR), "wb"), pytest.raises(BadRequest, match="no plain file"):
+        with os.fdopen(os.open(file, os.O_RDWR), "wb"), pytest.raises(BadRequest, match="not a regular file"):
             load_notes(file)
 
 
