@@ -50,7 +50,7 @@ async def test_first_contact_names_the_key_and_looks_around(backend: SshBackend,
     assert "first contact" in findings[0].message and fingerprint(sshd.host_key) in findings[0].message
     assert {"PF-GPU-001", "PF-HOST-003"} <= {f.rule for f in findings}
     pinned = place.model_copy(update={"host_key": sshd.host_key})
-    assert "we know" in (await fresh.check(pinned))[0].message
+    assert "the known host key" in (await fresh.check(pinned))[0].message
     await fresh.aclose()
 
 
