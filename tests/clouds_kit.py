@@ -95,7 +95,7 @@ class CloudContract(ProviderContract):
     spec: ClassVar[tuple[str, str] | None] = None
     """The published description: its file, and what its paths have before ours."""
     asks_balance: ClassVar[str | None] = None
-    """The request for the account's balance; None where the interface tells none."""
+    """The request for the account's balance; None where the API reports none."""
     balance_env: ClassVar[dict[str, str]] = {}
     gaps: ClassVar[tuple[str, ...]] = ()
     """What the platform is known to answer although the description says otherwise."""
@@ -248,7 +248,7 @@ class CloudContract(ProviderContract):
 
     async def test_the_balance_is_told_or_refused_in_words(self, rig: CloudRig) -> None:
         if self.asks_balance is None:
-            with pytest.raises(NotSupported, match="tells no balance"):
+            with pytest.raises(NotSupported, match="reports no balance"):
                 await rig.provider.balance()
             assert rig.cloud.asked == []
             return
@@ -316,7 +316,7 @@ class CloudContract(ProviderContract):
 
     async def test_without_a_key_nothing_is_sent(self, rig: CloudRig) -> None:
         del rig.env[self.provider.api.key_variable]
-        with pytest.raises(AuthFailed, match=r"there is no key") as caught:
+        with pytest.raises(AuthFailed, match=r"no API key is set") as caught:
             await rig.provider.list()
         assert self.provider.api.key_variable in caught.value.hint
         assert rig.cloud.asked == []

@@ -124,7 +124,7 @@ class PretendBackend:
     def _observe(self, handle: Handle) -> Observation:
         said = self._status(handle)
         if said is None:
-            return Observation(state=Job.UNKNOWN, why="there is no run folder on the machine")
+            return Observation(state=Job.UNKNOWN, why="the run folder is not on the machine")
         if said["state"] == "running" and not self._alive(handle):
             return Observation(state=Job.FAILED, why=f"{DIED} it ended without a final status", attempt=said["attempt"])
         return Observation(state=Job(said["state"]), why=said["state"], attempt=said["attempt"])
@@ -142,7 +142,7 @@ class PretendBackend:
     def _roster(self, handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
         self._reach(handle.place)
         if not Path(handle.run_dir).is_dir():
-            raise NotFound("there is no run folder")
+            raise NotFound("the run folder does not exist")
         work = Path(handle.run_dir) / "work"
         rows = []
         for path in sorted(

@@ -18,7 +18,7 @@ from gpuwarden.core.errors import BadReply, NotSupported
 from gpuwarden.core.models import Artifact, Handle, Place, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import Job
-from gpuwarden.remote.host.host_info import read_hello
+from gpuwarden.remote.host.host_info import parse_host_info
 from gpuwarden.remote.ssh.connect import HostKeyChanged, fingerprint
 from gpuwarden.remote.ssh.session import SESSIONS, _Session
 from gpuwarden.remote.transfer.receive import receive
@@ -50,7 +50,7 @@ async def test_first_contact_names_the_key_and_looks_around(backend: SshBackend,
     assert "first contact" in findings[0].message and fingerprint(sshd.host_key) in findings[0].message
     assert {"PF-GPU-001", "PF-HOST-003"} <= {f.rule for f in findings}
     pinned = place.model_copy(update={"host_key": sshd.host_key})
-    assert "we know" in (await fresh.check(pinned))[0].message
+    assert "the known host key" in (await fresh.check(pinned))[0].message
     await fresh.aclose()
 
 
@@ -174,14 +174,14 @@ def test_what_a_machine_says_of_itself() -> None:
         "first_path=/opt/conda/bin:/bin",
         "tool=uv /home/me/.local/bin/uv",
     ]
-    hello = read_hello([*lines, "python=3.6 0 /usr/bin/python3", "python=3.11 1 /opt/conda/bin/python", "python=x"])
-    assert hello.path == "/bin:/usr/bin:/opt/conda/bin"
-    assert hello.runner_python == hello.job_python == "/opt/conda/bin/python"
-    assert hello.tools == {"uv": "/home/me/.local/bin/uv"}
-    both = read_hello([*lines, "python=3.12 0 /usr/bin/python3", "python=3.10 1 /venv/bin/python"])
+    host = parse_host_info([*lines, "python=3.6 0 /usr/bin/python3", "python=3.11 1 /opt/conda/bin/python", "python=x"])
+    assert host.path == "/bin:/usr/bin:/opt/conda/bin"
+    assert host.runner_python == host.job_python == "/opt/conda/bin/python"
+    assert host.tools == {"uv": "/home/me/.local/bin/uv"}
+    both = parse_host_info([*lines, "python=3.12 0 /usr/bin/python3", "python=3.10 1 /venv/bin/python"])
     assert (both.runner_python, both.job_python) == ("/usr/bin/python3", "/venv/bin/python")
     for pythons in ([], ["python=3.6 1 /usr/bin/python3"]):
         with pytest.raises(NotSupported, match=r"Python 3\.8"):
-            _ = read_hello([*lines, *pythons]).runner_python
+            _ = parse_host_info([*lines, *pythons]).runner_python
     with pytest.raises(BadReply):
-        read_hello(["This account is not available"])
+        parse_host_info(["This account is not available"])

@@ -85,7 +85,7 @@ def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: P
         (["hooks"], 2, "bad_request", "install, uninstall, status"),
         (["submit", "true", "--platform", "moonbase"], 1, "refused", "PF-PLT-001"),
         (["submit", "true", "--platform", PLATFORM, "--max-cost", "nan"], 2, "bad_request", "--max-cost"),
-        (["submit", "true", "--platform", PLATFORM, "--output", "../x"], 2, "bad_request", "climbs out"),
+        (["submit", "true", "--platform", PLATFORM, "--output", "../x"], 2, "bad_request", "leaves its folder"),
         (["rules", "PF-NONE-001"], 1, "not_found", "PF-NONE-001"),
         (["profiles", "moonbase"], 1, "not_found", "moonbase"),
         (["profiles", "../../etc/passwd"], 1, "not_found", "passwd"),

@@ -85,8 +85,8 @@ def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("caps = [", "no TOML"), (f"caps = {'[' * 50_000}", "no TOML"), (f"caps.per_job_usd = {'9' * 5000}", "no TOML"),
-     ("[caps]\nper_job = 1", "no setting"), ("[approval]\nttl_s = 0", "approval.ttl_s")],
+    [("caps = [", "TOML"), (f"caps = {'[' * 50_000}", "TOML"), (f"caps.per_job_usd = {'9' * 5000}", "TOML"),
+     ("[caps]\nper_job = 1", "not a setting"), ("[approval]\nttl_s = 0", "approval.ttl_s")],
 )  # fmt: skip
 def test_a_broken_policy(run: Cli, tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "policy.toml").write_text(text)

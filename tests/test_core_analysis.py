@@ -155,7 +155,7 @@ def test_scripts_in_other_encodings() -> None:
     assert decode("x = 'é'".encode()) == "x = 'é'"
     assert decode("# -*- coding: latin-1 -*-\nx = 'é'".encode("latin-1")).endswith("'é'")
     for raw in (b"x = '\xe9'", b"# -*- coding: klingon -*-\n", b"\x80\x81"):
-        with pytest.raises(BadRequest, match="no text"):
+        with pytest.raises(BadRequest, match="not text"):
             decode(raw)
 
 

@@ -40,9 +40,9 @@ def test_the_header_of_pep_723() -> None:
     ("text", "says"),
     [
         (HEADER + "import os\n" + HEADER, "more than one"),
-        ("# /// script\n# dependencies = [\n# ///\n", "no TOML"),
-        ('# /// script\n# dependencies = "torch"\n# ///\n', "no list"),
-        ("# /// script\n# requires-python = 3\n# ///\n", "no text"),
+        ("# /// script\n# dependencies = [\n# ///\n", "not valid TOML"),
+        ('# /// script\n# dependencies = "torch"\n# ///\n', "not a list"),
+        ("# /// script\n# requires-python = 3\n# ///\n", "not a string"),
         ("# /// script\n# dependencies = []\nimport torch\n", "not closed"),
     ],
 )

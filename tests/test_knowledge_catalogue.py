@@ -67,7 +67,12 @@ BROKEN = [
     ("an unknown key", FRONT + ENTRY.replace("scope:", "scopes: [x]\nscope:"), AT + 10, "scopes"),
     ("an anchor", FRONT + ENTRY.replace("[any]", "&a [any]"), AT + 10, "anchors"),
     ("no source", FRONT + ENTRY.replace("source: https://example.org/issue/1\n", ""), AT + 3, "source"),
-    ("a source that is no address", FRONT + ENTRY.replace("https://example.org/issue/1", "hearsay"), AT + 11, "source"),
+    (
+        "a source that is not an address",
+        FRONT + ENTRY.replace("https://example.org/issue/1", "hearsay"),
+        AT + 11,
+        "source",
+    ),
     ("an empty list of sources", FRONT + ENTRY.replace("https://example.org/issue/1", "[]"), AT + 11, "source"),
     ("no month", FRONT + ENTRY.replace("verified: 2026-11\n", ""), AT + 3, "verified"),
     ("a month that isn't one", FRONT + ENTRY.replace("2026-11", "2026-13"), AT + 12, "verified"),

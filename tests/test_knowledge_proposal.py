@@ -70,7 +70,7 @@ def test_a_line_without_fixed_words_is_no_signature(line: str) -> None:
 
 
 def test_a_page_without_entries_takes_none() -> None:
-    with pytest.raises(BadRequest, match="holds no entries"):
+    with pytest.raises(BadRequest, match="has no entries"):
         draft(shipped(), "principles", "T", FIELDS, (LINE,), MET)
 
 

@@ -96,7 +96,7 @@ async def test_a_pull_replaces_no_file_that_was_there_before(ctx: Context, tmp_p
     file.parent.mkdir(parents=True)
     file.write_text("mine")
     seen = await ended(ctx, job(f'save("{taken}")', outputs=[taken]))
-    with pytest.raises(BadRequest, match="holds files that are no copies of this job"):
+    with pytest.raises(BadRequest, match="holds files that are not copies of this job"):
         await pull(ctx, seen.job.id, tmp_path / "project")
     assert file.read_text() == "mine"
 

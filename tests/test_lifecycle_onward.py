@@ -26,7 +26,7 @@ from gpuwarden.rehearsal.model import Fault, Settings
 from lifecycle_kit import TRAIN, launch, open_house, prove, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
-MISSING = Observation(state=Job.UNKNOWN, why="there is no run folder on the machine", machine="boot-2/9", lost=True)
+MISSING = Observation(state=Job.UNKNOWN, why="the run folder is not on the machine", machine="boot-2/9", lost=True)
 
 SAVES = TRAIN + "print('saved', flush=True)\ntime.sleep(600)\n"
 

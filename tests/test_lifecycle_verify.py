@@ -138,7 +138,7 @@ async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer) -> No
         assert report.verdict is Verdict.PROVEN, said(report)
         assert [f.path for f in report.files] == ["model.safetensors"]
     assert "is not JSON" in said(await verify(ctx, address))
-    with pytest.raises(NotFound, match="holds nothing at nowhere"):
+    with pytest.raises(NotFound, match="has nothing at nowhere"):
         await verify(ctx, f"{address}/nowhere")
 
 

@@ -59,7 +59,7 @@ def test_no_file_is_no_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("[tracker]\nname = 'wandb'\ncolour = 'red'\n", r":3: tracker\.colour: there is no such field"),
+        ("[tracker]\nname = 'wandb'\ncolour = 'red'\n", r":3: tracker\.colour: unknown field"),
         ("colour = 1\n", ":1: colour"),
         ("[tracker]\nentity = 'me'\n", r":1: tracker\.name: it is missing"),
         ("[usual]\n\n# so many\ngpu_count = 0\n", r":4: usual\.gpu_count"),
@@ -72,11 +72,11 @@ def test_no_file_is_no_note(tmp_path: Path) -> None:
         ("[platforms.'A B']\nhost = 'x'\n", r":1: platforms\.A B"),
         ("[platforms]\nbox.hots = 'x'\n", r":2: platforms\.box\.hots"),
         ("facts = ['fine', '']\n", r":1: facts\.1"),
-        ("a = 1\nb = = 2\n", ":2: this is no TOML"),
-        ("[tracker\n", ":1: this is no TOML"),
+        ("a = 1\nb = = 2\n", ":2: this is not valid TOML"),
+        ("[tracker\n", ":1: this is not valid TOML"),
         (f"facts = ['{'a' * 60_000}']\n", r":1: facts\.0"),
-        (f"usual.gpu_count = {'9' * 5000}\n", r":\d: this is no TOML"),
-        (f"[a{'.a' * 20_000}]\n", r":\d: this is no TOML"),
+        (f"usual.gpu_count = {'9' * 5000}\n", r":\d: this is not valid TOML"),
+        (f"[a{'.a' * 20_000}]\n", r":\d: this is not valid TOML"),
     ],
 )
 def test_every_mistake_is_told_with_file_and_line(text: str, place: str) -> None:
@@ -108,7 +108,7 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(secret: str, where
 def test_a_name_that_says_secret_may_hold_a_place_only() -> None:
     with pytest.raises(BadRequest, match=":2: this looks like a secret"):
         read_notes("[platforms.box]\napi_key = 'hunter2'\n", "mine")
-    with pytest.raises(BadRequest, match="there is no such field"):
+    with pytest.raises(BadRequest, match="unknown field"):
         read_notes("[platforms.box]\napi_key = '$BOX_KEY'\n", "mine")
 
 
@@ -154,7 +154,7 @@ def test_what_is_no_plain_text_is_refused(tmp_path: Path) -> None:
         load_notes(file)
     file.rmdir()
     private(file, "").write_bytes(b"a = 1\nb = '\xff'\n")
-    with pytest.raises(BadRequest, match=":2: this is no UTF-8"):
+    with pytest.raises(BadRequest, match=":2: this is not UTF-8"):
         load_notes(file)
     private(file, "#" * 70_000)
     with pytest.raises(BadRequest, match="notes of more than"):
@@ -162,7 +162,7 @@ def test_what_is_no_plain_text_is_refused(tmp_path: Path) -> None:
     if hasattr(os, "mkfifo"):
         file.unlink()
         os.mkfifo(file, 0o600)
-        with os.fdopen(os.open(file, os.O_RDWR), "wb"), pytest.raises(BadRequest, match="no plain file"):
+        with os.fdopen(os.open(file, os.O_RDWR), "wb"), pytest.raises(BadRequest, match="not a regular file"):
             load_notes(file)
 
 

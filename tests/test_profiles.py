@@ -77,8 +77,8 @@ def test_the_small_profile_is_good():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"colour": "red"}, r"small\.md:\d+: colour: there is no such field"),
-        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: there is no such field"),
+        ({"colour": "red"}, r"small\.md:\d+: colour: unknown field"),
+        ({"storage__0__colour": "red"}, r"small\.md:\d+: storage\.0\.colour: unknown field"),
         ({"meter__verified": ...}, r"small\.md:\d+: meter\.verified: it is missing"),
         ({"storage__0__source": ...}, r"storage\.0\.source: it is missing"),
         ({"storage__0__survives__preemption": ...}, r"survives\.preemption: it is missing"),
@@ -94,18 +94,18 @@ def test_the_small_profile_is_good():
         ({"meter__verified": "2026-08-20"}, "match pattern"),
         ({"meter__verified": "August 2026"}, "match pattern"),
         ({"meter__source": "docs"}, "at least 8 characters"),
-        ({"run_root": "/elsewhere/runs"}, "lies on none of the storage tiers"),
-        ({"run_root": "/data/../etc"}, "lies on none of the storage tiers"),
+        ({"run_root": "/elsewhere/runs"}, "is on none of the storage tiers"),
+        ({"run_root": "/data/../etc"}, "is on none of the storage tiers"),
         ({"run_root": "relative"}, "match pattern"),
         ({"storage": []}, "at least 1 item"),
         ({"storage": [tier(), tier(path="/other")]}, "two tiers have the same name"),
         ({"storage": [tier(), tier(tier="b")]}, "two tiers have the path /data"),
         ({"storage": [tier(), tier(tier="b", present="sometimes")]}, "two tiers have the path /data"),
-        ({"storage": [tier(present="on_request")]}, "lies on none of the storage tiers that are always there"),
-        ({"storage": [tier(present="sometimes")]}, "lies on none of the storage tiers that are always there"),
-        ({"storage__0__path": "/data/"}, "no normal path"),
-        ({"storage__0__path": "//data"}, "no normal path"),
-        ({"storage__0__path": "/data/../x"}, "no normal path"),
+        ({"storage": [tier(present="on_request")]}, "is on none of the storage tiers that are always present"),
+        ({"storage": [tier(present="sometimes")]}, "is on none of the storage tiers that are always present"),
+        ({"storage__0__path": "/data/"}, "not a normalized path"),
+        ({"storage__0__path": "//data"}, "not a normalized path"),
+        ({"storage__0__path": "/data/../x"}, "not a normalized path"),
         ({"storage__0__bills_when_stopped": True}, "meter.residue has to name stop"),
         ({"storage__0__bills_when_terminated": {"unknown": "ask the platform"}}, "meter.residue has to name terminate"),
         ({"meter__stops_on": []}, "needs a verb that stops the meter"),
@@ -116,7 +116,7 @@ def test_the_small_profile_is_good():
         ({"kind": "owned"}, "does not fit the kind owned"),
         ({"spot__offered": True}, "say auto_resume, grace_s, signal, then too"),
         ({"id": "Small"}, "match pattern"),
-        ({"meter__price_usd_per_hour": 1.5}, "there is no such field"),
+        ({"meter__price_usd_per_hour": 1.5}, "unknown field"),
     ],
 )
 def test_one_wrong_fact_is_refused_with_file_and_line(changes: dict[str, Any], message: str):
@@ -134,7 +134,7 @@ def test_the_line_is_the_line_of_the_fault():
 
 def test_a_key_that_stands_twice_is_refused():
     text = text_of(front()).replace("kind: rented\n", "kind: rented\nkind: owned\n")
-    with pytest.raises(BadRequest, match=r"small\.md:5: the key 'kind' stands here twice"):
+    with pytest.raises(BadRequest, match=r"small\.md:5: the key 'kind' appears twice here"):
         load_text(text, "small.md")
 
 

@@ -23,7 +23,7 @@ from gpuwarden.core.models import Known, Unknown
 from gpuwarden.core.registry import Registry
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers import _http
-from gpuwarden.providers._account import SSH_KEY_VARIABLE, base_url, let_in, public_key, read_key, same_key
+from gpuwarden.providers._account import SSH_KEY_VARIABLE, authorize_key, base_url, public_key, read_key, same_key
 from gpuwarden.providers._rented import gpu_matches
 from gpuwarden.providers.base import PROVIDERS, Provider, load_provider, provider_names
 from gpuwarden.providers.runpod import RunPod
@@ -216,7 +216,7 @@ def test_only_a_key_of_plain_letters_reaches_a_shell(text: str) -> None:
     if key is None:
         return
     assert not set(key) & set("'\"\\$`;&|<>()\n\r\t*?~!#") and key.count(" ") == 1
-    assert let_in(key).count("'") == 4
+    assert authorize_key(key).count("'") == 4
 
 
 # ------------------------------------------------------------------------------------------------------------- names

@@ -64,7 +64,7 @@ class TestLambda(CloudContract):
         known(await rig.provider.create(self.resources, token))
         await rig.settle()
         assert [i.token for i in known(await rig.provider.find(token))] == [token]
-        with pytest.raises(BadRequest, match="can't stand in a name"):
+        with pytest.raises(BadRequest, match="can't be part of a name"):
             await rig.provider.create(self.resources, token + "j")
 
     async def test_a_machine_that_was_shut_down_inside_bills_on(self, rig: CloudRig) -> None:

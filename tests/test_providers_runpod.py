@@ -41,7 +41,7 @@ class TestRunPod(CloudContract):
     async def test_the_older_interface_is_on_the_same_host(self, rig: CloudRig) -> None:
         assert isinstance(rig.provider, RunPod)
         plain = RunPod(rig.provider.profile, rig.clock, {"RUNPOD_API_KEY": "k" * 20})
-        assert plain.graph.url == "https://api.runpod.io" and plain.door.url == "https://api.runpod.io/v2"
+        assert plain.graph.url == "https://api.runpod.io" and plain.client.url == "https://api.runpod.io/v2"
 
     @pytest.mark.parametrize(
         "body",

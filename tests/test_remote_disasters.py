@@ -241,7 +241,7 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
         path.write_bytes(b"1" * size)
     got = await receive(source(backend, handle), listed, tmp_path / "here")
     assert [p.path for p in got.problems] == ["o/a"]
-    assert ("changed on the machine" if written else "though its times say that nobody wrote") in got.problems[0].why
+    assert ("changed on the machine" if written else "though by its times nobody wrote") in got.problems[0].why
 
 
 async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend: SshBackend, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The runner as it is shipped: rooms of their own here, one file there."""
+"""The runner as it is shipped: modules here, one file there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.remote.runner_bundle import ROOMS, one_file
+from gpuwarden.remote.runner_bundle import MODULES, one_file
 from runner_kit import call, ended, folder, runner_file, sh  # noqa: F401
 
-SOURCES = sorted(path for path in ROOMS.glob("*.py") if not path.name.startswith("__"))
+SOURCES = sorted(path for path in MODULES.glob("*.py") if not path.name.startswith("__"))
 
 
 def tops(tree: ast.Module) -> list[str]:
-    """The names that a room makes."""
+    """The names that a module makes."""
     made = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     stored = [n for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) for n in ast.walk(node)]
     return made + [n.id for n in stored if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -30,12 +30,12 @@ def tops(tree: ast.Module) -> list[str]:
 
 def test_every_room_is_in_the_file_once_and_equal_rooms_make_an_equal_file() -> None:
     assert one_file() == one_file()
-    headings = re.findall(rb"^# room: (\w+)$", one_file(), re.MULTILINE)
+    headings = re.findall(rb"^# module: (\w+)$", one_file(), re.MULTILINE)
     assert sorted(headings) == [path.stem.encode() for path in SOURCES]
 
 
 def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
-    """In the file all rooms share one namespace."""
+    """In the file all modules share one namespace."""
     makers = Counter(name for path in SOURCES for name in tops(ast.parse(path.read_text())))
     assert {name for name, count in makers.items() if count > 1} == set()
     for path in SOURCES:
@@ -43,18 +43,18 @@ def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 assert not [a.name for a in node.names if a.asname], f"{path.name} renames what it imports"
                 own = isinstance(node, ast.ImportFrom) and str(node.module).startswith("gpuwarden.remote.runner.")
-                assert own or not {a.name for a in node.names} & makers.keys(), f"{path.name} imports a room's name"
+                assert own or not {a.name for a in node.names} & makers.keys(), f"{path.name} imports a module's name"
 
 
 def test_the_file_is_its_rooms_without_the_imports_between_them() -> None:
     """Told by the parser, which knows what is text and what is an import."""
     made = ast.parse(one_file()).body
-    rooms = [n for p in re.findall(r"^# room: (\w+)$", one_file().decode(), re.MULTILINE) for n in _kept(p)]
-    assert [ast.dump(node) for node in made[2:]] == rooms
+    modules = [n for p in re.findall(r"^# module: (\w+)$", one_file().decode(), re.MULTILINE) for n in _kept(p)]
+    assert [ast.dump(node) for node in made[2:]] == modules
 
 
-def _kept(room: str) -> list[str]:
-    body = ast.parse((ROOMS / f"{room}.py").read_text()).body
+def _kept(module: str) -> list[str]:
+    body = ast.parse((MODULES / f"{module}.py").read_text()).body
     near = [isinstance(n, ast.ImportFrom) and str(n.module).startswith(("gpuwarden", "__future__")) for n in body]
     return [ast.dump(node) for node, skipped in zip(body, near, strict=True) if not skipped]
 
@@ -62,7 +62,7 @@ def _kept(room: str) -> list[str]:
 def test_a_line_of_a_room_keeps_its_number_below_the_heading() -> None:
     lines = one_file().decode().splitlines()
     for path in SOURCES:
-        top = lines.index(f"# room: {path.stem}") + 1
+        top = lines.index(f"# module: {path.stem}") + 1
         for number, line in enumerate(path.read_text().splitlines()):
             assert lines[top + number] in (line, ""), f"{path.name}:{number + 1}"
 
@@ -73,7 +73,7 @@ def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
     for verb, request in (("logs", {"cursor": 0}), ("list", {"paths": ["out"]}), ("read", {"path": "out/a"})):
         for known in (request, {"path": "../status.json"}):
             answers = []
-            for runner in (str(ROOMS), runner_file()):
+            for runner in (str(MODULES), runner_file()):
                 argv = [sys.executable, "-I", "-S", runner, verb, str(folder)]
                 done = subprocess.run(argv, input=json.dumps(known).encode(), capture_output=True, timeout=60)
                 out = re.sub(rb'"taken_at": [0-9.]+', b"", done.stdout)
@@ -82,7 +82,7 @@ def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
 
 
 def test_a_job_can_be_started_by_the_rooms_where_they_lie(folder: Path) -> None:
-    argv = [sys.executable, "-I", "-S", str(ROOMS), "start", str(folder)]
+    argv = [sys.executable, "-I", "-S", str(MODULES), "start", str(folder)]
     done = subprocess.run(argv, input=json.dumps(sh("exit 3")).encode(), capture_output=True, timeout=60, check=True)
     assert json.loads(done.stdout)["ok"] and ended(folder)["exit_code"] == 3
 
@@ -91,11 +91,11 @@ def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", runner_file(), "logs", str(folder)]
     done = subprocess.run(argv, input='{"cursor": "nonsense"}', capture_output=True, text=True, timeout=60)
     named = re.findall(r"^in (\w+\.py):(\d+)$", done.stderr, re.MULTILINE)
-    assert [room for room, _ in named][-3:] == ["verbs.py", "verbs.py", "log.py"]
+    assert [module for module, _ in named][-3:] == ["verbs.py", "verbs.py", "log.py"]
     numbers = re.findall(r'^  File ".*", line (\d+), in ', done.stderr, re.MULTILINE)
     shipped = one_file().decode().splitlines()
-    in_rooms = [(ROOMS / room).read_text().splitlines()[int(number) - 1] for room, number in named]
-    assert [shipped[int(number) - 1] for number in numbers] == in_rooms
+    in_modules = [(MODULES / module).read_text().splitlines()[int(number) - 1] for module, number in named]
+    assert [shipped[int(number) - 1] for number in numbers] == in_modules
     assert done.stderr.splitlines()[-1].startswith("ValueError: "), "as ever"
 
 

@@ -40,7 +40,7 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
     )
     try:
         server.start()
-        with pytest.raises(AuthFailed, match="takes no public key, only password"):
+        with pytest.raises(AuthFailed, match="accepts no public key, only password"):
             await machine(server).open()
     finally:
         helpers.CONFIG = original

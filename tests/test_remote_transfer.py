@@ -17,7 +17,7 @@ from gpuwarden.core.errors import BadReply, BadRequest, WardenError
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.session import Ssh
 from gpuwarden.remote.transfer import upload_agent
-from gpuwarden.remote.transfer.small_file_upload import Handfuls, Row
+from gpuwarden.remote.transfer.small_file_upload import Row, UploadSession
 from gpuwarden.remote.transfer.upload import push, put
 from sshd import Sshd, sshd_fixture  # noqa: F401
 
@@ -148,13 +148,13 @@ def same(files: dict[str, Path], far: Path) -> None:
 async def test_small_files_go_by_the_handful(box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = many(tmp_path / "here", 700) | some(tmp_path / "large", large=300_000)
     said: list[int] = []
-    plain = Handfuls.send
+    plain = UploadSession.send
 
-    async def counted(self: Handfuls, rows: Sequence[Row]) -> set[str]:
+    async def counted(self: UploadSession, rows: Sequence[Row]) -> set[str]:
         said.append(len(rows))
         return await plain(self, rows)
 
-    monkeypatch.setattr(Handfuls, "send", counted)
+    monkeypatch.setattr(UploadSession, "send", counted)
     got = await push(box, files, str(tmp_path / "far"), python=sys.executable)
     same(files, tmp_path / "far")
     assert sum(said) == 700 and len(said) < 30
@@ -179,8 +179,8 @@ async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("lie", "why"), [('["x"]', "makes no sense"), ("[99]", "not sent"), ("[-1]", "not sent"), ("{", "makes no sense"),
-                      ("[1e999]", "makes no sense"), ("[" * 60_000, "makes no sense")],
+    ("lie", "why"), [('["x"]', "invalid reply"), ("[99]", "not sent"), ("[-1]", "not sent"), ("{", "invalid reply"),
+                      ("[1e999]", "invalid reply"), ("[" * 60_000, "invalid reply")],
 )  # fmt: skip
 async def test_a_machine_that_lies_is_not_believed(box: Ssh, tmp_path: Path, lie: str, why: str) -> None:
     files = many(tmp_path / "here", 20)

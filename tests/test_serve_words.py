@@ -24,7 +24,7 @@ from gpuwarden.interfaces.results import CheckReply, RefusalReply, SubmitReply, 
         ("Look it up with hub_repo_details or dataset_search, and use an id that exists.",
          "Look it up on huggingface.co, and use an id that exists."),
         ("Put it into `outputs`, or leave it out of `env`.", "Put it with --output, or leave it out of --env."),
-        ("hub_repo_details tells more.", "huggingface.co tells more."),
+        ("hub_repo_details shows more.", "huggingface.co shows more."),
         ("per_job_usd is the user's", "per_job_usd is the user's"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The composition root: config becomes a warden with a ledger, a policy and a clock."""
+"""The composition root: build a context (ledger, policy and clock) from the configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuwarden.private import private_folder
 def open_context(
     actor: str, *, env: Mapping[str, str] | None = None, clock: Clock | None = None, config: Config | None = None
 ) -> Context:
-    """A warden over the user's ledger and policy. `actor` names the door in the ledger: cli, mcp, demo.
+    """Return a context over the user's ledger and policy. `actor` names the interface in the ledger: cli, mcp, demo.
 
     Raises BadRequest for a broken policy, LedgerError for a ledger that can't be used.
     """
@@ -31,7 +31,7 @@ def open_context(
     except OSError as error:
         raise LedgerError(
             f"the folder {config.home} can't be made: {error.strerror or error}",
-            "Set GPUWARDEN_HOME to a folder of yours.",
+            "Set GPUWARDEN_HOME to a folder that you can write to.",
         ) from error
     record_policy(config, clock.now())
     own = config.policy_file.parent / "profiles"
@@ -50,7 +50,7 @@ def open_context(
 
 
 def record_policy(config: Config, now: float) -> None:
-    """Write down which policy file this ledger goes by: at first use, and again when the person has edited the file.
+    """Record which policy file this ledger uses: at first use, and again when the person has edited the file.
 
     Nothing is written while another file or another ledger is named than the recorded one. Raises LedgerError.
     """
@@ -65,7 +65,7 @@ def record_policy(config: Config, now: float) -> None:
 
 
 def _clock(env: Mapping[str, str]) -> Clock:
-    """The machine's clock; in a pretend world the one that the world sets forward, which no real platform is met by."""
+    """Return the system clock; in a rehearsal the shifted one, which is never used with a real platform."""
     file = env.get("GPUWARDEN_REHEARSAL_CLOCK")
     if not file:
         return SystemClock()

@@ -1,6 +1,6 @@
-"""Where gpuwarden keeps its things, and what the user allows.
+"""Configuration: the folders that gpuwarden uses, and the user's policy.
 
-One TOML file holds the policy. A variable whose name is the path in capitals (`caps.per_job_usd` is
+The policy is one TOML file. A variable whose name is the path in capitals (`caps.per_job_usd` is
 `GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter, as the marker beside the field says. A variable that would
 loosen one is ignored and becomes a notice. Each effective value remembers where it came from.
 
@@ -49,14 +49,14 @@ class Config:
     policy: Policy
     settings: tuple[Setting, ...]
     digest: str
-    """Of the policy file's text."""
+    """SHA-256 of the policy file's text."""
     recorded: Record | None = None
     """This ledger's own record of the policy in use, where it has one."""
     notices: tuple[Notice, ...] = ()
 
     @property
     def notes_file(self) -> Path:
-        """What the user told about their own setup; it lies beside the policy."""
+        """Return the path of the user's notes on their own setup, next to the policy file."""
         return self.policy_file.parent / NOTES
 
 
@@ -116,7 +116,7 @@ def _tightened(
 
 
 def _with_variable(policy: Policy, field: PolicyField, name: str, text: str, file: Path) -> Policy:
-    """The policy with one more value, from a variable's text."""
+    """Return the policy with one more value, from a variable's text."""
     table = policy.model_dump()
     _put(table, field.path, _parse(name, text, field.kind))
     return _validated(table, {field.path: name}, file)
@@ -146,7 +146,7 @@ def _parsed(file: Path, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the policy file {file} is no TOML: {error}", "Mend that line.") from error
+        raise BadRequest(f"the policy file {file} is not valid TOML: {error}", "Fix that line.") from error
 
 
 def _paths_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -158,14 +158,14 @@ def _paths_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:
-    """A variable's text in the shape the field wants; lists are separated by commas."""
+    """Convert a variable's text to the type of the field; lists are separated by commas."""
     if get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind is int or float in (kind, *get_args(kind)):
         try:
             return float(text) if kind is not int else int(text)
         except ValueError:
-            raise BadRequest(f"{name} is {text!r}, which is no number", "Set it to a number.") from None
+            raise BadRequest(f"{name} is {text!r}, which is not a number", "Set it to a number.") from None
     return text
 
 
@@ -177,14 +177,14 @@ def _put(table: dict[str, Any], path: str, value: object) -> None:
 
 
 def in_short(value: object) -> str:
-    """A value of the policy as a person reads it."""
+    """Return a value of the policy as a person reads it."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not set"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def value_at(model: BaseModel, path: str) -> object:
-    """The policy's value under a dotted path."""
+    """Return the policy's value under a dotted path."""
     value: Any = model
     for part in path.split("."):
         value = getattr(value, part)
@@ -197,6 +197,6 @@ def _explain(error: ValidationError, origins: Mapping[str, str], file: Path) -> 
     origin = origins.get(path.rstrip(".0123456789"), "file")
     where = str(file) if origin == "file" else origin
     if first["type"] == "extra_forbidden":
-        return f"{where} sets {path}, which is no setting", "gpuwarden doctor lists every setting."
+        return f"{where} sets {path}, which is not a setting", "gpuwarden doctor lists every setting."
     told = in_words(first["type"], first["msg"])
     return f"{where} sets {path} wrongly: {told}", "gpuwarden doctor lists every setting with its default."

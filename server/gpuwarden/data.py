@@ -1,4 +1,4 @@
-"""Where the folders of text are: beside `server/` in a checkout, inside the package in an installed wheel."""
+"""Locate the data folders: beside `server/` in a checkout, inside the package in an installed wheel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: Folder) -> Path:
-    """The folder `name`. Raises NotFound when this installation came without it."""
+    """Return the folder `name`. Raises NotFound when this installation came without it."""
     for folder in (PACKAGE / "_data" / name, PACKAGE.parent.parent / name):
         if folder.is_dir():
             return folder

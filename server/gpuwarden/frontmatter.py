@@ -2,7 +2,7 @@
 
 Only plain data is taken: mappings with text keys, lists, text, whole and decimal numbers, `true`, `false`, `null`.
 Duplicate keys, anchors, tags and YAML 1.1's hidden types (`no` for false, `2026-08-20` for a date, `1:30` for ninety)
-have no place in it. Every error is a BadRequest that begins with `file:line:`.
+are refused. Every error is a BadRequest that begins with `file:line:`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Parsed:
     lines: dict[tuple[str | int, ...], int]
 
     def line_of(self, loc: Sequence[str | int]) -> int:
-        """The line of the value at `loc`, or of the nearest one around it.
+        """Return the line of the value at `loc`, or of the nearest one around it.
 
         Steps that are not in the file, such as the branch of a union in a validation error, are passed over.
         """
@@ -67,7 +67,7 @@ def load_front_matter(model: type[M], text: str, *, name: str) -> tuple[M, str, 
 
 
 def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
-    """Make a `model` of parsed data without coercing any type: `"yes"` is no truth value."""
+    """Make a `model` of parsed data without coercing any type: `"yes"` is not a boolean."""
     try:
         return model.model_validate_json(json.dumps(parsed.value), strict=True)
     except ValidationError as error:
@@ -143,7 +143,7 @@ def _plain(node: yaml.Node, loc: tuple[str | int, ...], lines: dict[tuple[str | 
     if isinstance(node, yaml.MappingNode):
         return {key: _plain(item, (*loc, key), lines) for key, item in _distinct(node)}
     if _SURROGATE.search(node.value):
-        raise yaml.MarkedYAMLError(problem="half of a character pair", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="an unpaired surrogate", problem_mark=node.start_mark)
     return _SCALARS[node.tag.rpartition(":")[2]](node.value)
 
 
@@ -153,7 +153,7 @@ def _distinct(node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
         if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
             raise yaml.MarkedYAMLError(problem="a key that is not text", problem_mark=key.start_mark)
         if key.value in pairs:
-            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands here twice", problem_mark=key.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} appears twice here", problem_mark=key.start_mark)
         pairs[key.value] = item
     return list(pairs.items())
 

@@ -1,23 +1,23 @@
-"""What a person told about their own setup: one TOML file, `notes.toml`, beside the policy.
+"""The user's notes on their own setup: one TOML file, `notes.toml`, beside the policy.
 
     facts = ["the lab's box is shared on Fridays"]
 
     [tracker]
     name = "wandb"
     entity = "my-team"
-    key = "$WANDB_API_KEY"        # where the key lives: a variable or a file, never its value
+    key = "$WANDB_API_KEY"        # where the key is stored: a variable or a file, never its value
 
     [usual]
     gpu = "A100"
     gpu_count = 1
     disk_gb = 100
 
-    [platforms."ssh/lab-box"]     # machines of your own: where runs go
+    [platforms."ssh/lab-box"]     # your own machines: where runs go
     scratch = "/data/me/runs"
     key = "~/.ssh/id_ed25519"
     note = "ask before you use both cards"
 
-    [platforms.box]               # `box` is a profile of yours with the backend ssh
+    [platforms.box]               # `box` is your own profile with the backend ssh
     host = "lab-box"              # an alias of ~/.ssh/config, or an address
 
 A value that looks like a secret is refused, and no message ever repeats a value.
@@ -46,11 +46,11 @@ Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/ -]{0,79}$")]
 _HOME = re.compile(r"^(\$[A-Za-z_][A-Za-z0-9_]{0,63}|(~|\.{0,2})/[^\x00-\x1f\x7f]{1,250})$")
 Home = Annotated[str, Field(pattern=_HOME.pattern)]
-"""Where a key lives: `$NAME` for a variable, or a path."""
+"""The place of a key: `$NAME` for a variable, or a path."""
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:%-]{0,254}$")]
 Folder = Annotated[str, Field(pattern=r"^(~|/)[^\x00-\x1f\x7f]{0,250}$")]
 
-# A run of letters and digits with no word in it is a key until somebody shows otherwise: old wandb keys are 40 hex
+# Treat a run of letters and digits without a word in it as a key: old wandb keys are 40 hex
 # digits, and many clouds hand out 32 letters.
 _OPAQUE = re.compile(r"(?<![A-Za-z0-9+])(?=[A-Za-z+]*\d)(?=[0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
 _TOLD = re.compile(r"(?i)\b(?:token|secret|password|passwd|api.?key)\s*(?:[=:]|is)\s*(?![$~/])\S+")
@@ -70,7 +70,7 @@ class Tracker(Frozen):
 
 
 class Usual(Frozen):
-    """What this person usually rents; for the reader, never a default of a submission."""
+    """What this person usually rents; information only, never a default of a submission."""
 
     gpu: Word | None = None
     gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -78,7 +78,7 @@ class Usual(Frozen):
 
 
 class Told(Frozen):
-    """What is particular about one platform for this person."""
+    """The user's notes on one platform."""
 
     host: Host | None = None
     scratch: Folder | None = None
@@ -95,37 +95,37 @@ class Notes(Frozen):
     platforms: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)?$")], Told] = {}
 
     def of(self, platform: str) -> Told:
-        """What was told about a platform; of `ssh/ALIAS` else what was told about every `ssh` machine."""
+        """Return the notes on a platform; for `ssh/ALIAS` fall back to those on every `ssh` machine."""
         return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
 
 
 def load_notes(file: Path) -> Notes:
-    """Read the notes; none where there is no file. Raises BadRequest with file and line, never with a value."""
+    """Read the notes; empty without a file. Raises BadRequest with file and line, never with a value."""
     text = _read(file)
     return Notes() if text is None else read_notes(text, str(file))
 
 
 def read_notes(text: str, name: str) -> Notes:
-    """The notes in `text`; `name` stands in errors."""
+    """Return the notes in `text`; `name` appears in errors."""
     try:
         table = _plain(tomllib.loads(text))
         strings = list(_strings(table))
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else str(max(1, text.count("\n") + 1))
-        raise BadRequest(f"{name}:{line}: this is no TOML", f"Correct {name}.") from None
+        raise BadRequest(f"{name}:{line}: this is not valid TOML", f"Correct {name}.") from None
     parsed = Parsed(table, {(): 1, **_lines(text)})
     for loc, value in strings:
         if looks_secret(value) or (_named_secret(loc) and not _HOME.fullmatch(value)):
             raise BadRequest(
                 f"{name}:{parsed.line_of(loc)}: this looks like a secret",
-                f"Take it out of {name}, replace it where it is valid, and note where it lives: $NAME, or a path.",
+                f"Take it out of {name}, replace it where it is valid, and note where it is stored: $NAME, or a path.",
             )
     return validate(Notes, parsed, name=name)
 
 
 def change(file: Path, key: str, value: str | None, hold: Callable[[Notes], None]) -> None:
-    """Set `key` (dotted) to `value`, or take it out; the rest of the file stays as it was written. A fact is added.
+    """Set `key` (dotted) to `value`, or remove it; the rest of the file stays as it was written. A fact is added.
 
     The new text is read strictly, and held by `hold`, before it replaces the old one. Raises BadRequest, and then
     nothing was changed.
@@ -151,7 +151,7 @@ def change(file: Path, key: str, value: str | None, hold: Callable[[Notes], None
 
 
 def _put(table: Any, path: list[str], value: str | None) -> None:
-    """Set or delete what lies at `path`; a table that is empty then goes too."""
+    """Set or delete the value at `path`; a table that is empty then goes too."""
     import tomlkit
 
     step, *rest = path
@@ -163,19 +163,19 @@ def _put(table: Any, path: list[str], value: str | None) -> None:
     if rest:
         inner = table.setdefault(step, tomlkit.table())
         if not isinstance(inner, dict):
-            raise BadRequest(f"{step[:80]!r} is no place for notes", "gpuwarden notes shows what there is.")
+            raise BadRequest(f"{step[:80]!r} is not a key of the notes", "gpuwarden notes shows what there is.")
         _put(inner, rest, value)
     if not rest or not table[step]:
         del table[step]
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text holds what is or may be a key, a token or a password."""
+    """Return whether a text contains what is or may be a key, a token or a password."""
     return any(pattern.search(text) for pattern in (TOKEN, _OPAQUE, _TOLD, _IN_URL))
 
 
 def _named_secret(loc: tuple[str | int, ...]) -> bool:
-    """A name that says its value is a secret. `key` is ours, and holds a place."""
+    """Return a name that says its value is a secret. `key` is our own field, whose value is a place."""
     return any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
 
 
@@ -196,17 +196,17 @@ def _read(file: Path) -> str | None:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise BadRequest(f"{file}:{line}: this is no UTF-8", f"Save {file} as UTF-8.") from None
+        raise BadRequest(f"{file}:{line}: this is not UTF-8", f"Save {file} as UTF-8.") from None
 
 
 def _private(file: Path, status: os.stat_result) -> None:
-    """Refuse a file that somebody else may read or write: it says where keys lie and where jobs go."""
+    """Refuse a file that somebody else may read or write: it says where keys are stored and where jobs go."""
     if not stat.S_ISREG(status.st_mode):
-        raise BadRequest(f"{file}: the notes are no plain file", "Put a plain file there.")
+        raise BadRequest(f"{file}: the notes are not a regular file", "Put a regular file there.")
     if os.name != "posix":
         return
     if status.st_uid != os.geteuid():
-        raise BadRequest(f"{file}: the notes belong to another user", "Write a file of your own.")
+        raise BadRequest(f"{file}: the notes belong to another user", "Write your own file.")
     if status.st_mode & 0o077:
         raise BadRequest(f"{file}: others may use the notes (mode {status.st_mode & 0o777:04o})", f"chmod 600 {file}")
 
@@ -223,7 +223,7 @@ def _path(key: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """TOML's dates and times as text: nothing here is one."""
+    """Return TOML's dates and times as text: no field has such a type."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -232,7 +232,7 @@ def _plain(value: Any) -> Any:
 
 
 def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every text of the file with its path; the names count too, since a secret can stand on the wrong side."""
+    """Yield every text of the file with its path; the names count too, since a secret can be on the wrong side."""
     if isinstance(value, str):
         yield loc, value
     elif isinstance(value, dict):
@@ -246,7 +246,7 @@ def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """The line of every table and key. tomllib tells none, so each heading and each name is parsed by itself."""
+    """Return the line of every table and key. tomllib reports none, so headings and names are parsed here."""
     found: dict[tuple[str | int, ...], int] = {}
     base: tuple[str, ...] = ()
     for number, line in enumerate(text.split("\n"), 1):
@@ -263,7 +263,7 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
 
 
 def _chain(snippet: str) -> tuple[str, ...]:
-    """The names along a heading or a dotted key."""
+    """Return the names along a heading or a dotted key."""
     try:
         table: Any = tomllib.loads(snippet)
     except tomllib.TOMLDecodeError:

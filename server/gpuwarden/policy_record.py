@@ -1,8 +1,8 @@
-"""Which policy file a person uses: a small record beside the ledger, and what is said when another file is named.
+"""Record which policy file a person uses, beside the ledger, and build the notices for another file.
 
 A variable can name any file, and whoever starts a process sets its variables. So the first use records the file, and
 from then on the recorded file stays in force until a person accepts another one at a terminal (`gpuwarden policy use`).
-A new ledger has no record of its own. It goes by the record of the account's usual ledger where there is one, or a
+A new ledger has no record. It uses the record of the account's usual ledger where there is one, or a
 variable that names an empty folder would forget both the policy and what was spent today.
 """
 
@@ -27,7 +27,7 @@ RECORD: Final = "policy.json"
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing about the policy that whoever reads a reply has to know.
+    """One notice about the policy for the reader of a reply.
 
     `looser` and `file_only`: the variable `name` is ignored, and `about` (a setting) stays at `kept`.
     `other_policy`: the file `name` is named and `kept` is in force. `other_ledger`: the folder `name` is named and
@@ -42,7 +42,7 @@ class Notice:
 
     @property
     def question(self) -> str:
-        """Why a person is asked before anything is spent; empty when this is only a warning."""
+        """Return why a person is asked before anything is spent; empty for a mere warning."""
         if self.kind == "other_policy":
             return f"another policy file is named than the recorded one: {line(self.name, 200)}"
         if self.kind == "other_ledger":
@@ -51,7 +51,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """The warning: what happened, what is in force, what to do."""
+        """Return the warning: what happened, what is in force, what to do."""
         name, kept = line(self.name, 200), line(self.kept, 200)
         if self.kind == "looser":
             return f"{name} is ignored: a variable may only {self.may} {self.about}. The policy file has {kept}."
@@ -79,7 +79,7 @@ class Record(Frozen):
 
 @dataclass(frozen=True)
 class Standing:
-    """The file in force, the ledger's own record where it has one, and what there is to say."""
+    """The file in force, the ledger's own record where it has one, and the notices."""
 
     file: Path
     own: Record | None = None
@@ -142,7 +142,7 @@ def write_record(home: Path, record: Record) -> None:
     except OSError as error:
         raise LedgerError(
             f"the policy in use can't be recorded in {home}: {error.strerror or error}",
-            "Check its permissions, or set GPUWARDEN_HOME to a folder of yours.",
+            "Check its permissions, or set GPUWARDEN_HOME to a folder that you can write to.",
         ) from error
 
 

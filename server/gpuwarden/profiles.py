@@ -22,7 +22,7 @@ from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 BY_HAND = (
-    "gpuwarden has no provider for this platform: it can't rent here, tell a price, see the meter, stop or release. "
+    "gpuwarden has no provider for this platform: it can't rent here, get a price, see the meter, stop or release. "
     "Rent and release in the console, and run jobs there as `ssh/ALIAS`, where no gate knows this platform's meter; "
     "`rehearsal/` before the name practises its rules with pretend money."
 )
@@ -30,12 +30,13 @@ _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.D
 
 
 def profile_names(own: Path | None = None) -> list[str]:
-    """The ids of all profiles, sorted: those that came with gpuwarden and those of the user's folder `own`."""
+    """Return the ids of all profiles, sorted: those that came with gpuwarden and those of the user's folder `own`."""
     return sorted({file.stem for folder in _folders(own) for file in folder.glob("*.md") if _ID.fullmatch(file.stem)})
 
 
 def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
-    """The profile `id`; one of the user's folder `own` goes before one of the same id that came with gpuwarden.
+    """Return the profile `id`; one of the user's folder `own` takes precedence over one of the same id that came with
+    gpuwarden.
 
     Raises NotFound, or BadRequest with file and line.
     """
@@ -44,24 +45,24 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
 
 
 def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
-    """The file that the profile `id` is read from. Raises NotFound."""
+    """Return the file that the profile `id` is read from. Raises NotFound."""
     if not _ID.fullmatch(id):
-        raise NotFound(f"{id!r} is no platform's name", f"There are: {', '.join(profile_names(own))}.")
+        raise NotFound(f"{id!r} is not a platform's name", f"There are: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
-        if file.is_symlink() or file.exists():  # also one that can't be read: that is said, not passed over
+        if file.is_symlink() or file.exists():  # also a file that can't be read: its error is raised, never skipped
             return file
     raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
 
 
 @lru_cache(maxsize=64)  # reading YAML takes tens of milliseconds, and every use case asks for profiles many times
 def load_text(text: str, name: str) -> Profile:
-    """Read one profile; `name` stands in errors. Raises BadRequest with `name` and the line."""
+    """Read one profile; `name` appears in errors. Raises BadRequest with `name` and the line."""
     return load_front_matter(Profile, text, name=name)[0]
 
 
 def render_blocks(text: str, name: str) -> str:
-    """The same file with every generated block written anew from its front matter. Raises BadRequest."""
+    """Return the same file with every generated block rendered again from its front matter. Raises BadRequest."""
     text = text.replace("\r\n", "\n")
     profile, body, _ = load_front_matter(Profile, text, name=name)
 
@@ -75,7 +76,7 @@ def render_blocks(text: str, name: str) -> str:
 
 
 def rewrite_blocks() -> int:
-    """Write the generated blocks of our own profiles anew; returns how many files changed."""
+    """Render the generated blocks of the shipped profiles again; return the number of changed files."""
     changed = 0
     for file in sorted(data_dir("profiles").glob("*.md")):
         text = _read(file)

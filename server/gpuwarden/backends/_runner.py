@@ -1,4 +1,4 @@
-"""What all backends share that run jobs through our runner: verbs in, models out. How a verb gets there differs."""
+"""Shared base of the backends that run jobs through the runner: verbs in, models out. They differ in transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpuwarden.core.models import (
 from gpuwarden.remote import launch
 
 CALL_S = 60.0  # a verb that answers at once
-STOP_S = 15.0  # how long a stop is waited for; a job with a longer grace goes on saving
+STOP_S = 15.0  # how long a stop is awaited; a job with a longer grace goes on saving
 SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
 MAX_REPLY = 256 << 20
 MAX_LINES = 210_000  # the runner lists at most 200,000 files, and gives a sign of life now and then
@@ -35,7 +35,7 @@ MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"  # a rehearsal sets it for every process
 
 
 class RunnerBackend:
-    """The verbs that need no more than a way to ask the runner. Subclasses supply `name`, `ask_lines`, `handle_of`."""
+    """The verbs that only need a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`."""
 
     name: str
     takes_inputs = True
@@ -48,13 +48,13 @@ class RunnerBackend:
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """The handle that a token has at a place. Raises a `WardenError` when the place can't be looked at."""
+        """Return the handle of a token at a place. Raises a `WardenError` when the place can't be looked at."""
         raise NotImplementedError
 
     async def ask(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run one verb that answers with one object, and raise the error that a refusal stands for."""
+        """Run one verb that answers with one object, and raise the error that a refusal means."""
         lines = await self.ask_lines(place, verb, run_dir, request, silence_s=silence_s)
         if len(lines) != 1:
             raise BadReply(f"the runner's {verb} gave {len(lines)} answers instead of one", "Is the disk full there?")
@@ -62,7 +62,7 @@ class RunnerBackend:
         return lines[0]
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """The job of a token, None when it was never launched there."""
+        """Return the job of a token, None when it was never launched there."""
         try:
             handle = await self.handle_of(place, token)
             seen = (await self._look([handle]))[handle.run_dir]
@@ -94,28 +94,28 @@ class RunnerBackend:
         try:
             return LogChunk(**{k: reply.get(k) for k in ("text", "next", "size", "truncated")})  # type: ignore[arg-type]
         except ValidationError as error:
-            raise BadReply(f"the runner's logs make no sense: {error.error_count()} fields", "Ask again.") from error
+            raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Ask again.") from error
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths`, without digests."""
+        """Return the files under `paths`, without digests."""
         return await self._roster("list", handle, paths)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths`, with digests."""
+        """Return the files under `paths`, with digests."""
         return await self._roster("manifest", handle, paths)
 
     async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
-        request = {"paths": list(paths), **handle.place.ground}
+        request = {"paths": list(paths), **handle.place.mapping}
         lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
         return await to_thread.run_sync(launch.manifest, lines)
 
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """What the shipped archive finds in outputs where they lie, by output; a claim of that machine."""
+        """Return the shipped archive's findings by output, examined in place; they are claims of that machine."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
-        request |= {"structure": level is Level.STRUCTURE, **handle.place.ground}
+        request |= {"structure": level is Level.STRUCTURE, **handle.place.mapping}
         for last in (False, True):
             lines = await self.ask_lines(handle.place, "examine", handle.run_dir, request, silence_s=SILENCE_S)
             try:
@@ -127,13 +127,13 @@ class RunnerBackend:
         raise AssertionError("unreachable")
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a file of ours into a run folder."""
+        """Put a local file into a run folder."""
         raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Processes and fresh files that are no declared part of a job."""
+        """Return processes and fresh files that are not a declared part of a job."""
         value = handle.place.env.get(MARKER)
-        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.ground}
+        request = {"marker": f"{MARKER}={value}" if value else None, **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -148,7 +148,7 @@ class RunnerBackend:
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:
-    """A verb's lines. A long roster takes seconds, in which the watch goes on; one that is longer is no answer."""
+    """Return a verb's parsed lines. Long output is parsed in a thread, since that takes seconds."""
     if len(raw) < SHORT:
         return _parsed(raw)
     return await to_thread.run_sync(_parsed, raw)
@@ -161,13 +161,13 @@ def _parsed(raw: bytes) -> list[dict[str, Any]]:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """One line of the runner."""
+    """Return one line of the runner."""
     try:
         found = json.loads(line)
-        if b"\\ud" in line.lower():  # half a character: nothing could store it, compare it or show it
+        if b"\\ud" in line.lower():  # an unpaired surrogate: nothing could store it, compare it or show it
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise BadReply(f"the runner's answer is no JSON: {line[:80]!r}", "Try again.") from error
+        raise BadReply(f"the runner's answer is not JSON: {line[:80]!r}", "Try again.") from error
     if not isinstance(found, dict):
-        raise BadReply("the runner's answer is no JSON object", "Try again.")
+        raise BadReply("the runner's answer is not a JSON object", "Try again.")
     return found

@@ -1,4 +1,4 @@
-"""What every backend does. All of its I/O lives in its own file; it never touches the ledger.
+"""The backend protocol. All of a backend's I/O is in its module; it never touches the ledger.
 
 A backend's module offers `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` when no
 answer came and `BadReply` when one came that is not understood; both leave the caller's knowledge as it was.
@@ -42,10 +42,10 @@ class Backend(Protocol):
     takes_inputs: bool
     """Whether files can be put into a job's working folder before it starts."""
     seals: bool
-    """Whether our sealer runs beside its jobs and takes `GPUWARDEN_SEAL_KEY` out of the secrets for itself."""
+    """Whether gpuwarden's sealer runs beside its jobs and takes `GPUWARDEN_SEAL_KEY` out of the secrets for itself."""
 
     async def check(self, place: Place) -> list[Finding]:
-        """Say what is wrong with a place before a job is sent there."""
+        """Return the problems of a place before a job is sent there."""
         ...
 
     async def submit(
@@ -60,7 +60,7 @@ class Backend(Protocol):
     ) -> Handle:
         """Start the job and return at once. The same token and attempt start it once, however often it is called.
 
-        `inputs`, path below the working folder -> local file, lie there before the first start and are never touched
+        `inputs`, path below the working folder -> local file, are there before the first start and are never touched
         after it. A call that ends early leaves what arrived; the next one goes on.
         """
         ...
@@ -78,11 +78,11 @@ class Backend(Protocol):
         ...
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files under `paths` (relative to the working folder, or absolute), without digests."""
+        """Return the files under `paths` (relative to the working folder, or absolute), without digests."""
         ...
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The same with sha256 digests, made on the machine."""
+        """Return the same with sha256 digests, made on the machine."""
         ...
 
     def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -90,7 +90,7 @@ class Backend(Protocol):
         ...
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """What else lives at the place: unknown processes, fresh files nobody declared."""
+        """Return other content of the place: unknown processes, fresh files nobody declared."""
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -103,7 +103,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class HandleSource:
-    """One job's files, as `remote.receive` wants them."""
+    """One job's files, as `remote.transfer.receive` takes them."""
 
     backend: Backend
     handle: Handle
@@ -118,24 +118,24 @@ class Sealer(Backend, Protocol):
     """A backend that sends many small files as one stream, and whose machine hashes what it sends."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """A tar stream as `remote.bundle` describes it; unreadable files are left out."""
+        """Return a tar stream as `remote.transfer.tar_stream` describes it; unreadable files are left out."""
         ...
 
     async def pour(
         self, handle: Handle, artifact: Artifact, offset: int, take: Callable[[memoryview], object]
     ) -> str | None:
-        """Hand one file's bytes to `take`, as `remote.receive.Sealing` describes it."""
+        """Hand one file's bytes to `take`, as `remote.transfer.receive.Sealing` describes it."""
         ...
 
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A backend that can look at checkpoints where they lie, so that their bytes need not travel."""
+    """A backend that can examine checkpoints in place, so that their bytes need not travel."""
 
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Findings by output, as `checkpoints.ship` makes them. They are the words of that machine.
+        """Return findings by output, as `checkpoints.archive` makes them. They are claims of that machine.
 
         `against` is a path of that machine, as outputs are.
         """
@@ -147,7 +147,7 @@ class Keyed(Backend, Protocol):
     """A backend whose machines prove who they are by a host key."""
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect, and give the key that the machine shows. Raises `HostKeyChanged` for another than the place's."""
+        """Connect, and return the key that the machine shows. Raises `HostKeyChanged` for another than the place's."""
         ...
 
 
@@ -178,11 +178,11 @@ class SealingSource(HandleSource):
         return self.backend.bundle(self.handle, artifacts)
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
-        """One file's bytes from `offset`, and its digest where it was hashed on the way."""
+        """Return one file's bytes from `offset`, and its digest where it was hashed while sending."""
         return await self.backend.pour(self.handle, artifact, offset, take)
 
     async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
-        """What the machine makes of files now, where they are still those of the roster."""
+        """Return fresh digests from the machine for files that are still those of the roster."""
         manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
         now = {a.path: a for a in manifest.files}
         same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)
@@ -190,12 +190,12 @@ class SealingSource(HandleSource):
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Where a job's files are received from; hashed on the way where the backend can."""
+    """Return the source of a job's files; the machine hashes while sending where the backend can."""
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
 
 
 async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
-    """The files to receive under `paths`, with digests unless they are made on the way."""
+    """Return the files to receive under `paths`, with digests unless they are made while sending."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
 

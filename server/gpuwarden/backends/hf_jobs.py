@@ -1,7 +1,7 @@
 """Runs jobs as Hugging Face Jobs.
 
-The job carries our token in its labels, so that it can be found again after a lost reply. Its container dies with its
-files: the only outputs that can be listed, read and verified are repos on the Hub, which are addressed as
+The job carries gpuwarden's token in its labels, so that it can be found again after a lost reply. Its container dies
+with its files: the only outputs that can be listed, read and verified are repos on the Hub, which are addressed as
 `/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`.
 """
 
@@ -39,8 +39,8 @@ from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
 
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
-MAX_SCRIPT = 96 << 10  # one argument of a Linux process holds 128 KiB
-MAX_HASHED = 32 << 20  # files that are not LFS are small; the Hub tells the digest of the others
+MAX_SCRIPT = 96 << 10  # one argument of a Linux process has at most 128 KiB
+MAX_HASHED = 32 << 20  # files that are not LFS are small; the Hub reports the digest of the others
 _RUN = 'd=$(mktemp -d) && printf %s "$0" | base64 -d | gunzip > "$d/job.py" && exec uv run "$d/job.py" "$@"'
 _HUB_PATH = re.compile(r"/hub/(models|datasets)/([^/]+/[^/]+)(?:/(.+))?")
 _STATES = {
@@ -54,7 +54,7 @@ _STATES = {
 
 
 def create(clock: Clock) -> HfJobsBackend:
-    """The backend."""
+    """Return the backend."""
     return HfJobsBackend(clock)
 
 
@@ -73,7 +73,7 @@ class HfJobsBackend:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     async def check(self, place: Place) -> list[Finding]:
-        """Whether a token is set, and the Hub knows it."""
+        """Return whether a token is set, and the Hub knows it."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
@@ -113,7 +113,7 @@ class HfJobsBackend:
         try:
             return await jobs.submit(hub, owner, body)
         except (Unreachable, BadReply):
-            # The job may run. Looking at once finds it before anybody asks for it a second time.
+            # The job may run. Looking right away finds it before a caller submits it a second time.
             for _ in range(3):
                 await self._clock.sleep(1.0)
                 if adopted := await jobs.listed(hub, owner, labels):
@@ -137,7 +137,7 @@ class HfJobsBackend:
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """The newest attempt of a token, None when no job carries it."""
+        """Return the newest attempt of a token, None when no job carries it."""
         try:
             async with self._hub() as hub:
                 owner = await jobs.namespace(hub)
@@ -154,14 +154,14 @@ class HfJobsBackend:
         async def one(hub: HubClient, handle: Handle) -> None:
             owner, job_id = _where(handle)
             job = await jobs.inspect(hub, owner, job_id)
-            why = "the Hub knows no such job any more"
+            why = "the Hub no longer has this job"
             seen[handle.token] = observation(job) if job else Observation(state=Job.UNKNOWN, why=why)
 
         async with self._hub() as hub, anyio.create_task_group() as group:
             for handle in handles:
                 group.start_soon(_quietly, one, hub, handle)
         if handles and not seen:
-            raise Unreachable("the Hub says nothing about these jobs", "Ask again in a moment.")
+            raise Unreachable("the Hub returned nothing about these jobs", "Ask again in a moment.")
         return seen
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
@@ -176,11 +176,13 @@ class HfJobsBackend:
         return LogChunk(text=shown, next=end, size=len(text), truncated=end < len(text))
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The files of the repos that `paths` name. Paths inside the container are missing: it is gone."""
+        """Return the files of the repos that `paths` name. Paths inside the container are missing: the container is
+        gone.
+        """
         return await self._files(paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """The same with sha256 digests: the Hub's own for LFS files, made here for small ones."""
+        """Return the same with sha256 digests: the Hub's own for LFS files, made here for small ones."""
         return await self._files(paths, digests=True)
 
     async def _files(self, paths: Iterable[str], *, digests: bool) -> Manifest:
@@ -229,7 +231,7 @@ class HfJobsBackend:
                 yield chunk
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Nothing: the container holds this job only."""
+        """Return an empty disclosure: the container runs this job only."""
         return Disclosure()
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -246,7 +248,7 @@ class HfJobsBackend:
 
 
 def script_command(spec: JobSpec) -> list[str]:
-    """The command that runs a script: it travels compressed in one argument, never through a shell's quoting."""
+    """Return the command that runs a script: it is compressed into one argument, never quoted for a shell."""
     packed = base64.b64encode(gzip.compress((spec.script or "").encode(), mtime=0)).decode()
     if len(packed) > MAX_SCRIPT:
         raise BadRequest(
@@ -257,7 +259,7 @@ def script_command(spec: JobSpec) -> list[str]:
 
 
 def observation(job: Mapping[str, Any]) -> Observation:
-    """What a job's answer says. A time-out has no stage of its own: it is an error whose message says so."""
+    """Return the observation of a job's response. A timeout has no separate stage: its error message names it."""
     stage, message = jobs.stage_of(job), jobs.message_of(job)
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]
@@ -278,7 +280,7 @@ def observation(job: Mapping[str, Any]) -> Observation:
 async def _download(hub: HubClient, path: str, offset: int) -> AsyncIterator[bytes]:
     where = _HUB_PATH.fullmatch(path)
     if where is None or not where[3]:
-        raise NotFound(f"{path} is no file on the Hub", "Only paths below /hub can be read after a job's end.")
+        raise NotFound(f"{path} is not a file on the Hub", "Only paths below /hub can be read after a job's end.")
     root = "" if where[1] == "models" else "/datasets"
     url = f"{root}/{where[2]}/resolve/main/{where[3]}"
     async with hub.stream("GET", url, timeout_s=3600, start=offset) as response:

@@ -30,13 +30,13 @@ from gpuwarden.core.safe_names import make_parents
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote import launch
 from gpuwarden.remote.host.interpreter import interpreter_for
-from gpuwarden.remote.runner_bundle import ROOMS
+from gpuwarden.remote.runner_bundle import MODULES
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.words import Kind, words
 
 LOW_DISK = 1 << 30
-# What a program needs to work at all. Tokens and keys are not among it.
+# Variables that programs need to work at all. Tokens and keys are not among them.
 _NEEDED = (
     "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR TZ USER LOGNAME SHELL LD_LIBRARY_PATH CUDA_HOME CUDA_VISIBLE_DEVICES "
     "SSL_CERT_FILE SSL_CERT_DIR HF_HOME XDG_CACHE_HOME UV_CACHE_DIR"
@@ -45,12 +45,12 @@ _PASSED = frozenset(_NEEDED.split())
 
 
 def create(clock: Clock) -> LocalBackend:
-    """The backend."""
+    """Return the backend."""
     return LocalBackend(clock)
 
 
 class LocalBackend(RunnerBackend):
-    """Jobs as processes of this machine."""
+    """Run jobs as processes of this machine."""
 
     name = "local"
 
@@ -74,7 +74,7 @@ class LocalBackend(RunnerBackend):
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
 
     async def check(self, place: Place) -> list[Finding]:
-        """Whether run folders can be made there, and whether the disk has room."""
+        """Return whether run folders can be made there, and whether the disk has room."""
         return await anyio.to_thread.run_sync(_check, place)
 
     async def submit(
@@ -119,25 +119,25 @@ class LocalBackend(RunnerBackend):
         return Handle(backend=self.name, token=token, run_dir=str(_run_dir(place, token)), place=place)
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """The handle of a token, while the place is there."""
+        """Return the handle of a token, while the place is there."""
         if not _present(place):
             raise Unreachable(f"the instance's folder {place.root} is not there", "Look at it with list_instances.")
         return self._handle(place, token)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a file of ours into a run folder."""
+        """Put a local file into a run folder."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {name: content})
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
+        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         async with aclosing(_stream(handle, "read", request)) as stream:
             async for block in stream:
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **handle.place.ground}
+        request = {"paths": [a.path for a in artifacts], **handle.place.mapping}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
                 yield block
@@ -145,7 +145,9 @@ class LocalBackend(RunnerBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb and return its lines. A job is started by the runner in its own folder, which stays as it is."""
+        """Run one verb and return its lines. A job is started by the runner file in its run folder, which never
+        changes.
+        """
         runner = f"{run_dir}/{launch.content_name('runner', launch.runner_source())}" if verb == "start" else None
         async with await _open(place, verb, run_dir, runner) as process:
             try:
@@ -190,12 +192,12 @@ def _check_reach(spec: JobSpec, outputs: Sequence[str], allowed: boxes.Allowed) 
 
 
 def _present(place: Place) -> bool:
-    """Whether an instance's folder is there; this machine always is."""
+    """Return whether an instance's folder is there; this machine always is."""
     return not place.root or Path(place.root).is_dir()
 
 
 def _run_dir(place: Place, token: str) -> Path:
-    """The real path of a token's run folder."""
+    """Return the real path of a token's run folder."""
     return _run_root(place) / launch.run_name(token)
 
 
@@ -210,7 +212,7 @@ def _run_root(place: Place) -> Path:
 
 
 def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
-    """Write files under content-addressed names. The folder of an instance that is gone is never made anew."""
+    """Write files under content-addressed names. The folder of an instance that is gone is never created again."""
     base = Path(place.root or "/")
     if not _present(place):
         raise Unreachable(f"the instance's folder {base} is not there", "Look at it with list_instances.")
@@ -276,12 +278,12 @@ def _check(place: Place) -> list[Finding]:
 
 
 def base_env(place: Place) -> dict[str, str]:
-    """What the runner, and so the job, is started with."""
+    """Return the environment of the runner, and so of the job."""
     return {**{k: v for k, v in os.environ.items() if k in _PASSED}, **place.env}
 
 
 async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None = None) -> Process:
-    argv = [sys.executable, "-I", "-S", runner or str(ROOMS), verb, *([run_dir] if run_dir else [])]
+    argv = [sys.executable, "-I", "-S", runner or str(MODULES), verb, *([run_dir] if run_dir else [])]
     try:
         return await anyio.open_process(argv, env=base_env(place), cwd="/")
     except OSError as error:
@@ -299,11 +301,11 @@ async def _send(process: Process, request: Mapping[str, Any]) -> None:
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
         return  # it ended early; its answer says why
     except TimeoutError as error:
-        raise Unreachable("the runner does not take its orders", "Try again.") from error
+        raise Unreachable("the runner does not read its request", "Try again.") from error
 
 
 async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
-    """The next piece of output, empty at the end."""
+    """Return the next piece of output, empty at the end."""
     assert process.stdout
     try:
         with anyio.fail_after(seconds):
@@ -311,11 +313,13 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
     except anyio.EndOfStream:
         return b""
     except TimeoutError as error:
-        raise Unreachable(f"the runner said nothing for {seconds:.0f} s", "Try again; it may have acted.") from error
+        raise Unreachable(
+            f"the runner sent nothing for {seconds:.0f} s", "Try again; the request may have been carried out."
+        ) from error
 
 
 def _kill(process: Process) -> None:
-    """End a verb that is not waited for any more.
+    """Kill a verb that is no longer awaited.
 
     By pid: `Process.kill` would reap one that has just ended under the eyes of asyncio's watcher, which then warns.
     """
@@ -325,7 +329,7 @@ def _kill(process: Process) -> None:
 
 
 async def _stream(handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-    """A verb's raw output."""
+    """Return a verb's raw output."""
     async with await _open(handle.place, verb, handle.run_dir) as process:
         assert process.stdout and process.stderr
         try:

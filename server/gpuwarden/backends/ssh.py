@@ -1,7 +1,7 @@
 """Runs jobs on a machine behind SSH, through the runner that is shipped there.
 
-The runner lies below the run root under a name made of its content, so a live run's runner is never touched. All
-jobs of an instance are polled with one exec on one reused connection. The host key of first contact is put into
+The runner is stored below the run root under the digest of its content, so a live run's runner is never touched. All
+jobs of an instance are polled with one exec on one reused connection. The host key of the first connection is put into
 every handle; from then on no other key is accepted.
 """
 
@@ -27,7 +27,7 @@ from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
-from gpuwarden.remote.host.host_info import Hello, say_hello
+from gpuwarden.remote.host.host_info import HostInfo, probe_host
 from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.connect import HostKey, HostKeyChanged
@@ -62,22 +62,22 @@ runner.main(sys.argv[1:])
 
 
 def create(clock: Clock) -> SshBackend:
-    """The backend."""
+    """Return the backend."""
     return SshBackend(clock)
 
 
 @dataclass
 class _Machine:
-    """A machine and what it said about itself."""
+    """A machine and the facts that it reported."""
 
     ssh: Ssh
-    hello: Hello | None = None
+    host: HostInfo | None = None
     bulk: bool = field(default_factory=available)
     polls: Dialogue | None = None
 
 
 class SshBackend(RunnerBackend):
-    """Jobs as processes of a machine that we have a key for."""
+    """Run jobs as processes of a machine behind SSH."""
 
     name = "ssh"
 
@@ -97,7 +97,9 @@ class SshBackend(RunnerBackend):
     # ------------------------------------------------------------------------------------------------------- probe
 
     async def check(self, place: Place) -> list[Finding]:
-        """First contact: whose machine it is, and whether it is fit for a job. Takes some seconds, at most a minute."""
+        """Probe a new machine: its host key, and whether it is fit for a job. Takes some seconds, at most a
+        minute.
+        """
         try:
             with anyio.fail_after(CHECK_S):
                 key = await self.host_key(place)
@@ -112,19 +114,19 @@ class SshBackend(RunnerBackend):
             return [_host(Severity.UNKNOWN, error.message, error.hint)]
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect, and give the key that the machine shows."""
+        """Connect, and return the key that the machine shows."""
         return await (await self._at(place)).ssh.open()
 
     async def _probe(self, place: Place) -> list[Finding]:
-        hello = await self._hello(place)
-        run_root = _run_root(place, hello)
+        host = await self._host_info(place)
+        run_root = _run_root(place, host)
         profile = _profile_of(place)
         durable = [t.path for t in profile.storage if _outlives(t)] if profile and not place.root else []
         hub = place.env.get("HF_ENDPOINT") or DEFAULT_HUB
         request = json.dumps({"paths": [run_root, *durable], "urls": [hub]})
         machine = await self._at(place)
         sent = self._clock.now()
-        ran = await machine.ssh.run([hello.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
+        ran = await machine.ssh.run([host.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
         metered = bool(profile and profile.meter.metered)
         asked = Asked(run_root, durable, metered=metered, sent=sent, heard=self._clock.now())
         return judge(parse(ran.out.strip().rpartition(b"\n")[2] or ran.err[:200]), asked)
@@ -141,16 +143,16 @@ class SshBackend(RunnerBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt it when this token and attempt were started before. The handle holds the host key."""
+        """Start the job, or adopt it when this token and attempt were started before. The handle has the host key."""
         handle = await self.handle_of(place, token)
-        hello = await self._hello(place)
-        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, hello))
+        host = await self._host_info(place)
+        ready = launch.prepare(spec, place, handle.run_dir, _interpreter(spec, host))
         machine = await self._at(place)
         for name, content in ready.files.items():
             await put(machine.ssh, f"{handle.run_dir}/{name}", content)
         if inputs:
-            await _bring(machine.ssh, hello, handle.run_dir, inputs)
-        env = {"PATH": hello.path, **place.env, **ready.spec["env"]}
+            await _bring(machine.ssh, host, handle.run_dir, inputs)
+        env = {"PATH": host.path, **place.env, **ready.spec["env"]}
         order = {
             "spec": {**ready.spec, "env": env},
             "secrets": dict(secrets),
@@ -161,10 +163,10 @@ class SshBackend(RunnerBackend):
         return handle
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """The handle of a token, with the host key pinned."""
+        """Return the handle of a token, with the host key pinned."""
         key = await self.host_key(place)
-        hello = await self._hello(place)
-        run_dir = f"{_run_root(place, hello)}/{launch.run_name(token)}"
+        host = await self._host_info(place)
+        run_dir = f"{_run_root(place, host)}/{launch.run_name(token)}"
         return Handle(
             backend=self.name, token=token, run_dir=run_dir, place=place.model_copy(update={"host_key": key.line})
         )
@@ -172,25 +174,25 @@ class SshBackend(RunnerBackend):
     # ------------------------------------------------------------------------------------------------------- files
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a file of ours into a run folder."""
+        """Put a local file into a run folder."""
         await put((await self._at(handle.place)).ssh, f"{handle.run_dir}/{name}", content)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file's bytes from `offset`."""
-        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
+        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         async with aclosing(self._stream(handle, "read", request)) as stream:
             async for chunk in stream:
                 yield chunk
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
         """Stream many small files as one tar; members are named by their number in `artifacts`."""
-        request = {"paths": [a.path for a in artifacts], **handle.place.ground}
+        request = {"paths": [a.path for a in artifacts], **handle.place.mapping}
         async with aclosing(self._stream(handle, "bundle", request)) as stream:
             async for chunk in stream:
                 yield chunk
 
     async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-        """A verb's raw output; a missing runner is shipped again."""
+        """Return a verb's raw output; a missing runner is shipped again."""
         for _ in range(2):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
             try:
@@ -205,9 +207,9 @@ class SshBackend(RunnerBackend):
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
         """Hand one file's bytes from `offset` to `take`, much through the system's client.
 
-        The machine hashes a whole file on its way, unless its digest is known from the save: that one counts more.
+        The machine hashes a whole file on its way, unless its digest is known from the save: that one takes precedence.
         """
-        request = {"path": artifact.path, "offset": offset, **handle.place.ground}
+        request = {"path": artifact.path, "offset": offset, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
         request |= {"seal": True, "size": artifact.size} if hashed else {}
         for _ in range(3):
@@ -235,7 +237,7 @@ class SshBackend(RunnerBackend):
     ) -> list[dict[str, Any]]:
         """Run one verb there and return its lines."""
         if verb == "poll":
-            with suppress(Unreachable, BadReply):  # asked for in the plain way below
+            with suppress(Unreachable, BadReply):  # sent as a single call below
                 return [parse(await self._ask_server(place, request, silence_s))]
         near = run_dir or next(iter(request.get("dirs") or []), None)
         for last in (False, True):
@@ -254,7 +256,7 @@ class SshBackend(RunnerBackend):
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
-        """A poll by the runner that is kept running for polls; started when it is first needed."""
+        """Return a poll by the runner that is kept running for polls; started when it is first needed."""
         near = next(iter(request.get("dirs") or []), None)
         machine, argv = await self._verb(place, "serve", None, near)
         if machine.polls is None or machine.polls.argv != tuple(argv):
@@ -266,24 +268,24 @@ class SshBackend(RunnerBackend):
     async def _verb(
         self, place: Place, verb: str, run_dir: str | None, near: str | None = None
     ) -> tuple[_Machine, list[str]]:
-        """The machine, and the words that run a verb of the shared runner."""
-        hello = await self._hello(place)
-        runner = self._runner_path(place, near or run_dir, hello)
-        words = [hello.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
+        """Return the machine, and the argument list that runs a verb of the shared runner."""
+        host = await self._host_info(place)
+        runner = self._runner_path(place, near or run_dir, host)
+        words = [host.runner_python, "-I", "-S", "-c", _START, runner, verb, *([run_dir] if run_dir else [])]
         return await self._at(place), words
 
-    def _runner_path(self, place: Place, run_dir: str | None, hello: Hello) -> str:
-        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, hello)
+    def _runner_path(self, place: Place, run_dir: str | None, host: HostInfo) -> str:
+        root = str(PurePosixPath(run_dir).parent) if run_dir else _run_root(place, host)
         return f"{root}/{TOOLS}/{launch.content_name('runner', launch.runner_source())}"
 
     async def _ship(self, place: Place, run_dir: str | None) -> None:
-        path = self._runner_path(place, run_dir, await self._hello(place))
+        path = self._runner_path(place, run_dir, await self._host_info(place))
         await put((await self._at(place)).ssh, path, launch.runner_source())
 
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """The machine of a place: one connection for all of its jobs, held to the key of the place."""
+        """Return the machine of a place: one connection for all of its jobs, pinned to the place's host key."""
         if not place.host:
             raise BadRequest(f"the place on {place.platform} has no host to connect to", "Is the instance booted?")
         key = (place.host, place.port, place.user)
@@ -295,14 +297,14 @@ class SshBackend(RunnerBackend):
             machine = self._machines.setdefault(key, _Machine(Ssh(endpoint, config=self._config)))
         if place.host_key and machine.ssh.pin != place.host_key:
             await machine.ssh.repin(place.host_key)
-            machine.hello = None
+            machine.host = None
         return machine
 
-    async def _hello(self, place: Place) -> Hello:
+    async def _host_info(self, place: Place) -> HostInfo:
         machine = await self._at(place)
-        if machine.hello is None:
-            machine.hello = await say_hello(machine.ssh)
-        return machine.hello
+        if machine.host is None:
+            machine.host = await probe_host(machine.ssh)
+        return machine.host
 
 
 def _host(severity: Severity, message: str, fix: str) -> Finding:
@@ -311,13 +313,13 @@ def _host(severity: Severity, message: str, fix: str) -> Finding:
 
 def _key_finding(place: Place, key: HostKey) -> Finding:
     if place.host_key or not key.first_contact:
-        return _host(Severity.INFO, f"{place.host} shows the host key we know, {key.fingerprint}", "")
+        return _host(Severity.INFO, f"{place.host} shows the known host key, {key.fingerprint}", "")
     message = f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
     return _host(Severity.INFO, message, "Compare it with the provider's console if you can see it there.")
 
 
 def _profile_of(place: Place) -> Profile | None:
-    """The platform's profile; a machine of the user's own may have none."""
+    """Return the platform's profile; a machine of the user's own may have none."""
     try:
         return load_profile(place.platform.partition("/")[0])
     except WardenError:
@@ -325,7 +327,7 @@ def _profile_of(place: Place) -> Profile | None:
 
 
 def _outlives(tier: Tier) -> bool:
-    """Whether a tier is always there, is no part of the machine's own disk, and outlives a stop or the end."""
+    """Return whether a tier is always present, separate from the machine's own disk, and survives a stop or the end."""
     fates = (tier.survives.stop, tier.survives.terminate)
     return tier.present == "always" and tier.path != "/" and True in fates
 
@@ -335,38 +337,38 @@ def _probe_source() -> bytes:
     return files("gpuwarden.remote.host").joinpath("probe.py").read_bytes()
 
 
-def _interpreter(spec: JobSpec, hello: Hello) -> Sequence[str]:
-    """The words before a script's path: uv where a header asks for packages and uv is there, else Python."""
+def _interpreter(spec: JobSpec, host: HostInfo) -> Sequence[str]:
+    """Return the interpreter's argument list: uv where a header asks for packages and uv is present, else Python."""
     if spec.script is None:
         return ()
     header = read_header(spec.script)
-    if header and (header.dependencies or header.requires_python) and "uv" in hello.tools:
-        return (hello.tools["uv"], "run", "--quiet", "--script")
-    return (hello.job_python,)
+    if header and (header.dependencies or header.requires_python) and "uv" in host.tools:
+        return (host.tools["uv"], "run", "--quiet", "--script")
+    return (host.job_python,)
 
 
-def _run_root(place: Place, hello: Hello) -> str:
-    """The real path of the folder that run folders go into."""
+def _run_root(place: Place, host: HostInfo) -> str:
+    """Return the real path of the folder that run folders go into."""
     rest = place.run_root
     if rest == "~" or rest.startswith("~/"):
-        home = place.env.get("HOME") or ("/root" if place.root else hello.home)
+        home = place.env.get("HOME") or ("/root" if place.root else host.home)
         rest = home + rest[1:]
     if place.root and not PurePosixPath(rest).is_relative_to(place.root):
         rest = place.root + "/" + rest.lstrip("/")
     return posixpath.normpath(rest)
 
 
-async def _bring(machine: Ssh, hello: Hello, run_dir: str, inputs: Mapping[str, Path]) -> None:
+async def _bring(machine: Ssh, host: HostInfo, run_dir: str, inputs: Mapping[str, Path]) -> None:
     """Push the inputs into the working folder, once: what a job finds there after its first start is its own."""
     signs = [f"{run_dir}/{sign}" for sign in launch.STARTED]
     if (await machine.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code == 0:
         return
-    await push(machine, inputs, f"{run_dir}/work", python=hello.runner_python)
+    await push(machine, inputs, f"{run_dir}/work", python=host.runner_python)
     await put(machine, f"{run_dir}/{launch.INPUTS_HERE}", b"whole\n")
 
 
 async def _pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: bytes) -> None:
-    """`bulk_pour` through our own connection."""
+    """Stream through the paramiko connection, with the signature of `bulk_pour`."""
     async with aclosing(machine.stream(argv, stdin=stdin)) as stream:
         async for chunk in stream:
             await anyio.to_thread.run_sync(take, memoryview(chunk))
@@ -387,11 +389,13 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
             if len(out) > MAX_REPLY:
                 raise BadReply(f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
     except TimeoutError as error:
-        raise Unreachable(f"the runner said nothing for {silence_s:.0f} s", "Try again; it may have acted.") from error
+        raise Unreachable(
+            f"the runner sent nothing for {silence_s:.0f} s", "Try again; the request may have been carried out."
+        ) from error
 
 
 def _raise_for(failed: CommandFailed) -> None:
-    """The runner's own words on stderr, where they are the last line; else what the machine said."""
+    """Raise the runner's own error where it is the last line of stderr; else the command's failure."""
     last = failed.err.strip().rpartition(b"\n")[2]
     if last.startswith(b"{"):
         launch.raise_for(parse(last))

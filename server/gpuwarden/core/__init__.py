@@ -1,1 +1,1 @@
-"""Pure words and laws: models, states, rules, errors. Standard library and pydantic only; no I/O."""
+"""Pure domain types: models, states, rules, errors. Standard library and pydantic only; no I/O."""

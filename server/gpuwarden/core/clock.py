@@ -1,4 +1,4 @@
-"""Time as something that is passed in, so that no test waits for it."""
+"""Clocks as parameters, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock(Protocol):
     """Seconds since the epoch, and a way to wait."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -25,7 +25,7 @@ class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
@@ -44,7 +44,7 @@ class ShiftedClock:
         self.file = file
 
     def now(self) -> float:
-        """Seconds since the epoch, shifted."""
+        """Return seconds since the epoch, shifted."""
         try:
             return time.time() + float(self.file.read_text("ascii"))
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""When something ends by itself: an instance at a platform's deadline, an account's money at its burn rate."""
+"""Deadlines that fire by themselves: an instance's platform limit, an account's balance at its burn rate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""An end that is further away is no danger and has no date: prices change before."""
+"""Ends beyond this horizon are ignored: prices change before."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """One danger clock of one machine: when it fires (seconds since the epoch), why, and what happens then."""
+    """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect."""
 
     at: float
     trigger: str
@@ -24,10 +24,10 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Funds:
-    """One account when it was looked at, `at`.
+    """One account's balance, observed at `at`.
 
-    `burn` is what is known to bill there an hour in the balance's currency. Where some price is not known, not `whole`,
-    the money ends no later than it says. `effect` is what the platform does at the end.
+    `burn` is the known cost per hour in the balance's currency. Where some price is unknown, `whole` is false and the
+    balance ends at that time or earlier. `effect` is what the platform does at the end.
     """
 
     platform: str
@@ -39,7 +39,7 @@ class Funds:
 
     @property
     def clock(self) -> Deadline | None:
-        """The danger clock of the balance; None where its date is unknown or far away, or nothing bills."""
+        """Return the deadline of the balance; None where its date is unknown or far away, or nothing bills."""
         if isinstance(self.balance, Unknown):
             return None
         left = self.balance.value.amount
@@ -56,7 +56,7 @@ class Funds:
 
     @property
     def said(self) -> str:
-        """The balance in words."""
+        """Return the balance as text."""
         if isinstance(self.balance, Unknown):
             return f"the balance is unknown: {self.balance.why}"
         return f"balance {money(self.balance.value.amount, self.balance.value.currency)}"

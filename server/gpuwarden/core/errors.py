@@ -2,20 +2,20 @@
 
 ```
 WardenError              code, message, hint, retry
-├── Refused              a gate said no; carries the findings
+├── Refused              a gate refused; carries the findings
 │   └── NoSandbox        a job would run unconfined on this machine, and no person allowed that
 ├── BadRequest           the arguments can't be used as they are
 ├── NotFound             no such job, ticket, profile, file
-├── Conflict             the world moved on: an illegal move, a used approval, another writer
+├── Conflict             the state changed: an illegal transition, a used approval, another writer
 ├── AuthFailed           a key or token is missing, wrong or too weak
-├── NoCapacity           the platform has none of it now
+├── NoCapacity           the platform has no capacity for it now
 ├── RateLimited          asked too often
-├── Unreachable          no answer, so nothing is known
+├── Unreachable          no response, so nothing is known
 ├── NotSupported         this platform or build can't do that
-├── BadReply             an answer came, of a shape we don't know; nothing is concluded from it
+├── BadReply             a response of unknown shape; nothing is concluded from it
 ├── LedgerError          the ledger can't be read or written
-├── DiskError            another file of ours can't be read or written
-└── Internal             a mistake of ours; what was done so far is in the ledger
+├── DiskError            another of gpuwarden's files can't be read or written
+└── Internal             a bug; what was done so far is in the ledger
 ```
 
 A message says what happened and what we know; the hint says what to do next.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """The root: `str(error)` is the message, `error.hint` the way out."""
+    """Base of all errors: `str(error)` is the message, `error.hint` the next step."""
 
     code: ClassVar[str] = "error"
     retry: ClassVar[bool] = False
@@ -44,12 +44,12 @@ class WardenError(Exception):
         self.hint = hint
 
     def as_dict(self) -> dict[str, Any]:
-        """The one JSON form, for the command line and for tools alike."""
+        """Return the JSON form that the command line and the tools share."""
         return {"ok": False, "code": self.code, "message": self.message, "hint": self.hint, "retry": self.retry}
 
 
 class Refused(WardenError):
-    """A gate said no. `findings` name the rules, the reasons and the ways out."""
+    """A gate refused. `findings` name the rules, the reasons and the fixes."""
 
     code = "refused"
 
@@ -58,7 +58,7 @@ class Refused(WardenError):
         self.findings = tuple(findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, with the findings."""
+        """Return the JSON form, with the findings."""
         return {**super().as_dict(), "findings": [f.model_dump() for f in self.findings]}
 
 
@@ -75,13 +75,13 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """There is no such thing, and we looked in the right place."""
+    """It does not exist; the right place was searched."""
 
     code = "not_found"
 
 
 class Conflict(WardenError):
-    """The world moved on since the caller looked."""
+    """State changed since the caller read it."""
 
     code = "conflict"
 
@@ -93,7 +93,7 @@ class AuthFailed(WardenError):
 
 
 class NoCapacity(WardenError):
-    """The platform has none of it now."""
+    """The platform has no capacity for it now."""
 
     code = "no_capacity"
     retry = True
@@ -111,7 +111,7 @@ class RateLimited(WardenError):
 
 
 class Unreachable(WardenError):
-    """No answer came. The request may still have been carried out."""
+    """No response. The request may still have been carried out."""
 
     code = "unreachable"
     retry = True
@@ -124,7 +124,7 @@ class NotSupported(WardenError):
 
 
 class BadReply(WardenError):
-    """An answer came in a shape we don't know. Nothing is concluded from it."""
+    """A response of unknown shape. Nothing is concluded from it."""
 
     code = "bad_reply"
 
@@ -136,19 +136,19 @@ class LedgerError(WardenError):
 
 
 class DiskError(WardenError):
-    """A file of ours can't be read or written: a full or read-only disk, or missing permissions."""
+    """One of gpuwarden's files can't be read or written: a full or read-only disk, or missing permissions."""
 
     code = "disk_error"
 
     @classmethod
     def of(cls, error: OSError) -> DiskError:
-        """The same, in our words."""
+        """Return the `DiskError` for an `OSError`."""
         what = f"{error.filename} can't be used" if error.filename else "a file can't be used"
-        return cls(f"{what}: {error.strerror or error}", "Free some space or mend the permissions, then call again.")
+        return cls(f"{what}: {error.strerror or error}", "Free some space or fix the permissions, then call again.")
 
 
 class Internal(WardenError):
-    """Something that must not happen did. What was done so far is in the ledger."""
+    """Unexpected internal error. What was done so far is in the ledger."""
 
     code = "internal"
 
@@ -160,12 +160,12 @@ class Internal(WardenError):
 
 
 def by_a_person(ticket: str | None) -> str:
-    """How a person says yes: the beginning of a hint."""
+    """Return the beginning of a hint on how a person approves."""
     return f"A person approves it with `gpuwarden approve {ticket}`"
 
 
 def in_our_words(error: BaseException) -> WardenError:
-    """Any failure as one of ours; what was not foreseen is a mistake of ours."""
+    """Return any exception as a `WardenError`; an unforeseen one is `Internal`."""
     if isinstance(error, WardenError):
         return error
     return DiskError.of(error) if isinstance(error, OSError) else Internal()

@@ -1,4 +1,4 @@
-"""GPU models: what fits on them and what they can do, and the many words that platforms have for them."""
+"""GPU models: what fits on them and what they can do, and the many names that platforms use for them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ALIASES |= {name.removeprefix("rtx"): name for name in GPUS if name.startswith(
 
 
 def gpu_of(name: str | None) -> tuple[Gpu, int] | None:
-    """The GPU that a platform's word means, and how many; None for a word that is not known.
+    """Return the GPU that a platform's name means, and how many; None for an unknown name.
 
     Knows forms such as `a100x4`, `8xH100`, `gpu_1x_a10`, `NVIDIA A100-SXM4-80GB`, `RTX_4090` and `t4-small`.
     """

@@ -1,4 +1,4 @@
-"""Turning loose arguments into models, with one clear sentence for what is wrong with them."""
+"""Validate loose arguments into models, with one clear sentence for each problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
-    """The model from loose values. Raises BadRequest that names every field at fault, without repeating its value."""
+    """Return the model built from loose values. Raises BadRequest that names every field at fault, without repeating
+    its value.
+    """
     need_whole(values)
     try:
         return model.model_validate(values)
@@ -24,16 +26,16 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def need_whole(values: Mapping[str, Any]) -> None:
-    """Raise BadRequest for text that holds half a character: it can't be written down."""
+    """Raise BadRequest for text with an unpaired surrogate, which can't be encoded as UTF-8."""
     for name, value in values.items():
         if not _whole(value):
             raise BadRequest(
-                f"{line(name, 80)} holds half a character, which no file and no digest can", "Write it anew."
+                f"{line(name, 80)} has an unpaired surrogate, which no file and no digest can", "Write it again."
             )
 
 
 def _whole(value: object) -> bool:
-    """Whether all text in a value can be written down."""
+    """Return whether all text in a value can be encoded as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -42,7 +44,7 @@ def _whole(value: object) -> bool:
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:
-    """A validation error as one sentence; values are not repeated, since they may be secrets."""
+    """Return a validation error as one sentence; values are not repeated, since they may be secrets."""
     parts = []
     for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(p) for p in found["loc"]) or "the arguments"
@@ -51,6 +53,6 @@ def bad_arguments(error: ValidationError) -> BadRequest:
 
 
 def in_words(kind: str, told: str) -> str:
-    """What pydantic found wrong with a value, as people say it."""
-    words = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
+    """Return a pydantic error in plain words."""
+    words = {"extra_forbidden": "unknown field", "missing": "it is missing"}
     return words.get(kind, told.removeprefix("Value error, "))

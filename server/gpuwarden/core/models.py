@@ -1,4 +1,4 @@
-"""The nouns that cross a door: specs, places, observations, manifests, reports.
+"""Models that cross an interface: specs, places, observations, manifests, reports.
 
 Every model is frozen and refuses unknown fields. Times are seconds since the epoch (UTC), money is US dollars,
 sizes are bytes, paths on machines are POSIX.
@@ -34,7 +34,7 @@ class Frozen(BaseModel):
 
 @dataclass(frozen=True)
 class Known(Generic[T]):
-    """An answer that was understood."""
+    """An answer that was parsed."""
 
     value: T
 
@@ -50,12 +50,12 @@ Answer: TypeAlias = Known[T] | Unknown
 
 
 def canonical(value: object) -> bytes:
-    """One byte string for equal JSON values: sorted keys, no spaces, no NaN."""
+    """Return one byte string for equal JSON values: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: object) -> str:
-    """`sha256:` + hex digest of the canonical JSON of `value`; models are dumped first."""
+    """Return `sha256:` + hex digest of the canonical JSON of `value`; models are dumped first."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     return "sha256:" + hashlib.sha256(canonical(plain)).hexdigest()
 
@@ -71,12 +71,12 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
 def clean_path(text: str) -> str:
-    """A normal POSIX path, or ValueError: no `..`, no control characters, not empty, not the root."""
+    """Return a normal POSIX path, or ValueError: no `..`, no control characters, not empty, not the root."""
     if not text or _CONTROL.search(text) or "\\" in text:
-        raise ValueError(f"{text!r} is no usable path: empty, a backslash or a control character")
+        raise ValueError(f"{text!r} is not a valid path: empty, a backslash or a control character")
     path = PurePosixPath(text)
     if ".." in path.parts:
-        raise ValueError(f"{text!r} climbs out of its folder with '..'")
+        raise ValueError(f"{text!r} leaves its folder with '..'")
     if str(path) in {".", "/"}:
         raise ValueError(f"{text!r} names a whole root; name the folder or file inside it")
     return str(path)
@@ -109,7 +109,7 @@ class JobSpec(Frozen):
     @classmethod
     def _named(cls, text: str) -> str:
         if _NAME.fullmatch(text) is None:
-            raise ValueError("a name is up to 63 letters, digits, dots, dashes and underscores")
+            raise ValueError("a name has up to 63 letters, digits, dots, dashes and underscores")
         return text
 
     @field_validator("platform")
@@ -130,7 +130,7 @@ class JobSpec(Frozen):
         if size > MAX_SCRIPT_BYTES:
             raise ValueError(f"the script has {size:,} bytes; the limit is {MAX_SCRIPT_BYTES:,}")
         if "\x00" in text:
-            raise ValueError("the script holds a NUL character; it is no text")
+            raise ValueError("the script contains a NUL character; it is not text")
         return text
 
     @field_validator("outputs")
@@ -150,7 +150,7 @@ class JobSpec(Frozen):
     def _argv(cls, argv: tuple[str, ...]) -> tuple[str, ...]:
         for word in argv:
             if "\x00" in word or len(word) > 32_768:
-                raise ValueError("an argument holds a NUL character or is longer than 32,768 characters")
+                raise ValueError("an argument contains a NUL character or is longer than 32,768 characters")
         return argv
 
     @field_validator("env")
@@ -158,7 +158,7 @@ class JobSpec(Frozen):
     def _env(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if "\x00" in value or len(value) > 32_768:
-                raise ValueError(f"the value of {name} holds a NUL character or is longer than 32,768 characters")
+                raise ValueError(f"the value of {name} contains a NUL character or is longer than 32,768 characters")
         return env
 
     @model_validator(mode="after")
@@ -169,12 +169,12 @@ class JobSpec(Frozen):
             raise ValueError("args belong to a script; put a command's arguments into command")
         both = set(self.env) & set(self.secrets)
         if both:
-            raise ValueError(f"{', '.join(sorted(both))} stands in env and in secrets; keep it in secrets only")
+            raise ValueError(f"{', '.join(sorted(both))} is in env and in secrets; keep it in secrets only")
         return self
 
     @property
     def digest(self) -> str:
-        """Digest of everything that was asked for."""
+        """Return digest of everything that was asked for."""
         return digest(self)
 
 
@@ -185,9 +185,9 @@ class Place(Frozen):
     """Where a backend runs a job: an address, and the folder that run folders go into.
 
     `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
-    a rehearsal, whose volumes lie elsewhere: `mounts` says where, by the path that they have on the machine. `env` is
+    a rehearsal, whose volumes are elsewhere: `mounts` maps a path on the machine to the volume's folder. `env` is
     what the platform sets for every process. `host_key` is the public key (`type base64`) that the machine showed at
-    first contact and must show ever after; None before that.
+    first contact and must show from then on; None before that.
     """
 
     platform: str
@@ -202,13 +202,13 @@ class Place(Frozen):
     env: dict[str, str] = Field(default_factory=dict)
 
     @property
-    def ground(self) -> dict[str, object]:
-        """Where the machine's absolute paths lie, as the runner takes it."""
+    def mapping(self) -> dict[str, object]:
+        """Return the mapping of the machine's absolute paths, as the runner takes it."""
         return {"root": self.root, "mounts": self.mounts}
 
 
 class Handle(Frozen):
-    """What a backend needs to find a job again. `run_dir` is the real path, `root` included."""
+    """The key by which a backend finds a job again. `run_dir` is the real path, `root` included."""
 
     backend: str
     token: str
@@ -217,7 +217,7 @@ class Handle(Frozen):
 
 
 class InstanceState(StrEnum):
-    """A provider's states, in our words."""
+    """A provider's states, normalized."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -232,9 +232,9 @@ class InstanceState(StrEnum):
 class Instance(Frozen):
     """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
 
-    `cost_usd` is what it has cost so far by the provider's own books, None where it does not say.
+    `cost_usd` is its cost so far by the provider's own bill, None where it does not say.
     `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
-    platform will stop or end it by itself, in seconds since the epoch, where it told.
+    platform will stop or end it by itself, in seconds since the epoch, where the platform reports it.
     """
 
     id: str
@@ -262,9 +262,9 @@ class Account(Frozen):
 
 
 class Resources(Frozen):
-    """What is asked of a provider.
+    """The request for an instance.
 
-    `deadline_s` is how long the machine is wanted at most; a platform that has a deadline of its own is given it.
+    `deadline_s` is how long the machine is wanted at most; it is passed on to a platform that supports deadlines.
     """
 
     gpu: str | None = None
@@ -277,7 +277,7 @@ class Resources(Frozen):
 
 
 class Quote(Frozen):
-    """What it would cost. `price_usd_per_hour` None: the provider did not say, so it is unknown."""
+    """The price of a request. `price_usd_per_hour` None: the provider named none, so it is unknown."""
 
     platform: str
     price_usd_per_hour: float | None
@@ -287,7 +287,7 @@ class Quote(Frozen):
 
 
 class Balance(Frozen):
-    """What an account has left, in its own currency. `per_hour` is what the platform says that it spends now."""
+    """An account's balance in its own currency. `per_hour` is its present spending as the platform reports it."""
 
     amount: float
     currency: str = "USD"
@@ -310,7 +310,7 @@ class Beat(Frozen):
 
 
 class Ending(StrEnum):
-    """How a job ended, where whoever ran it says more than an exit code does."""
+    """The platform's own account of a job's end, beyond an exit code."""
 
     TIME_LIMIT = "time_limit"
     OUT_OF_MEMORY = "out_of_memory"
@@ -318,11 +318,11 @@ class Ending(StrEnum):
 
 
 class Observation(Frozen):
-    """Two separate answers: how is the job, and is the meter running (None counts as running).
+    """The job's state, and separately whether the meter runs (None counts as running).
 
-    `why` says what the state rests on. `stale` is true when nothing was heard for longer than the heartbeat allows.
-    `signal` is the one that ended the job; then there is no exit code. `machine` is another text after each start of
-    the machine, where that can be told; `lost` means that it answered and has nothing of the job's status.
+    `why` is the evidence for the state. `stale` is true when the last heartbeat is too old.
+    `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
+    the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
     """
 
     state: Job
@@ -347,7 +347,7 @@ class Observation(Frozen):
 
 
 class StopResult(StrEnum):
-    """What became of a request to stop a process."""
+    """The outcome of a request to stop a process."""
 
     STOPPED = "stopped"
     PENDING = "pending"
@@ -367,7 +367,7 @@ class LogChunk(Frozen):
 
 
 class SealLine(Frozen):
-    """What a machine's book of seals says of one file as it is now; `mac` tells who wrote that."""
+    """A machine's seal-log entry for one file as it is now; `mac` proves who wrote it."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     sealed_at: float = Field(ge=0, lt=1e12)
@@ -377,7 +377,7 @@ class SealLine(Frozen):
 class Artifact(Frozen):
     """One file of a manifest. `path` is relative to the run folder, or absolute on the machine.
 
-    `mtime_ns` is what programs may set; `ctime_ns` moves with every change of the file, whoever hides it.
+    `mtime_ns` is what programs may set; `ctime_ns` moves with every change of the file and can't be set back.
     """
 
     path: str
@@ -385,19 +385,19 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    sealed_at: float | None = None  # when our sealer took that digest, if it was right after the save
-    seal: SealLine | None = None  # what the machine says of that, whoever may have written it
+    sealed_at: float | None = None  # when the sealer took that digest, if it was right after the save
+    seal: SealLine | None = None  # the machine's own claim about that; anybody there may have written it
     xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
     crc32: str | None = None  # as fast, and needs no library beyond the standard one where the file was saved
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """What tells cheaply that a file of the same machine is still the one that was hashed."""
+        """Return a cheap key that stays equal while a file of the same machine is unchanged since it was hashed."""
         return self.size, self.mtime_ns, self.ctime_ns
 
 
 class InputFile(Frozen):
-    """One file that goes with a job. `path` is relative: here to the working directory, there to the working folder."""
+    """One file that goes with a job. `path` is relative: to the working directory here, to the working folder there."""
 
     path: str
     size: int = Field(ge=0)
@@ -407,8 +407,8 @@ class InputFile(Frozen):
 class Manifest(Frozen):
     """Roster of a job's artifacts, as seen on the machine.
 
-    `missing` are declared outputs that do not exist; `skipped` says, a line each, what exists and is no file that can
-    be copied and proven (links that leave their folder, devices, names that are no UTF-8, files that kept changing).
+    `missing` are declared outputs that do not exist; `skipped` says, a line each, what exists and can't be copied and
+    verified as a file (links that leave their folder, devices, names that are not UTF-8, files that kept changing).
     """
 
     taken_at: float
@@ -418,19 +418,19 @@ class Manifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of the roster: paths, sizes and digests, not times."""
+        """Return digest of the roster: paths, sizes and digests, not times."""
         return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Return size of all files together."""
         return sum(f.size for f in self.files)
 
 
 class Disclosure(Frozen):
-    """What else lives on a machine: processes that are no job of ours, files that nobody declared.
+    """Other content of a machine: processes that belong to none of our jobs, files that nobody declared.
 
-    `complete` is false when a bound was met or something could not be looked at: there may be more.
+    `complete` is false when a limit was reached or something could not be looked at: there may be more.
     """
 
     processes: tuple[str, ...] = ()
@@ -439,7 +439,7 @@ class Disclosure(Frozen):
 
 
 class Verdict(StrEnum):
-    """What a verification came to. UNKNOWN means that it could not tell, which is no pass."""
+    """The result of a verification. UNKNOWN means inconclusive and never counts as a pass."""
 
     PROVEN = "proven"
     REFUTED = "refuted"
@@ -447,7 +447,7 @@ class Verdict(StrEnum):
 
 
 class Level(StrEnum):
-    """How deep a verification looks; each contains the ones before it."""
+    """The depth of a verification; each level includes the ones before it."""
 
     STRUCTURE = "structure"
     CONTENT = "content"
@@ -456,7 +456,7 @@ class Level(StrEnum):
 
 
 class FileEvidence(Frozen):
-    """What was found in one file. `proved` and `unproved` name facts in words a person understands.
+    """The findings in one file. `proved` and `unproved` name facts in plain words.
 
     `problems` refute it, `doubts` leave it unknown, `warnings` change nothing. `sealed`: its bytes equal a digest
     that was recorded earlier.
@@ -475,7 +475,7 @@ class FileEvidence(Frozen):
 
 
 class CheckpointEvidence(Frozen):
-    """What was found in one checkpoint folder. `resume` lists what stands in the way of resuming from it.
+    """The findings in one checkpoint folder. `resume` lists what prevents resuming from it.
 
     `path` is relative to the verified path, "." for that path itself.
     """
@@ -495,8 +495,8 @@ class Report(Frozen):
     """The answer of a verification: a verdict, the evidence per file, and what was not checked.
 
     `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
-    whole checkpoint, None and "" where there is none. `unread` are files of no known format that equal a recorded
-    digest and claim in no way to be weights; `aside` are broken pictures, tables and logs that equal one, so they were
+    whole checkpoint, None and "" where there is none. `unread` are files of no known format that match a recorded
+    digest and don't claim to be weights; `aside` are broken pictures, tables and logs that equal one, so they were
     saved like that, and are part of no checkpoint. `readable` is the verdict on everything else.
     """
 
@@ -519,7 +519,7 @@ class Report(Frozen):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is not proven, whoever it is said of: the whole, a checkpoint or a file."""
+        """Return why something is not proven, at every level: the whole, a checkpoint or a file."""
         parts = [("", self.problems + self.doubts)]
         parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
         parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]

@@ -1,15 +1,15 @@
-"""How money is written, everywhere that a person or a model reads it: US dollars, `$12.50`, `$0.0031`, `$2.49/h`."""
+"""Format money for a person or a model: US dollars, `$12.50`, `$0.0031`, `$2.49/h`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SMALLEST: Final = 0.0001
-"""A meter's first minutes cost fractions of a cent; less than this is written as less than this."""
+"""A meter's first minutes cost fractions of a cent; a smaller amount is written as `<$0.0001`."""
 
 
 def usd(amount: float | None) -> str:
-    """An amount, to the cent and below a dollar as fine as it is; `unknown` is never a zero."""
+    """Return an amount, rounded to the cent, below a dollar as exact as it is; `unknown` is never shown as zero."""
     if amount is None:
         return "unknown"
     sign, size = ("-" if amount < 0 else ""), abs(amount)
@@ -20,15 +20,15 @@ def usd(amount: float | None) -> str:
 
 
 def usd_per_hour(price: float | None) -> str:
-    """A price by the hour."""
+    """Return a price by the hour."""
     return "unknown" if price is None else f"{usd(price)}/h"
 
 
 def at_most(worst: float | None) -> str:
-    """Write a job's worst cost with what it covers: a timeout bounds the job, only its end bounds the machine."""
+    """Format a job's worst-case cost with what it covers: a timeout bounds the job, only its end bounds the machine."""
     return f"at most {usd(worst)} for the job; the machine bills until you approve its end"
 
 
 def money(amount: float, currency: str) -> str:
-    """An amount of a platform's own money: `$25.00`, `180.00 CNY`."""
+    """Return an amount in a platform's own currency: `$25.00`, `180.00 CNY`."""
     return usd(amount) if currency == "USD" else f"{amount:,.2f} {currency}"

@@ -1,4 +1,4 @@
-"""What the user allows: one TOML file, read into this model. Every field has a default that spends nothing.
+"""The user's policy: one TOML file, read into this model. Every field has a default that spends nothing.
 
 An environment variable may make a value stricter, never looser: whoever starts a process sets its variables, and that
 may be an agent. The marker beside a field says which of two values is the stricter one. A field without a marker comes
@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, field_validator
 from gpuwarden.core.models import Frozen
 
 Channel = Literal["elicitation", "terminal", "rehearsal"]
-"""How a yes came in. `rehearsal` is a flag instead of a person, which only pretend machines take."""
+"""The channel of an approval. `rehearsal` is a flag instead of a person, which only simulated machines accept."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ByVariable:
 def covered(asked: Iterable[str], filed: Iterable[str]) -> bool:
     """Return whether every name that a pattern of `asked` matches is matched by a pattern of `filed`.
 
-    False where that is not plain to see: `a*b` is inside `a*`, but not inside `*b`.
+    False where that can't be shown: `a*b` is inside `a*`, but not inside `*b`.
     """
     return all(any(_inside(pattern, wider) for wider in filed) for pattern in asked)
 
@@ -71,7 +71,7 @@ class Caps(Frozen):
 
 
 class Approval(Frozen):
-    """How a person says yes. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
+    """How a person approves. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
 
     channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "elicitation")
     pin_hash: str | None = None
@@ -89,7 +89,8 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When gpuwarden speaks up, and where besides the ledger and the terminal. Variables may make alerts come earlier.
+    """When alerts are raised, and where they go besides the ledger and the terminal. Variables may make alerts come
+    earlier.
 
     `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets signed JSON,
     its secret is the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` gets what Slack's incoming webhooks take.
@@ -118,9 +119,9 @@ class Watch(Frozen):
 
 
 class Secrets(Frozen):
-    """Which variables of the user's a job may be given as secrets: names, or patterns such as `WANDB_*`.
+    """The user's variables that a job may be given as secrets: names, or patterns such as `WANDB_*`.
 
-    The key of an account that rents machines is never given, whatever stands here.
+    The key of an account that rents machines is never given, whatever is listed here.
     """
 
     allowed: Annotated[tuple[str, ...], NARROWER] = (
@@ -140,7 +141,7 @@ class Secrets(Frozen):
     )
 
     def allows(self, name: str) -> bool:
-        """Whether a job may be given the variable of that name."""
+        """Return whether a job may be given the variable of that name."""
         return any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
 
@@ -159,7 +160,7 @@ class Local(Frozen):
 
 
 class Policy(Frozen):
-    """The whole policy. `rehearsal_caps` bound pretend money, so that a rehearsal can show the question too."""
+    """The whole policy. `rehearsal_caps` bound simulated money, so that a rehearsal can show the question too."""
 
     caps: Caps = Caps()
     rehearsal_caps: Annotated[Caps, FILE_ONLY] = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
@@ -171,11 +172,11 @@ class Policy(Frozen):
     local: Local = Local()
 
     def allows(self, platform: str) -> bool:
-        """Whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""
+        """Return whether a platform may be used; entries are names or patterns such as `rehearsal/*`."""
         return any(fnmatchcase(platform, pattern) for pattern in self.platforms)
 
     def caps_for(self, platform: str) -> Caps:
-        """The caps of real or of pretend money."""
+        """Return the caps of real or of simulated money."""
         return self.rehearsal_caps if platform.startswith("rehearsal/") else self.caps
 
 
@@ -203,13 +204,13 @@ _SCRYPT = {"n": 2**14, "r": 8, "p": 1}
 
 
 def hash_pin(pin: str, salt: bytes | None = None) -> str:
-    """`scrypt$salt$digest` of a PIN, in hex."""
+    """Return `scrypt$salt$digest` of a PIN, in hex."""
     salt = salt or os.urandom(16)
     return f"scrypt${salt.hex()}${hashlib.scrypt(pin.encode(), salt=salt, **_SCRYPT).hex()}"
 
 
 def pin_matches(pin: str, pin_hash: str) -> bool:
-    """Whether a PIN is the one that was hashed; compared in constant time."""
+    """Return whether a PIN is the one that was hashed; compared in constant time."""
     parsed = _parse_pin(pin_hash)
     return parsed is not None and hmac.compare_digest(hash_pin(pin, parsed), pin_hash.lower())
 

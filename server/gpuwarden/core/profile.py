@@ -1,7 +1,7 @@
-"""What a platform is like, as data: the front matter of `profiles/<id>.md`.
+"""A platform's facts as data: the front matter of `profiles/<id>.md`.
 
-Every block of volatile facts carries `verified` (year-month) and `source`. A value nobody knows is written
-`{unknown: how to find out}`, which the code reads as `Unfound`; no default stands in for it.
+Every block of volatile facts carries `verified` (year-month) and `source`. An unknown value is written
+`{unknown: how to find out}`, which the code reads as `Unfound`; no default replaces it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sourced(Frozen):
 
 
 class Survival(Frozen):
-    """Whether files on a tier outlive an event. Nothing is assumed: every event is answered or `unknown`.
+    """Which events the files on a tier survive. Nothing is assumed: every event is answered or `unknown`.
 
     `stop` and `terminate` are our two verbs, `preemption` is the platform taking the machine back, `job_end` the
     end of the process.
@@ -70,15 +70,15 @@ class Tier(Sourced):
     @classmethod
     def _normal(cls, path: str) -> str:
         if path != posixpath.normpath(path) or path.startswith("//"):
-            raise ValueError(f"{path!r} is no normal path: write {posixpath.normpath(path)!r}")
+            raise ValueError(f"{path!r} is not a normalized path: write {posixpath.normpath(path)!r}")
         return path
 
 
 class Meter(Sourced):
-    """When money runs. `stops_on` lists the verbs after which compute bills nothing.
+    """When the meter runs. `stops_on` lists the verbs after which compute bills nothing.
 
     `residue` are the verbs after which something that is always there (a disk, an address) still bills or may
-    bill; what was asked for on top is asked of `Profile.residue`.
+    bill; what was requested in addition is answered by `Profile.residue`.
     """
 
     metered: bool
@@ -89,7 +89,7 @@ class Meter(Sourced):
 
 
 class Verbs(Sourced):
-    """Which of our two verbs the platform has, and what it calls them."""
+    """The two verbs, stop and terminate: whether the platform has them and what it calls them."""
 
     stop: str | None = None
     terminate: str | None = None
@@ -99,7 +99,7 @@ class Verbs(Sourced):
 
 
 class Spot(Sourced):
-    """Interruptions: whether they are sold, what the process sees, and what happens next."""
+    """Interruptions: whether they are sold, what the process receives, and what happens next."""
 
     offered: bool
     signal: Fact[Literal["SIGTERM", "none"]] = "none"
@@ -119,7 +119,7 @@ class Spot(Sourced):
 
 
 class Limits(Sourced):
-    """What the platform limits by itself."""
+    """The platform's own limits."""
 
     boot_timeout_s: int = Field(gt=0)
     default_timeout_s: int | None = None
@@ -132,7 +132,7 @@ class DangerClock(Sourced):
 
     `after` is for readers. Where it is a duration, `after_s` has it in seconds, counted from the event `counts_from`:
     the machine's creation or its last stop. One that counts from the end of the account's balance has its date from
-    what is spent an hour. `without_timeout` clocks run only for jobs that have no timeout.
+    what is spent an hour. `without_timeout` deadlines apply only to jobs without a timeout.
     """
 
     trigger: str
@@ -149,7 +149,7 @@ class DangerClock(Sourced):
         return self
 
     def fires_at(self, created_at: float | None, stopped_at: float | None) -> float | None:
-        """When it fires, in seconds since the epoch; None where it does not run, or nobody knows."""
+        """Return when it fires, in seconds since the epoch; None where it does not apply or is unknown."""
         began = {"created": created_at, "stopped": stopped_at}.get(self.counts_from or "")
         return began + self.after_s if isinstance(self.after_s, int) and began is not None else None
 
@@ -195,7 +195,7 @@ class Profile(Frozen):
         if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):
             raise ValueError(f"meter.metered is {self.meter.metered}, which does not fit the kind {self.kind}")
         if self.run_root.startswith("/") and self.tier_of(self.run_root) is None:
-            raise ValueError(f"run_root {self.run_root} lies on none of the storage tiers that are always there")
+            raise ValueError(f"run_root {self.run_root} is on none of the storage tiers that are always present")
         for verb in ("stop", "terminate"):
             if (
                 getattr(self.verbs, verb)
@@ -207,11 +207,11 @@ class Profile(Frozen):
 
     @property
     def by_hand(self) -> bool:
-        """Whether machines are rented here that gpuwarden has no provider for: a person rents and releases them."""
+        """Return whether a person rents and releases machines here, because gpuwarden has no provider for it."""
         return self.meter.metered and self.provider is None
 
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
-        """The tier that holds an absolute path, or None where none is sure to.
+        """Return the tier that holds an absolute path, or None where none is sure to.
 
         It is the longest mount that contains the path, for a job that did or did not ask for durable storage. A
         mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on.
@@ -224,28 +224,28 @@ class Profile(Frozen):
         return next((t for t in self.tiers(requested=requested) if t.path == longest), None)
 
     def place_of(self, output: str) -> str:
-        """The absolute path of a declared output. A home folder (`~`) lies on the disk mounted at the root."""
+        """Return the absolute path of a declared output. A home folder (`~`) is on the disk mounted at the root."""
         path = output if output.startswith("/") else f"{self.run_root}/{output}"
         return "/" + path.removeprefix("~").lstrip("/")
 
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
-        """The tiers that are there for a job that did or did not ask for durable storage, one for each path."""
+        """Return the tiers that a job has, with or without durable storage requested, one for each path."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
         there.sort(key=lambda t: t.present == "on_request")  # stable; of two at one path the requested one stays
         return tuple({t.path: t for t in there}.values())
 
     @staticmethod
     def has(tier: Tier, *, requested: bool) -> bool:
-        """Whether a tier can be had by a job that did or did not ask for durable storage."""
+        """Return whether a tier can be had by a job that did or did not ask for durable storage."""
         return tier.present == "always" or (tier.present == "on_request" and requested)
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
-        """Whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""
+        """Return whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""
         tier = self.tier_of(path, requested=requested)
         return tier is not None and getattr(tier.survives, event) is True
 
     def residue(self, verb: Verb, *, requested: bool = False) -> bool:
-        """Whether something bills, or may bill, after `verb` took effect. Unknown counts as billing."""
+        """Return whether something bills, or may bill, after `verb` took effect. Unknown counts as billing."""
         return verb in self.meter.residue or self._billing_tiers(verb, requested=requested)
 
     def _billing_tiers(self, verb: Verb, *, requested: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of repos on the Hugging Face Hub, as models that tools return and rules read.
+"""Facts about repos on the Hugging Face Hub, as models that tools return and rules read.
 
 Strings in these models were written by strangers. They are bounded and free of secrets and control characters;
 whole blocks of foreign text (`about`, `preview`) come fenced.
@@ -41,7 +41,7 @@ class Split(Frozen):
 
 
 class Config(Frozen):
-    """One config (subset) with its splits and columns. No columns means that they are not known, see `why`."""
+    """One config (subset) with its splits and columns. No columns means unknown columns, see `why`."""
 
     name: str
     splits: tuple[Split, ...] = ()
@@ -50,15 +50,15 @@ class Config(Frozen):
 
     @property
     def column_names(self) -> frozenset[str]:
-        """The names alone."""
+        """Return the names alone."""
         return frozenset(c.name for c in self.columns)
 
 
 class Structure(Frozen):
-    """What the dataset viewer knows. `partial`: it saw only a part; `failed`: conversions that did not work.
+    """The dataset viewer's facts. `partial`: it saw only a part; `failed`: conversions that did not work.
 
-    `known` is false where the viewer gave no usable answer; `why` says what it gave. `reached` is false where it
-    gave none at all, so that asking again may help.
+    `known` is false where the viewer gave no usable response; `why` names what it gave. `reached` is false without any
+    response, so that a retry may help.
     """
 
     known: bool = True
@@ -109,12 +109,12 @@ class Repo(Frozen):
 
     @property
     def exists(self) -> bool:
-        """Whether the repo is certainly there."""
+        """Return whether the repo certainly exists."""
         return self.status in {"ok", "gated", "renamed"}
 
     @property
     def readable(self) -> bool:
-        """Whether its files can be read with the token in use."""
+        """Return whether its files can be read with the token in use."""
         return self.status in {"ok", "renamed"} and self.access is not False
 
 
@@ -142,7 +142,7 @@ class DatasetRow(Frozen):
 
 
 class SearchAnswer(Frozen):
-    """The answer of `dataset_search`. `more` says that the Hub holds further matches."""
+    """The answer of `dataset_search`. `more` says that the Hub has further matches."""
 
     ok: bool = True
     datasets: tuple[DatasetRow, ...]

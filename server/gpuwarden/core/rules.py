@@ -22,7 +22,7 @@ F = TypeVar("F")
 
 
 class Severity(StrEnum):
-    """How much a finding weighs. ERROR and UNKNOWN block; UNKNOWN means that it could not be checked."""
+    """The severity of a finding. ERROR and UNKNOWN block; UNKNOWN means that it could not be checked."""
 
     ERROR = "error"
     UNKNOWN = "unknown"
@@ -34,7 +34,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Finding(BaseModel):
-    """What a rule found: the rule's id, what is wrong and what to do about it."""
+    """One result of a rule: the rule's id, what is wrong and how to fix it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,13 +45,13 @@ class Finding(BaseModel):
 
     @property
     def blocks(self) -> bool:
-        """Whether this finding alone closes the gate."""
+        """Return whether this finding alone closes the gate."""
         return self.severity in BLOCKING
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a rule yields; the decorator adds the id and, unless given here, severity and fix."""
+    """The raw result that a rule yields; the decorator adds the id and, unless given here, severity and fix."""
 
     message: str
     fix: str = ""

@@ -1,7 +1,7 @@
-"""Names of files that another machine sent, made safe for this one.
+"""Map file names from another machine to safe local paths.
 
-A name from the far side is data. It is mapped below the destination or refused; it is never cleaned up into
-another name, because files of a checkpoint refer to each other by name.
+A name from the remote side is untrusted data. It is mapped below the destination or refused; it is never cleaned up
+into another name, because files of a checkpoint refer to each other by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuwarden.core.errors import BadReply
 
 STAGING = ".gpuwarden"
 LOG_NAME = "gpuwarden-job.log"
-"""What a pull puts beside the artifacts: parts under way, and the job's log."""
+"""The folder that a pull adds next to the artifacts: partial files, and the job's log."""
 ABSOLUTE = "machine"
 MAX_NAME_BYTES = 255
 
@@ -30,9 +30,9 @@ class UnsafeName(BadReply):
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> PurePosixPath:
-    """Where a file of a manifest lies below the destination; absolute ones go below `machine/`.
+    """Return the local path of a manifest's file below the destination; absolute ones go below `machine/`.
 
-    Raises `UnsafeName` for `..`, empty and over-long parts, control characters, our own staging folder, and on
+    Raises `UnsafeName` for `..`, empty and over-long parts, control characters, the staging folder, and on
     Windows for reserved names.
     """
     absolute = path.startswith("/")
@@ -44,7 +44,7 @@ def local_name(path: str, *, windows: bool = os.name == "nt") -> PurePosixPath:
                 f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it there."
             )
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
-        raise UnsafeName(f"the machine named a file {path[:200]!r}, below a folder that is ours", "Rename it there.")
+        raise UnsafeName(f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it there.")
     return PurePosixPath(ABSOLUTE, *parts) if absolute else PurePosixPath(*parts)
 
 
@@ -52,21 +52,21 @@ def _why_unsafe(part: str, *, windows: bool) -> str:
     if part in {"", ".", ".."}:
         return "has an empty part, '.' or '..' in it"
     if _CONTROL.search(part):
-        return "holds a control character"
+        return "contains a control character"
     if len(os.fsencode(part)) > MAX_NAME_BYTES:
         return f"has a part of more than {MAX_NAME_BYTES} bytes"
     if windows and (_WINDOWS_CHARS.search(part) or part[-1] in " ." or _WINDOWS_NAMES.fullmatch(part)):
-        return "Windows can't hold"
+        return "Windows can't store"
     return ""
 
 
 def collision_key(name: PurePosixPath) -> str:
-    """Equal for names that a case-insensitive or normalising file system takes for the same file."""
+    """Return a key that is equal for names that some file system treats as one: case and Unicode forms are folded."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", str(name)).casefold())
 
 
 def folds_names(folder: Path) -> bool:
-    """Whether the file system under `folder` takes `A` and `a` for the same name."""
+    """Return whether the file system under `folder` treats `A` and `a` as the same name."""
     probe = folder / "Probe.Case"
     probe.touch()
     try:

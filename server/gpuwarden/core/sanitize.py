@@ -1,4 +1,4 @@
-"""The one door out for text that somebody else wrote, and for secrets.
+"""Sanitize untrusted text and redact secrets.
 
 Logs, READMEs, dataset rows and provider messages are data. They reach a model between two fence lines that carry a
 digest of the text, so that a text can't close its own fence, and cut to a bounded length.
@@ -53,8 +53,8 @@ SECRET_FILE = re.compile(
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
 )
 
-# What breaks a terminal or hides text: control characters but for tab and newline, bidirectional overrides, lone
-# surrogates, and the tag characters that spell out invisible sentences.
+# Characters that break a terminal or hide text: control characters but for tab and newline, bidirectional overrides,
+# lone surrogates, and the tag characters that spell out invisible sentences.
 _UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -62,20 +62,22 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def redact(text: str, values: Iterable[str] = ()) -> str:
-    """`text` without token shapes and without the given secret values (of 6 characters or more)."""
+    """Return `text` without token shapes and without the given secret values (of 6 characters or more)."""
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return TOKEN.sub(HIDDEN, text)
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """The values that never leave: of variables that are called secrets (8 characters or more), and of `names` (6)."""
+    """Return the values to redact: of variables whose names say secret (8 characters or more), and of `names`
+    (6).
+    """
     called = {value for name, value in env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return tuple(sorted(called | {env[name] for name in names if len(env.get(name, "")) >= 6}))
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """A JSON body on its way out: no token shapes, none of `values`, no half characters. Each string stands alone."""
+    """Return a JSON body without token shapes, `values` and unpaired surrogates. Each string is handled alone."""
     if isinstance(body, str):
         return redact(body.encode("utf-8", "replace").decode(), values)
     if isinstance(body, dict):
@@ -84,13 +86,13 @@ def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
 
 
 def plain(text: str) -> str:
-    """`text` without terminal escapes and invisible characters; carriage returns become line ends."""
+    """Return `text` without terminal escapes and invisible characters; carriage returns become line ends."""
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _UNSAFE.sub("\ufffd", text)
 
 
 def clip(text: str, limit: int, *, keep: str = "end") -> str:
-    """At most `limit` characters of `text`, from its end or its start, with a note on what was left out."""
+    """Return at most `limit` characters of `text`, from its end or its start, with a note on what was left out."""
     if len(text) <= limit:
         return text
     cut = len(text) - limit

@@ -1,8 +1,8 @@
-"""How a platform's own tools end what bills, as its plug-in declares it for the guard of an agent's shell.
+"""Declarations of how a platform's own tools end what bills, for the guard of an agent's shell.
 
 A sequence is a text of steps that follow a program's name. A step is one word or several with `|` between them; `*`
-stands for any one word; a step that starts with `-` is an option that has to be there, wherever. Words and options
-between the steps are skipped as a command line parser would.
+matches any one word; a step that starts with `-` is an option that has to be there, wherever. Words and options between
+the steps are skipped as a command line parser would.
 
     ShellGuard(ends={"vastai": ("destroy", "stop"), "sky": ("jobs cancel", "serve down")})
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ShellGuard:
-    """What the guard has to know of one platform. Raises ValueError when a pattern can't be used."""
+    """One platform's commands for the guard. Raises ValueError when a pattern can't be used."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By program: sequences that end, stop or delete something. An empty sequence is any call at all."""
@@ -47,12 +47,12 @@ class ShellGuard:
                 raise ValueError(f"{program!r} is not the name of a program in lower case")
 
     def table(self) -> dict[str, Any]:
-        """The declaration as plain values, for a JSON file."""
+        """Return the declaration as plain values, for a JSON file."""
         return asdict(self)
 
 
 def merged(guards: list[ShellGuard]) -> ShellGuard:
-    """One declaration that says what all of them say; sequences of the same program are put together."""
+    """Return one declaration that says what all of them say; sequences of the same program are put together."""
 
     def maps(name: str) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}

@@ -1,7 +1,7 @@
-"""The three machines, as tables, and the one function that enforces them.
+"""The three state machines as tables, and the function that enforces them.
 
-A move that a table does not list raises `Conflict`, whose message names the legal moves. Moving to the
-state one is in already is not a move; callers that may see the same observation twice check first.
+A transition that a table does not list raises `Conflict`, whose message names the legal ones. Staying in a state is not
+a transition; callers that may see the same observation twice check first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Job(StrEnum):
 
     @property
     def told(self) -> str:
-        """The state as a sentence has it: a job `has succeeded`."""
+        """Return the state as a phrase for a sentence: a job `has succeeded`."""
         return _TOLD.get(self, f"is {self.value}")
 
 
@@ -47,7 +47,7 @@ _TOLD: Final = {
 
 
 class Lease(StrEnum):
-    """What we believe of an instance's meter. Only an observation reaches STOPPED."""
+    """The believed state of an instance's meter. Only an observation reaches STOPPED."""
 
     NONE = "none"
     METERING = "metering"
@@ -84,7 +84,7 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
     _J.PREEMPTED: frozenset(
         {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.FAILED, _J.CANCELED, _J.UNKNOWN}
     ),
-    # Unknown is a state of our knowledge: whatever is observed next may follow.
+    # Unknown describes our knowledge, not the job: any state may be observed next.
     _J.UNKNOWN: frozenset(
         {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED}
     ),
@@ -124,7 +124,7 @@ _TABLES: Final[dict[type, dict]] = {Job: JOB, Lease: LEASE, Teardown: TEARDOWN} 
 
 
 def legal(state: S) -> frozenset[S]:
-    """The states that may follow `state`."""
+    """Return the states that may follow `state`."""
     moves: frozenset[S] = _TABLES[type(state)][state]
     return moves
 

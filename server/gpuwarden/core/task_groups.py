@@ -1,4 +1,4 @@
-"""Task groups that fail like plain code."""
+"""Task groups that raise their first error instead of a group."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The one door to the Hub: JSON over HTTP with limits, and errors in our words.
+"""The Hub's HTTP client: JSON with limits, and gpuwarden's own error types.
 
-It stands on huggingface_hub's own async session, which brings the offline guard, the user agent and the token lookup.
-huggingface_hub has no async API of its own, no default timeout, and waits 23 seconds for a refused connection in its
+It uses huggingface_hub's async session, which brings the offline guard, the user agent and the token lookup.
+huggingface_hub has no async API, no default timeout, and waits 23 seconds for a refused connection in its
 list calls; so the requests themselves are made here.
 
 A 401, 403 or 404 is an answer and comes back as a `Reply`. Raises `RateLimited` (with the seconds that the Hub
-named), `Unreachable` for no answer or a 5xx, and `BadReply` for something that is no JSON or too long.
+named), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HubConfig:
 
 @dataclass(frozen=True)
 class HubResponse:
-    """One answer: its status, the parsed JSON (None for an error without any), and the headers."""
+    """One response: its status, the parsed JSON (None for an error without any), and the headers."""
 
     status: int
     json: Any
@@ -68,18 +68,18 @@ class HubResponse:
 
     @property
     def code(self) -> str:
-        """The Hub's error code, such as `RepoNotFound`, or an empty string."""
+        """Return the Hub's error code, such as `RepoNotFound`, or an empty string."""
         return self.headers.get("x-error-code", "")
 
     @property
     def said(self) -> str:
-        """The service's own message, bounded."""
+        """Return the service's own message, bounded."""
         body = self.json if isinstance(self.json, dict) else {}
         return line(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
 
 
 class HubClient:
-    """An async context manager; `requests` counts what was really sent."""
+    """An async context manager; `requests` counts the requests that were really sent."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class HubClient:
         if response.status_code >= 500 and not viewer:
             raise Unreachable(
                 f"the Hub answered {response.status_code} to {path}",
-                "That is trouble on its side: try again in a minute; status.huggingface.co shows incidents.",
+                "That is a server error: try again in a minute; status.huggingface.co shows incidents.",
             )
         parsed = _parse(raw, response.status_code, path)
         return HubResponse(response.status_code, parsed, dict(response.headers))
@@ -218,7 +218,7 @@ class HubClient:
         if status == 429:
             after = headers.get("retry-after", "")
             wait = float(after) if after.isdigit() else float(found[3]) if found else None
-            # Everyone who is about to ask stops too: asking on only makes the wait longer.
+            # Concurrent callers stop too: further requests only make the wait longer.
             self._blocked_until = self._clock.now() + (wait or 0.0)
             raise _limited(wait)
 
@@ -252,6 +252,6 @@ def _parse(raw: bytes, status: int, path: str) -> Any:
         if status >= 400:
             return None
     raise BadReply(
-        f"the answer to {path} is no JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
+        f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
         "Something between us and the Hub may have answered, such as a proxy or a login page; check HF_ENDPOINT.",
     )

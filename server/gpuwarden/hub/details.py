@@ -1,4 +1,4 @@
-"""Whether repos exist, whether they can be read, and what is in them."""
+"""Look repos up: whether they exist, whether they can be read, and their content."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ async def look(
     type: RepoType | None = None,  # noqa: A002
     most_files: int = MAX_FILES,
 ) -> Repo:
-    """One repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
+    """Return one repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
-            id=line(repo_id, 120), type=type, status="error", why="this is no repo id; it looks like owner/name"
+            id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; one has the form owner/name"
         )
     try:
         return await _look(hub, repo_id, type, most_files)
@@ -113,9 +113,9 @@ async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: Hu
         near += await suggest(hub, repo_id, k)
     what = kind or "model or dataset"
     if reply.status == 401 or not hub.config.token:
-        why = f"there is no public {what} with this id; whether a private one exists can't be told without a token"
+        why = f"the Hub has no public {what} with this id; a private one can't be seen without a token"
         return Repo(id=repo_id, type=kind, status="private_or_missing", why=why, did_you_mean=_unique(near))
-    why = f"there is no {what} with this id that the token in use can see"
+    why = f"the Hub has no {what} with this id that the token in use can see"
     return Repo(id=repo_id, type=kind, status="missing", why=why, did_you_mean=_unique(near))
 
 
@@ -178,7 +178,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Architecture and chat template; None where the Hub's summary of the config does not tell."""
+    """Return architecture and chat template; None where the Hub's summary of the config names neither."""
     settings = _dict(info.get("config"))
     if kind != "model" or not settings:
         return {}
@@ -201,7 +201,7 @@ async def _rows(
     offset: int,
     limit: int,
 ) -> Repo:
-    """Add what the dataset viewer knows."""
+    """Add the dataset viewer's facts."""
     name = repo.id_now or repo.id
     found: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""What was found on the Hub about a job before it runs: the repos that it names, and who the token belongs to."""
+"""Facts from the Hub about a job before it runs: the repos that it names, and the token's account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.scripts.hub_references import RepoUse
 
 
 class Account(Frozen):
-    """Who a token belongs to, and the namespaces that it can write to. `role` is read, write or fineGrained."""
+    """The account of a token, and the namespaces that it can write to. `role` is read, write or fineGrained."""
 
     name: str
     role: str
@@ -19,7 +19,7 @@ class Account(Frozen):
     pays: bool | None = None
 
     def may_write(self, owner: str) -> bool | None:
-        """Whether a namespace can be written to; None when the token's own rules decide, which are not shown."""
+        """Return whether a namespace can be written to; None when the token's own rules decide, which are not shown."""
         if self.role == "read" or owner not in {self.name, *self.orgs}:
             return False
         return None if self.role == "fineGrained" else True
@@ -34,12 +34,12 @@ class RepoFact:
 
     @property
     def where(self) -> str:
-        """Words for a message: the id, and where it is used."""
+        """Return the id and where it is used, for a message."""
         return f"{self.use.type} {self.use.id}" + (f" (line {self.use.line})" if self.use.line else "")
 
     @property
     def config(self) -> Config | None:
-        """The config that is read: the one named, the only one, or `default`."""
+        """Return the config that is read: the one named, the only one, or `default`."""
         configs = self.repo.structure.configs if self.repo.structure else ()
         name = self.use.config or ("default" if len(configs) != 1 else configs[0].name)
         return next((c for c in configs if c.name == name), None)
@@ -47,7 +47,7 @@ class RepoFact:
 
 @dataclass(frozen=True)
 class HubFacts:
-    """Everything that the Hub said. `job_token`: the job itself gets HF_TOKEN. `account` None: nobody asked."""
+    """All facts from the Hub. `job_token`: the job itself gets HF_TOKEN. `account` None: not looked up."""
 
     repos: tuple[RepoFact, ...] = ()
     account: Answer[Account] | None = None
@@ -55,18 +55,18 @@ class HubFacts:
 
     @property
     def data(self) -> tuple[RepoFact, ...]:
-        """The datasets that rows are read from."""
+        """Return the datasets that rows are read from."""
         return tuple(f for f in self.repos if f.use.role == "data" and f.repo.exists)
 
     @property
     def model(self) -> RepoFact | None:
-        """The model that is trained: the one given to a trainer or loaded with a head, if there is one only."""
+        """Return the model that is trained: the one given to a trainer or loaded with a head, if there is one only."""
         models = [f for f in self.repos if f.use.type == "model" and f.use.trains and f.repo.exists]
         return models[0] if len({f.use.id for f in models}) == 1 else None
 
     @property
     def watched(self) -> dict[str, Any]:
-        """What a receipt is bound to: a change of any of it sends the job back to the gate."""
+        """Return the facts that a receipt is bound to: a change of any sends the job back to the gate."""
         repos = {f"{f.use.type} {f.use.id}": [f.repo.status, f.repo.sha] for f in self.repos}
         columns = {
             f"columns of {f.use.id}": sorted(f.config.column_names) for f in self.data if f.config and f.config.columns

@@ -1,6 +1,6 @@
 """A repo's files at one commit: their names, sizes and digests as the Hub lists them, and their bytes by range.
 
-The list is what the Hub says of itself. What a range request gives is what its storage really holds.
+The listing is the Hub's claim. A range request reads the bytes that its storage really has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Raises BadRequest for what is no such address."""
+        """Parse an address on the Hub. Raises BadRequest for anything else."""
         rest, kind = text.removeprefix(SCHEME), "models/"
         for word in _KINDS:
             if rest.startswith(word):
@@ -53,14 +53,14 @@ class Address:
         odd = ".." in path.split("/") or not path.isprintable() or len(text) > 1_000
         if not text.startswith(SCHEME) or not re.fullmatch(REPO_ID, repo) or odd:
             raise BadRequest(
-                f"{line(text, 120)!r} is no address on the Hub", "Write hf://owner/name[@revision][/path]."
+                f"{line(text, 120)!r} is not an address on the Hub", "Write hf://owner/name[@revision][/path]."
             )
         return cls(_KINDS[kind], repo, unquote(revision) or "main", path)
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file as the Hub lists it; `sha256` is None for small ones, which git keeps under an id of its own."""
+    """One file as the Hub lists it; `sha256` is None for small ones, which git stores under another id."""
 
     size: int
     sha256: str | None
@@ -76,12 +76,12 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Return size of all files together."""
         return sum(f.size for f in self.files.values())
 
 
 async def list_files(hub: HubClient, address: Address) -> Listing:
-    """Ask the Hub what is there. Raises NotFound, AuthFailed, or what the client raises."""
+    """List the files at an address. Raises NotFound, AuthFailed, or what the client raises."""
     base = f"/api/{address.type}s/{address.repo}"
     about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
     commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
@@ -94,7 +94,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
         files.update(_rows(page.json))
         cursor = _next(page)
         if len(files) > MAX_FILES:
-            raise BadRequest(f"{address.repo} holds more than {MAX_FILES:,} files", "Name a folder of it.")
+            raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Name a folder of it.")
         if not cursor:
             break
     else:
@@ -102,7 +102,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(
-            f"{address.repo} holds nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
+            f"{address.repo} has nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
             "Look at it with hub_repo_details.",
         )
     return Listing(address, commit, inside)
@@ -113,7 +113,7 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
         return reply
     what = f"{address.repo} at revision {line(address.revision, 60)}"
     if reply.status == 404:
-        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", "hub_repo_details tells more.")
+        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", "hub_repo_details shows more.")
     if reply.status in {401, 403}:
         raise AuthFailed(f"the Hub does not show {what}: {reply.said}", "Set a token that may read it.")
     raise BadReply(f"the Hub answered {reply.status} for {what}: {reply.said}", "Try again.")
@@ -121,14 +121,14 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
 
 def _rows(page: Any) -> dict[str, HubFile]:
     if not isinstance(page, list):
-        raise BadReply("the Hub's list of files is no list", "Try again.")
+        raise BadReply("the Hub's list of files is not a JSON list", "Try again.")
     found = {}
     for row in page:
         if not isinstance(row, dict) or row.get("type") != "file":
             continue
         path, size, lfs = row.get("path"), row.get("size"), row.get("lfs")
         if not isinstance(path, str) or type(size) is not int or size < 0:
-            raise BadReply("the Hub's list of files holds a file without path or size", "Try again.")
+            raise BadReply("the Hub's list of files has a file without path or size", "Try again.")
         if len(path) > _LONGEST or path.count("/") > _DEEPEST:
             raise BadReply(f"the Hub lists a file of an absurd name: {line(path, 80)}", "Name another folder.")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
@@ -138,7 +138,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
 
 
 def _next(page: HubResponse) -> dict[str, str]:
-    """The query of the next page, from the Link header."""
+    """Return the query of the next page, from the Link header."""
     match = re.search(r'<([^>]+)>;\s*rel="next"', page.headers.get("link", ""))
     query = urlsplit(match[1]).query if match else ""
     pairs = (item.partition("=") for item in query.split("&") if item)
@@ -159,7 +159,7 @@ class RangeSource(Source):
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     def at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`."""
+        """Return exactly `length` bytes at `offset`."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
         first, last = offset // BLOCK, -(-(offset + length) // BLOCK)
@@ -175,16 +175,16 @@ class RangeSource(Source):
         return data[offset - first * BLOCK :][:length]
 
     def beside(self, name: str) -> Source | None:
-        """Another file of the same folder of the repo."""
+        """Return another file of the same folder of the repo."""
         path = self.path.with_name(name).as_posix()
         return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
 
     def changed(self) -> bool:
-        """A commit does not change."""
+        """Return a commit does not change."""
         return False
 
     def holes(self) -> int:
-        """The Hub tells of none."""
+        """Return None: the Hub reports no times."""
         return 0
 
     def _fetch(self, offset: int, length: int) -> bytes:
@@ -225,7 +225,7 @@ class RangeSource(Source):
         for (
             chunk
         ) in reply.iter_raw():  # as it was sent: no compression was asked for, and a few bytes may unpack to many
-            self._took(len(chunk))  # at each, for a body that drips can last for days
+            self._took(len(chunk))  # checked at each piece, since a slowly dripping body can last for days
             data += chunk
             if len(data) > length:
                 raise Doubtful("the Hub sent more of it than was asked for")
@@ -235,7 +235,7 @@ class RangeSource(Source):
 
 
 def _gaps(numbers: list[int]) -> list[list[int]]:
-    """Numbers in runs without a gap: one request each."""
+    """Return the numbers grouped into runs without a gap: one request each."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and runs[-1][-1] == n - 1:
@@ -250,7 +250,7 @@ def download(listing: Listing, config: HubConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     address = listing.address
-    # The commit is given, so what was downloaded before is taken from the cache without a word to the Hub.
+    # The commit is given, so what was downloaded before is taken from the cache without a request to the Hub.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
         token=config.token or False, allow_patterns=[_literal(p) for p in listing.files], library_name="gpuwarden",
@@ -259,5 +259,5 @@ def download(listing: Listing, config: HubConfig) -> Path:
 
 
 def _literal(path: str) -> str:
-    """A pattern that means exactly this path."""
+    """Return a pattern that means exactly this path."""
     return re.sub(r"([*?\[])", r"[\1]", path)

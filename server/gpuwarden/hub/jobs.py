@@ -37,37 +37,37 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
 
 async def namespace(hub: HubClient) -> str:
-    """Whose jobs these are: the account of the token. Raises AuthFailed, Unreachable."""
+    """Return the account of the token, whose jobs these are. Raises AuthFailed, Unreachable."""
     if not hub.config.token:
         raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in the environment that gpuwarden runs in.")
     account = await read_account(hub)
     if not isinstance(account, Known):
-        raise Unreachable(f"whose token this is could not be asked: {account.why}")
+        raise Unreachable(f"the token's account could not be looked up: {account.why}")
     if not account.value.name:
         raise AuthFailed("the Hub refuses the token in use", "Make a new one at huggingface.co/settings/tokens.")
     return account.value.name
 
 
 async def submit(hub: HubClient, owner: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Start one job. Raises Unreachable where nobody knows whether it was started."""
+    """Start one job. Raises Unreachable where it is unknown whether it was started."""
     return checked(await hub.send("POST", f"/api/jobs/{owner}", dict(body)))
 
 
 async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | None:
-    """One job; None when there is none of that id."""
+    """Return one job; None when there is none of that id."""
     reply = await hub.get(f"/api/jobs/{owner}/{job_id}")
     return None if reply.status == 404 else checked(reply)
 
 
 async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
-    """Ask for the end of a job; one that is gone already is no error."""
+    """Ask for the end of a job; one that is gone already is not an error."""
     reply = await hub.send("POST", f"/api/jobs/{owner}/{job_id}/cancel")
     if reply.status not in {200, 404, 409}:
         refuse(reply)
 
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
+    """Return every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
     params: dict[str, Any] = {"label": [f"{k}={v}" for k, v in labels.items()]}
     path, found = f"/api/jobs/{owner}", []
     for _ in range(100):
@@ -75,7 +75,7 @@ async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[
         if reply.status != 200:
             refuse(reply)
         if not isinstance(reply.json, list):
-            raise BadReply("the Hub's list of jobs is no list", "Nothing is concluded from it; try again.")
+            raise BadReply("the Hub's list of jobs is not a JSON list", "Nothing is concluded from it; try again.")
         found += [checked(HubResponse(200, item, {})) for item in reply.json]
         more = _NEXT.search(reply.headers.get("link", ""))
         if not more or not more[1].startswith(hub.config.endpoint + "/"):
@@ -85,11 +85,11 @@ async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[
 
 
 MOST_MICRO_USD: Final = 10**15
-"""A price is below this, so that what is reckoned with it stays finite."""
+"""A price is below this, so that sums with it stay finite."""
 
 
 async def prices(hub: HubClient) -> dict[str, float]:
-    """Flavors and what an hour costs in US dollars, as the Hub says now."""
+    """Return flavors and what an hour costs in US dollars, as the Hub lists them now."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
         raise BadReply(f"the Hub's hardware list answered {reply.status}: {reply.said}")
@@ -102,7 +102,7 @@ async def prices(hub: HubClient) -> dict[str, float]:
 
 
 def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
-    """The flavor of a wish such as `a100-large` or `a100` x 4. Raises BadRequest with what there is."""
+    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest with what there is."""
     word = (gpu or "cpu-basic").lower()
     stem = word.removesuffix("-large").removesuffix("-small")
     wishes = [word] if count == 1 else [f"{word}x{count}", f"{stem}x{count}"]
@@ -115,7 +115,7 @@ def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
 
 
 def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> Quote:
-    """The price of a flavor."""
+    """Return the price of a flavor."""
     return Quote(
         platform=platform,
         price_usd_per_hour=known[flavor],
@@ -126,7 +126,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 
 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
-    """The log from its beginning up to about `upto` bytes, and whether it was read to its present end.
+    """Return the log from its beginning up to about `upto` bytes, and whether it was read to its present end.
 
     A running job's stream stays open: it counts as read when nothing came for a moment.
     """
@@ -161,7 +161,9 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """A job as the Hub shows it. Raises BadReply for a shape that is not known, and our errors for refusals."""
+    """Return a job as the Hub shows it. Raises BadReply for a shape that is not known, and a `WardenError` for a
+    refusal.
+    """
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json
@@ -171,27 +173,27 @@ def checked(reply: HubResponse) -> dict[str, Any]:
 
 
 def refuse(reply: HubResponse) -> None:
-    """Raise what a refusal means."""
+    """Raise the error that a refusal means."""
     said = reply.said
     if reply.status in {401, 403}:
         raise AuthFailed(f"the Hub refused: {said}", "The token needs write access, and the account a credit balance.")
     if reply.status == 402:
         raise NoCapacity(f"the account can't pay for this: {said}", "Add credits at huggingface.co/settings/billing.")
     if reply.status in {400, 422}:
-        raise BadRequest(f"the Hub refused the job: {said}", "Mend it, then submit again.")
+        raise BadRequest(f"the Hub refused the job: {said}", "Fix it, then submit again.")
     if reply.status == 404:
         raise NotSupported(f"the Hub has no jobs for this account: {said}", "Check the token's account.")
     raise BadReply(f"the Hub answered {reply.status}: {said}")
 
 
 def stage_of(job: Mapping[str, Any]) -> str:
-    """The stage, empty where none is shown."""
+    """Return the stage, empty where none is shown."""
     status = job.get("status")
     return str(status.get("stage")) if isinstance(status, dict) else ""
 
 
 def moment(text: object) -> float | None:
-    """A time that the Hub tells, in seconds since the epoch; None for what is none."""
+    """Return a time from the Hub in seconds since the epoch; None for anything else."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
     except (ValueError, OverflowError):
@@ -199,12 +201,12 @@ def moment(text: object) -> float | None:
 
 
 def message_of(job: Mapping[str, Any]) -> str:
-    """The platform's own words on the stage; a time-out has no stage and is only said here."""
+    """Return the platform's message on the stage; a timeout has no stage and appears only here."""
     status = job.get("status")
     return line((status.get("message") if isinstance(status, dict) else "") or "", 300)
 
 
 def labels_of(job: Mapping[str, Any]) -> dict[str, str]:
-    """The labels."""
+    """Return the labels."""
     labels = job.get("labels")
     return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}

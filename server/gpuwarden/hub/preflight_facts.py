@@ -1,4 +1,4 @@
-"""Gather what the submit rules need to know of the Hub: one request for each repo that the job names."""
+"""Gather the Hub facts that the submit rules read: one request for each repo that the job names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|rep
 async def hub_facts(
     script: ScriptFacts | None, spec: JobSpec, config: HubConfig, *, clock: Clock | None = None
 ) -> HubFacts | None:
-    """Everything that rules ask about the Hub; None when the job does not touch it. Never raises for its trouble."""
+    """Return the Hub facts for the rules; None when the job does not touch the Hub. Never raises for its failures."""
     uses = _uses(script, spec)
     pushes = script.uses.pushes if script else ()
     if not uses and not pushes:
@@ -57,7 +57,7 @@ async def hub_facts(
 
 
 async def read_account(hub: HubClient) -> Answer[Account]:
-    """Who the token in use belongs to. A refused token is Known, with no name and no rights."""
+    """Return the account of the token in use. A refused token is Known, without a name and rights."""
     try:
         reply = await hub.get("/api/whoami-v2")
     except WardenError as error:
@@ -65,7 +65,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
     if reply.status in {401, 403}:
         return Known(Account(name="", role="read"))
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return Unknown(f"the Hub answered {reply.status} to a question for the account")
+        return Unknown(f"the Hub answered {reply.status} to a request for the account")
     token = (reply.json.get("auth") or {}).get("accessToken") or {}
     orgs = [o for o in reply.json.get("orgs") or () if isinstance(o, dict)]
     writable = (str(o.get("name")) for o in orgs if o.get("roleInOrg") not in {"read", "no_access"})
@@ -88,14 +88,14 @@ async def _look(hub: HubClient, use: RepoUse) -> Repo:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """The repos of the script, one use for each way it is read, and those that plain variables name."""
+    """Return the repos of the script, one use for each way it is read, and those that plain variables name."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     return [*uses, *(u for u in _named(spec.env) if (u.id, u.type) not in known)][:MOST_REPOS]
 
 
 def _named(env: Mapping[str, str]) -> Iterable[RepoUse]:
-    """Variables such as DATASET or BASE_MODEL whose value looks like owner/name."""
+    """Yield variables such as DATASET or BASE_MODEL whose value looks like owner/name."""
     for name, value in env.items():
         if "/" in value and re.fullmatch(REPO_ID, value):
             if _DATA.search(name):
@@ -105,7 +105,7 @@ def _named(env: Mapping[str, str]) -> Iterable[RepoUse]:
 
 
 def _bases(found: Mapping[RepoUse, Repo]) -> list[RepoUse]:
-    """The base models of adapters, which have to exist too."""
+    """Return the base models of adapters, which have to exist too."""
     named = {u.id for u in found}
     bases = [
         RepoUse(base, "model", use.line, "base")

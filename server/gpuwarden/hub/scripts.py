@@ -1,4 +1,4 @@
-"""Scripts that a command names by their address: whether they answer, and what they say.
+"""Fetch scripts that a command names by URL.
 
 Only places that are known to serve raw files are asked, and redirects are not followed: an address comes from whoever
 wrote the command, and this machine may reach what they can't.
@@ -31,7 +31,7 @@ class Fetched:
 
 
 async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetched] | None:
-    """Ask for the first script address of a command; None when there is none that may be asked."""
+    """Fetch the first script URL of a command; None when it has none that may be fetched."""
     hosts = RAW_HOSTS | {urlsplit(config.endpoint).netloc}
     address = next((w for w in command if _ADDRESS.fullmatch(w) and urlsplit(w).netloc.lower() in hosts), None)
     if address is None or "/blob/" in address:
@@ -51,7 +51,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
                 if len(raw) > MAX_SCRIPT_BYTES:
                     return Known(Fetched(trouble=f"{line(address)} is longer than {MAX_SCRIPT_BYTES:,} bytes"))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        return Unknown(f"{line(address)} could not be asked: {line(error, 100)}")
+        return Unknown(f"{line(address)} could not be fetched: {line(error, 100)}")
     if reply.status_code >= 500 or reply.status_code == 429:
         return Unknown(f"{line(address)} answered {reply.status_code}")
     return Known(_judge(line(address), reply.status_code, reply.headers.get("content-type", ""), bytes(raw)))
@@ -61,7 +61,7 @@ def _judge(address: str, status: int, kind: str, raw: bytes) -> Fetched:
     if status != 200:
         return Fetched(trouble=f"{address} answered {status}")
     if "html" in kind or raw.lstrip()[:15].lower().startswith((b"<!doctype", b"<html")):
-        return Fetched(trouble=f"{address} is a web page, no script")
+        return Fetched(trouble=f"{address} is a web page, not a script")
     try:
         return Fetched(text=decode(raw))
     except BadRequest as error:

@@ -1,4 +1,4 @@
-"""What was probably meant by an id that does not exist.
+"""Suggest ids that were probably meant by one that does not exist.
 
 No single query finds it: the Hub's search looks at names only, and how it cuts them into words is not documented. So
 four are asked at once (the namespace with the name, the namespace's most used repos, the longest words of the name
@@ -24,7 +24,7 @@ GOOD_ENOUGH = 38.0
 
 
 async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ...]:
-    """Up to five ids, the likeliest first. Empty when nothing is near, or when the Hub did not answer."""
+    """Return up to five ids, the likeliest first. Empty when nothing is similar, or when the Hub did not respond."""
     owner, _, name = repo_id.rpartition("/")
     words = sorted(tokens(name), key=lambda w: (w.isdigit(), -len(w), w))[:2]
     queries: list[dict[str, Any]] = [{"search": word, "limit": 40, "sort": "downloads"} for word in words]
@@ -60,13 +60,15 @@ async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ..
 
 
 def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
-    """Candidates near enough to `wanted`, the nearest first; equal scores by name."""
+    """Return candidates similar enough to `wanted`, the most similar first; equal scores by name."""
     scored = [(score(wanted, c), c) for c in set(candidates)]
     return [c for s, c in sorted(scored, key=lambda x: (-x[0], x[1])) if s >= GOOD_ENOUGH]
 
 
 def score(wanted: str, candidate: str) -> float:
-    """0 to about 108. Owner and name are compared apart, so that a shared owner can't carry an unrelated name."""
+    """Return a similarity from 0 to about 108. Owner and name are compared apart, so that a shared owner can't carry an
+    unrelated name.
+    """
     owner, _, name = wanted.lower().rpartition("/")
     their_owner, _, their_name = candidate.lower().rpartition("/")
     alike = 100 * SequenceMatcher(None, _flat(name), _flat(their_name)).ratio()
@@ -76,7 +78,7 @@ def score(wanted: str, candidate: str) -> float:
 
 
 def tokens(name: str) -> set[str]:
-    """The words of a name: split at separators, lower case."""
+    """Return the words of a name: split at separators, lower case."""
     return {t for t in re.split(r"[^a-z0-9]+", name.lower()) if t}
 
 

@@ -1,7 +1,7 @@
 """The dataset viewer: configs, splits, rows, columns, and a few rows to look at.
 
 One request of `/info` answers the structure of a dataset whose conversion worked. Where it did not, `/splits` still
-names the configs, and the rows themselves name the columns. What the viewer can't say stays unknown, with its reason.
+names the configs, and the rows themselves name the columns. Facts that the viewer lacks stay unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREVIEW = 8_000
 
 
 async def structure(hub: HubClient, dataset: str, only: str | None = None) -> Structure:
-    """The structure of a dataset, of config `only` or of all of them. Never raises for a viewer that fails."""
+    """Return the structure of a dataset, of config `only` or of all of them. Never raises for a viewer that fails."""
     try:
         params = {"dataset": dataset} | ({"config": only} if only else {})
         info = await hub.get("/info", params, viewer=True)
@@ -35,7 +35,7 @@ async def structure(hub: HubClient, dataset: str, only: str | None = None) -> St
 async def preview(
     hub: HubClient, dataset: str, config: str | None, split: str | None, offset: int, limit: int
 ) -> tuple[str, Config | None]:
-    """Some rows as fenced JSON lines, and the config with the columns that they showed."""
+    """Return some rows as fenced JSON lines, and the config with the columns that they showed."""
     if config is None or split is None:
         config, split = await _first(hub, dataset, config, split)
     where = {"dataset": dataset, "config": config, "split": split}
@@ -54,7 +54,7 @@ async def preview(
 
 
 async def _first(hub: HubClient, dataset: str, config: str | None, split: str | None) -> tuple[str, str]:
-    """The config and split to show when none was named: `default` and `train` where they exist."""
+    """Return the config and split to show when none was named: `default` and `train` where they exist."""
     reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
     pairs = [(str(s.get("config")), str(s.get("split"))) for s in _dicts((reply.json or {}).get("splits"))]
     inside = [p for p in pairs if config in (None, p[0]) and split in (None, p[1])]
@@ -89,7 +89,7 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
     names = [n for n in splits if only in (None, n)]
     configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
     if configs:
-        # Rows can often be read where the conversion is pending or failed; one look tells the columns.
+        # Rows can often be read where the conversion is pending or failed; one page of rows shows the columns.
         first, split = configs[0], configs[0].splits[0].name
         where = {"dataset": dataset, "config": first.name, "split": split}
         rows = await hub.get("/first-rows", where, viewer=True)
@@ -157,7 +157,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def short_type(feature: Any, depth: int = 0) -> str:
-    """A feature of the `datasets` library in one short string."""
+    """Return a feature of the `datasets` library in one short string."""
     if depth > 6:
         return "..."
     if isinstance(feature, list):

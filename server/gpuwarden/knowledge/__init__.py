@@ -1,6 +1,5 @@
-"""What is known about training failures, as data: a strict loader, a search and a diagnosis of logs.
-
-The catalogue is `references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
+"""Known training failures as data: a strict loader, a search and a diagnosis of logs. The catalog is
+`references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
 """
 
 from gpuwarden.knowledge.catalog import (

@@ -1,6 +1,6 @@
 """The strict loader of `references/**/*.md`.
 
-A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` where it holds entries). An entry is a
+A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` where it contains entries). An entry is a
 level-2 heading and one fenced block:
 
     ## OOM-003 · CUDA out of memory in the first backward pass
@@ -15,10 +15,10 @@ level-2 heading and one fenced block:
     verified: 2026-11
     ```
 
-Optional keys: `aliases` (other words for it), `see` (ids of related entries), `signs` (what is observed of a job apart
-from its log, see `signs.py`), `secondary` (its lines alone don't establish the cause, since they follow other failures
-too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean nothing once).
-Prose may follow the block. Every mistake is reported with file and line.
+Optional keys: `aliases` (other words for it), `see` (ids of related entries), `signs` (observations of a job apart from
+its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, since they follow other
+failures too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean
+nothing once). Prose may follow the block. Every mistake is reported with file and line.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Words = Annotated[str, Field(min_length=1, max_length=200)]
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in the catalogue, at a place."""
+    """One mistake in the catalog, at a place."""
 
     file: str
     line: int
@@ -96,7 +96,9 @@ class Gotcha(Block):
 
 
 class Front(Frozen):
-    """The front matter of a page. `prefix` is the letters of the ids it may hold. A page may rest on our own code."""
+    """The front matter of a page. `prefix` is the letters of its entries' ids. A page's source may be gpuwarden's own
+    code.
+    """
 
     title: Words
     summary: Annotated[str, Field(min_length=8, max_length=400)]
@@ -137,16 +139,16 @@ class Catalogue:
 
 @lru_cache(maxsize=1)
 def shipped() -> Catalogue:
-    """The references that came with this installation, read once."""
+    """Return the references that came with this installation, read once."""
     return load(data_dir("references"))
 
 
 def load(root: Path) -> Catalogue:
     """Read every page below `root`; raise BadRequest with all mistakes, one `file:line: message` a line."""
-    catalogue, problems = read_tree(root)
+    catalog, problems = read_tree(root)
     if problems:
-        raise BadRequest("the references are not in order:\n" + "\n".join(map(str, problems)), "correct these lines")
-    return catalogue
+        raise BadRequest("the references have mistakes:\n" + "\n".join(map(str, problems)), "correct these lines")
+    return catalog
 
 
 def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
@@ -210,7 +212,7 @@ class _Reader:
         lines = page.body.splitlines()
         heads = [n for n, line in enumerate(lines) if ANY_ID.match(line)]
         if heads and page.prefix is None:
-            self.note(1, "front matter: holds entries but names no prefix")
+            self.note(1, "front matter: the page has entries but names no prefix")
         for n, line in enumerate(lines[: heads[0] if heads else None]):
             if line.strip() == OPENING:
                 self.note(page.first + n, "an entry's block without a heading like `## ABC-001 · Title`")
@@ -257,12 +259,12 @@ def _block(page: Page, key: str, lines: list[str], line: int) -> tuple[int, str,
 
 
 def mistakes(block: Block) -> list[str]:
-    """What is wrong between the signatures and the examples of an entry."""
+    """Return the mismatches between the signatures and the examples of an entry."""
     return [message for message, _ in _patterns(block)]
 
 
 def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield what is wrong between signatures and examples, with the place in the block."""
+    """Yield mismatches of signatures and examples, with the place in the block."""
     good: list[str] = []
     for i, pattern in enumerate(gotcha.signatures):
         why = complaint(pattern)

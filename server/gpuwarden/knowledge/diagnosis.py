@@ -1,7 +1,7 @@
-"""From a log and from what else was seen of a job to the entries that explain it, with what says so.
+"""Find the entries that explain a log and other observations of a job, with the evidence.
 
 A signature that matches is evidence, not proof: a diagnosis is at most *likely*. It is only *possible* when the line
-follows other failures too, when several entries explain it and nothing else speaks for one of them, when there is only
+follows other failures too, when several entries explain it without further evidence for one of them, when there is only
 the exit code or a sign with several causes, or when the job has not failed.
 """
 
@@ -27,7 +27,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x
 
 
 class MatchedLine(Frozen):
-    """A line of the log, by its number (from 1; 0 for what was observed: the exit code or a sign)."""
+    """A line of the log by its number, from 1; 0 for an observation (the exit code or a sign)."""
 
     number: int
     text: str
@@ -59,8 +59,8 @@ def diagnose(
     """Return the entries whose signatures match lines of `log` or whose signs were `seen`, the best explained first.
 
     Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000 characters from both
-    ends. Of a job that has not `failed` only what was seen counts: its log supports that, and explains a stall. An
-    `excerpt` is a few lines that somebody chose: entries that want several lines of a log are content with one of it.
+    ends. Of a job that has not `failed` only observations count; its log supports them, and explains a stall. An
+    `excerpt` is a few lines that somebody chose: entries that need several lines of a log need only one of an excerpt.
     """
     lines = _lines(log)
     if exit_code is not None:
@@ -81,7 +81,7 @@ Match: TypeAlias = tuple[MatchedLine, str]
 
 @dataclass(frozen=True)
 class _Case:
-    """What speaks for one entry: lines (the exit code among them) with their signatures, and signs."""
+    """The evidence for one entry: lines (the exit code among them) with their signatures, and signs."""
 
     gotcha: Gotcha
     hits: list[Match]
@@ -89,7 +89,7 @@ class _Case:
 
     @property
     def wordings(self) -> dict[int, tuple[str, str]]:
-        """Of each line, the longest fixed text that a matching signature has, and the whole that it matched."""
+        """Return, per line, the longest fixed text of a matching signature, and the whole match."""
         found: dict[int, tuple[str, str]] = {}
         for line, pattern in self.hits:
             matched = compiled_signature(pattern).search(line.text)
@@ -106,7 +106,7 @@ class _Case:
         return any(s.sure for s in self.seen)
 
     def own(self, claims: dict[int, set[str]]) -> bool:
-        """Whether something speaks for this entry and for no other."""
+        """Return whether some evidence is for this entry alone."""
         return (
             self.sure
             or bool(self.seen and self.hits)
@@ -114,21 +114,21 @@ class _Case:
         )
 
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, bool, int, str]:
-        """The most telling first; of what follows other failures, what came first."""
+        """Return the most specific first; of secondary failures, the earliest first."""
         if self.gotcha.secondary and not self.seen:
             return True, True, True, min(self.numbers), self.gotcha.id
         specific = max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
         return False, not self.sure, not self.own(claims), -specific, self.gotcha.id
 
     def likely(self, claims: dict[int, set[str]]) -> bool:
-        """More than a line that others share, that follows other failures, or that is only the exit code."""
+        """Return whether there is more evidence than a shared line, a secondary line or the exit code."""
         if self.sure or (self.seen and self.numbers - {0}):
             return True
         return not self.gotcha.secondary and self.own(claims) and bool(self.numbers - {0})
 
 
 def _lines(log: str) -> list[MatchedLine]:
-    """Split into numbered lines, each once; a progress bar's redraws are lines of their own."""
+    """Split into numbered lines, each once; a progress bar's redraws count as separate lines."""
     cut = len(log) - MAX_LOG
     if cut > 0:
         head, tail = log[:HEAD], log[HEAD + cut :]
@@ -177,7 +177,7 @@ def _matches(catalogue: Catalogue, lines: list[MatchedLine]) -> Iterator[tuple[G
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
-    """Of each line, the entries that explain it. One whose wording holds another's wins over that one."""
+    """Return, per line, the entries that explain it. One whose wording contains another's wins over that one."""
     lines: dict[int, dict[str, tuple[str, str]]] = {}
     for case in cases:
         for number, wording in case.wordings.items() if not case.gotcha.secondary else ():
@@ -189,7 +189,7 @@ def _claims(cases: list[_Case]) -> dict[int, set[str]]:
 
 
 def _wins(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether one wording is the more specific: its fixed text holds the other's, or else its whole match does."""
+    """Return whether one wording is more specific: its fixed text, or else its whole match, contains the other's."""
     if one[0] != other[0] and (one[0] in other[0] or other[0] in one[0]):
         return other[0] in one[0]
     return one[1] != other[1] and other[1] in one[1]

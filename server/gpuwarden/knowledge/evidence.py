@@ -1,4 +1,4 @@
-"""What a failed log shows for itself: its first error, the lines that failed, and the versions it names."""
+"""Extract from a failed log its first error, the lines that failed, and the versions it names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
 
 
 def first_error(log: str) -> str:
-    """The line that failed first: the first exception of a chain, else the first line that says error. Else empty."""
+    """Return the line that failed first: the first exception of a chain, else the first line that says error. Else
+    empty.
+    """
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
@@ -34,7 +36,7 @@ def first_error(log: str) -> str:
 
 
 def failing_lines(log: str) -> tuple[str, ...]:
-    """At most twelve distinct lines that say what failed, the first error first, in the order of the log."""
+    """Return at most twelve distinct lines that name the failure, the first error first, in the order of the log."""
     first = first_error(log)
     found = dict.fromkeys(
         line for line in _clean(log) if _EXCEPTION.match(line) or (_SAID.search(line) and not _NOISE.search(line))
@@ -44,7 +46,7 @@ def failing_lines(log: str) -> tuple[str, ...]:
 
 
 def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Libraries and their versions, as `name version`: those the log names, then requirements given in `more`."""
+    """Return libraries as `name version`: those the log names, then requirements given in `more`."""
     seen: dict[str, str] = {}
     for name, number in _VERSION.findall(log):
         seen.setdefault(name.lower().replace("_", "-"), number)
@@ -52,12 +54,12 @@ def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def nameless(text: str) -> str:
-    """`text` without the names of people's home folders."""
+    """Return `text` without the names of people's home folders."""
     return _PERSON.sub(r"\1me", text)
 
 
 def _clean(log: str) -> list[str]:
-    """Lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
+    """Return lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
     return [text for text in _lines(log) if text]
 
 

@@ -1,4 +1,4 @@
-"""What in the knowledge needs a person: broken entries, old facts, references that lead nowhere, missing sources."""
+"""List what needs maintenance in the knowledge base: broken entries, old facts, dead references, missing sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 class Issue(Frozen):
-    """One thing to look at. `urgent` marks facts about money and destruction."""
+    """One item to review. `urgent` marks facts about money and destruction."""
 
     kind: Kind
     urgent: bool
@@ -35,7 +35,7 @@ class Issue(Frozen):
 def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, ...] = ()) -> list[Issue]:
     """List what needs attention in `references` and in the folders `more` (profiles, skills), the urgent first.
 
-    A fact is stale when its `verified` month lies more than `months` before `today`.
+    A fact is stale when its `verified` month is more than `months` before `today`.
     """
     catalogue, problems = read_tree(references)
     issues = [Issue(kind="broken", urgent=False, file=p.file, line=p.line, message=p.message) for p in problems]
@@ -50,7 +50,7 @@ def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, .
 
 
 def age(verified: str, today: date) -> int:
-    """Whole months between a year-month and the month of `today`."""
+    """Return the whole months between a year-month and the month of `today`."""
     year, month = map(int, verified.split("-")[:2])
     return (today.year - year) * 12 + today.month - month
 
@@ -76,7 +76,7 @@ def _about_page(page: Page, today: date, months: int) -> Iterator[Issue]:
 
 
 def _about_file(folder: Path, path: Path, catalogue: Catalogue, today: date, months: int) -> Iterator[Issue]:
-    """Look at a profile or a skill: the stamps in its front matter and the references in its text."""
+    """Check a profile or a skill: the `verified` stamps in its front matter and the references in its text."""
     name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
     text = path.read_text(encoding="utf-8")
     first, body = 1, text
@@ -113,13 +113,13 @@ def _dead(file: str, body: str, first: int, catalogue: Catalogue, path: Path) ->
     for number, line in enumerate(text.split("\n"), first):
         for key in _ENTRY.findall(line):
             if key.split("-")[0] in prefixes and key not in catalogue.gotchas:
-                yield _nowhere(file, number, f"{key} is no entry")
+                yield _nowhere(file, number, f"{key} is not an entry")
         for link in _LINK.findall(line):
             if not (path.parent / link).exists():
                 yield _nowhere(file, number, f"{link} doesn't exist")
         for name in _FILE.findall(line):
             if name not in catalogue.pages and not any(page.endswith(f"/{name}") for page in catalogue.pages):
-                yield _nowhere(file, number, f"{name} is no page of the references")
+                yield _nowhere(file, number, f"{name} is not a page of the references")
 
 
 def _nowhere(file: str, line: int, message: str) -> Issue:

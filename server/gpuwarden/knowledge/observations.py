@@ -1,4 +1,4 @@
-"""Signs: what was observed of a job apart from its log. A log can imitate any line, but no sign.
+"""Signs: observations of a job apart from its log. A log can imitate any line, but not a sign.
 
 An entry names the signs that point to it (`signs: [stall]`), as it names the lines of a log by their signatures.
 """
@@ -11,7 +11,7 @@ from gpuwarden.core.models import Frozen
 
 
 class Sign(StrEnum):
-    """A kind of thing that the runner or a backend sees."""
+    """A kind of observation of the runner or a backend."""
 
     NONFINITE_LOSS = "nonfinite-loss"
     NONFINITE_HIDDEN = "nonfinite-hidden"
@@ -28,7 +28,7 @@ class Sign(StrEnum):
 
 
 class Seen(Frozen):
-    """One sign in words. `sure`: what the sign says is established by it alone, not only made likelier."""
+    """One sign as text. `sure`: the sign alone establishes the cause, instead of making it likelier."""
 
     sign: Sign
     text: str

@@ -1,6 +1,6 @@
-"""A draft entry from a run that taught something: shown to a person, never written into the catalogue.
+"""Draft an entry from a run with a lesson: shown to a person, never written into the catalog.
 
-The bar is the one of `references/self-improvement.md`: root-caused, and reproduced or mechanistic, and general.
+The requirements are those of `references/self-improvement.md`: root-caused, and reproduced or mechanistic, and general.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpuwarden.knowledge.diagnosis import diagnose
 from gpuwarden.knowledge.search import search
 from gpuwarden.knowledge.signatures import MAX_PATTERN, literal_of
 
-MIN_FIXED = 12  # characters; `KeyError: ` alone is no signature
+MIN_FIXED = 12  # characters; `KeyError: ` alone is not a signature
 GAP = ".{0,120}"
 MAX_EXAMPLES = 4
 TO_SAY = {
-    "symptom": "what one sees, in plain words",
+    "symptom": "what is observed, in plain words",
     "cause": "what was found to be behind it, not a guess",
     "fix": "what ended it",
     "scope": "the libraries or platforms it is about",
@@ -33,7 +33,7 @@ _LOOSE = re.compile(r"'[^']{0,120}'|\"[^\"]{0,120}\"|(?:/[\w.+-]+){2,}|0x[0-9a-f
 
 @dataclass(frozen=True)
 class Bar:
-    """What the person who proposes says about the failure."""
+    """The proposer's statements about the failure."""
 
     root_caused: bool
     reproduced: bool
@@ -41,7 +41,7 @@ class Bar:
     general: bool
 
     def missing(self) -> list[str]:
-        """Name what keeps the lesson below the bar; empty when it is worth an entry."""
+        """Return the unmet requirements; empty when the lesson is worth an entry."""
         wanted = {
             "its cause is not established": self.root_caused,
             "it was neither reproduced nor explained by a mechanism": self.reproduced or self.mechanistic,
@@ -64,8 +64,8 @@ def draft(
 ) -> Draft:
     """Draft an entry for `page` from what was learned (`symptom`, `cause`, `fix`, `scope`, `source`, `verified`).
 
-    `lines` are the log lines that showed it; each becomes an example and a signature. Raises BadRequest when the
-    lesson is below the bar or the entry would not pass the loader.
+    `lines` are the log lines that showed it; each becomes an example and a signature. Raises BadRequest when the lesson
+    does not meet the requirements or the entry would not pass the loader.
     """
     below = bar.missing()
     if below:
@@ -86,7 +86,7 @@ def draft(
 
 
 def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines: tuple[str, ...]) -> Draft:
-    """What a draft would look like with the evidence filled in and the rest still to be said. Not an entry yet."""
+    """Return a template of an entry with the evidence filled in and the rest left open."""
     home = catalogue.page(page)
     good = [line for line in lines if len(literal_of(signature_for(line))) >= MIN_FIXED][:MAX_EXAMPLES]
     blanks = {key: f"({words})" for key, words in TO_SAY.items()}
@@ -98,7 +98,7 @@ def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines:
 
 
 def home_of(catalogue: Catalogue, lines: tuple[str, ...]) -> str:
-    """The page of entries that an error fits best by its words; the universal one when none does."""
+    """Return the page whose entries are most similar to an error; the universal one when none is."""
     for hit in search(catalogue, " ".join(lines[:3]), 5):
         if catalogue.pages[hit.page].prefix is not None:
             return hit.page
@@ -106,7 +106,7 @@ def home_of(catalogue: Catalogue, lines: tuple[str, ...]) -> str:
 
 
 def signature_for(line: str) -> str:
-    """Turn a log line into a signature: what changes from run to run (numbers, quoted names, paths) becomes a gap."""
+    """Turn a log line into a signature: parts that change between runs (numbers, quoted names, paths) become a gap."""
     core = line.strip()[: MAX_PATTERN // 2]
     pieces = [re.escape(piece).replace("\\ ", " ") for piece in _LOOSE.split(core)]
     fixed = [piece for piece in pieces if piece.strip()]
@@ -115,6 +115,6 @@ def signature_for(line: str) -> str:
 
 def _next(catalogue: Catalogue, page: Page) -> str:
     if page.prefix is None:
-        raise BadRequest(f"{page.path} holds no entries", "Name one of the pages with a prefix.")
+        raise BadRequest(f"{page.path} has no entries", "Name one of the pages with a prefix.")
     used = [int(key.rpartition("-")[2]) for key in catalogue.gotchas if key.startswith(f"{page.prefix}-")]
     return f"{page.prefix}-{max(used, default=0) + 1:03d}"

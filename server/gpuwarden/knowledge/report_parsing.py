@@ -1,8 +1,8 @@
-"""What counts of a pasted report: its title, what the person says and the lines of the error.
+"""Extract the relevant parts of a pasted report: its title, the person's description and the lines of the error.
 
 People paste whole issues: a form with boxes, versions, a script, a command with forty options and a traceback of eighty
-lines. The words of all that speak for entries that have nothing to do with the trouble, so they are left out where a
-query is read as words. Signatures still see every line.
+lines. These words match entries that have nothing to do with the failure, so they are left out where a query is read as
+words. Signatures still see every line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_LINES = 3
 LEAST_WORDS = 4
 MOST = 1_500  # characters; of a longer report the beginning and the lines that failed
 BEGINNING = 700
-MOST_WHOLE = 6_000  # characters of a text that is taken as it is, half from each end
+MOST_WHOLE = 6_000  # characters of a text that is used unchanged, half from each end
 LOOKED_AT = 300
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _COMMAND = re.compile(
@@ -44,7 +44,9 @@ _CODE = re.compile(
 
 
 def gist(text: str) -> str:
-    """`text` without the lines that say nothing of the trouble; a text of few lines, or all such lines, as it is."""
+    """Return `text` without the lines that say nothing about the failure; a text of few lines, or all such lines, as it
+    is.
+    """
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
         return _ends(text)
@@ -55,7 +57,7 @@ def gist(text: str) -> str:
 
 
 def _ends(text: str) -> str:
-    """Both ends of a text that is longer than anybody writes about one failure."""
+    """Return both ends of a text that is longer than anybody writes about one failure."""
     return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"
 
 

@@ -25,7 +25,7 @@ from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, 
 MAX_QUERY = 64_000
 HEAD = 16_000
 MAX_LINES = 4_000
-"""A text of more lines than this is read from both ends, since each line costs the same whatever it holds."""
+"""A text of more lines than this is read from both ends, since each line costs the same whatever its content."""
 MAX_SLOTS = 80
 K1 = 2.0
 B = 0.35
@@ -47,15 +47,15 @@ STRANGER = 0.7
 MAX_RARITY = 3.5
 EVERYDAY_RARITY = 1.5
 COUNT_RARITY = 0.8  # a number up to 400 counts something; above it may be a code of HTTP, a port or a version
-ENOUGH = 22.0  # a long description need not be met whole
+ENOUGH = 22.0  # a long description need not be matched in full
 SECTION = 1.15
 CANDIDATES = 40
-CLOSENESS = 0.8  # what an entry gains whose title, alias or sentence says the same as the query
+CLOSENESS = 0.8  # bonus of an entry whose title, alias or sentence equals the query
 COVERED = 0.6  # how much of a score depends on how much of the query is met
 FITS = ((10.0, 0.22), (9.0, 0.3), (6.0, 0.38), (4.0, 0.55))
 SIGNATURE_SCORE = 100.0
 TITLED = 1.25  # how much more a word of a pasted report's first line counts
-SPEAK_FOR = 8  # the words speak for an entry that is among so many best
+SPEAK_FOR = 8  # an entry counts as supported by the words when it is among so many best
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
@@ -77,7 +77,7 @@ class Hit(Frozen):
 
 @dataclass(frozen=True)
 class Document:
-    """What the index holds of an entry or of a section: its answer, and how much it says of each term."""
+    """One indexed entry or section: its answer, and its weight for each term."""
 
     hit: Hit
     weights: dict[str, float]
@@ -86,7 +86,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Slot:
-    """One word of the query and the ways to meet it: (term, weight)."""
+    """One word of the query and the ways to match it: (term, weight)."""
 
     ways: tuple[tuple[str, float], ...]
     rarity: float
@@ -118,7 +118,7 @@ class Index:
         self.speller = Speller(self.postings)
 
     def rarity(self, term: str) -> float:
-        """Inverse document frequency; an unknown term is as rare as can be."""
+        """Return inverse document frequency; an unknown term gets the maximum."""
         seen = len(self.postings.get(term, ()))
         return min(math.log(1 + (len(self.documents) - seen + 0.5) / (seen + 0.5)), _most(term))
 
@@ -146,7 +146,7 @@ class Index:
         return list(found.values())
 
     def _worth(self, word: str, concepts: list[str]) -> float:
-        """How much of the query a word is: its meaning when that is known, less when the word is unknown here."""
+        """Return a word's share of the query: that of its concept where known, less for an unknown word."""
         if concepts:
             return min(self.rarity(term) for term in (word, *concepts))
         return self.rarity(word) if word in self.postings else STRANGER * self.rarity(word)
@@ -156,7 +156,7 @@ class Index:
         return self.rarity(term) * weight * (K1 + 1) / (weight + K1)
 
     def _gains(self, slot: Slot) -> dict[int, tuple[float, float]]:
-        """The best (gain, weight) of a slot for each document that meets it."""
+        """Return the best (gain, weight) of a slot for each document that matches it."""
         best: dict[int, tuple[float, float]] = {}
         for term, weight in slot.ways:
             for number in self.postings.get(term, ()):
@@ -166,10 +166,10 @@ class Index:
         return best
 
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
-        """Return (score, coverage, document) for every document that meets a slot, best first.
+        """Return (score, coverage, document) for every document that matches a slot, best first.
 
-        The first few are ordered by closeness too, which is no part of the score: whether anything fits is decided by
-        the words that are met.
+        The first few are ordered by closeness too, which is not part of the score: the matched words alone decide
+        whether anything fits.
         """
         slots = self.slots(query)
         first, _, rest = query.partition("\n")
@@ -199,21 +199,21 @@ class Index:
         return [rows[n] for n in (*top, *order[CANDIDATES:])]
 
     def _closer(self, slots: list[Slot], number: int) -> float:
-        """A factor above 1 for a document with one title, alias or sentence that says what the query says."""
+        """Return a factor above 1 for a document with one title, alias or sentence that says what the query says."""
         if number not in self._units:
             self._units[number] = [self.slots(text) for text in self.documents[number].passages]
         return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
 
 
 def _most(term: str) -> float:
-    """How rare a term can be at most: everyday words and counts tell little, however seldom they are written here."""
+    """Return the upper bound of a term's rarity: everyday words and counts carry little information."""
     if term in everyday():
         return EVERYDAY_RARITY
     return COUNT_RARITY if _COUNT.fullmatch(term) and term not in _CODES else MAX_RARITY
 
 
 def _alike(query: list[Slot], passage: list[Slot]) -> float:
-    """From 0 to 1: the share of both that the other has, rare words weighing more."""
+    """Return from 0 to 1: the share that two texts have in common, rare words weighing more."""
     asked, said = {t: s for s in query for t, _ in s.ways}, {t: s for s in passage for t, _ in s.ways}
     both = asked.keys() & said.keys()
     found = sum(slot.rarity for slot in query if any(t in both for t, _ in slot.ways))
@@ -232,8 +232,8 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     """Return the few best entries and sections for `query`, or nothing when nothing fits.
 
     Entries named by their id come first, then those with a signature that the query matches, then the best by words.
-    A line that follows other failures too gives way to the best by words where the words don't speak for it as well.
-    Of a text above 64,000 characters or 4,000 lines the beginning and the end are read: the title stands first and the
+    A line that follows other failures too gives way to the best by words where the words don't support it as well.
+    Of a text above 64,000 characters or 4,000 lines the beginning and the end are read: the title comes first and the
     error last.
     """
     query = _both_ends(query)
@@ -260,7 +260,7 @@ def _both_ends(query: str) -> str:
 
 
 def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit: int) -> tuple[list[Hit], list[Hit]]:
-    """The entries whose signatures the query matches: causes, and lines that follow other failures."""
+    """Return the entries whose signatures the query matches: causes, and lines that follow other failures."""
     causes: list[Hit] = []
     follow_ups: list[Hit] = []
     for rank, match in enumerate(diagnose(catalogue, query, limit=limit, excerpt=True)):
@@ -271,7 +271,7 @@ def _by_signature(catalogue: Catalogue, query: str, by_id: dict[str, Hit], limit
 
 
 def _by_words(index: Index, query: str) -> Iterator[Hit]:
-    """What fits by its words, best first; of a page its best section alone."""
+    """Yield the matches by words, best first; of a page only its best section."""
     pages: set[str] = set()
     for score, coverage, document in index.ranked(gist(query)):
         hit = document.hit
@@ -283,7 +283,7 @@ def _by_words(index: Index, query: str) -> Iterator[Hit]:
 
 
 def _fits(score: float, coverage: float) -> bool:
-    """A good score for a fair share of the query, or a modest one for most of it."""
+    """Return a good score for a fair share of the query, or a modest one for most of it."""
     return any(score >= least and coverage >= share for least, share in FITS)
 
 
@@ -304,7 +304,7 @@ def _document(
 
 
 def _passages(fields: dict[str, str]) -> tuple[str, ...]:
-    """The short texts of an entry that are compared with a query as wholes."""
+    """Return the short texts of an entry that are compared with a query as wholes."""
     if "aliases" not in fields:
         return ()
     return (fields["title"], *fields["aliases"].split(" . "), *re.split(r"[.;:] ", fields["symptom"]))
@@ -328,7 +328,7 @@ def _entry_fields(g: Gotcha) -> dict[str, str]:
 
 
 def _sections(page: Page) -> Iterator[tuple[Hit, dict[str, str]]]:
-    """Yield the level-2 sections of a page that holds no entries; a page of entries yields itself alone."""
+    """Yield the level-2 sections of a page without entries; a page of entries yields itself alone."""
     if page.prefix is not None:
         return
     for heading, body in _split(page.body):

@@ -1,7 +1,7 @@
 """Text to search terms: stems, identifier parts, Chinese bigrams, concepts, and the nearest known word for a typo.
 
-A *concept* is a set of phrases that mean one thing, in English and Chinese (`concepts.txt`). Text that holds any of the
-phrases gets the concept's own term, so that "video memory is full", "OOM" and "显存不足" meet.
+A *concept* is a set of phrases that mean one thing, in English and Chinese (`concepts.txt`). Text that contains any of
+the phrases gets the concept's term, so that "video memory is full", "OOM" and "显存不足" meet.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def stem(word: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Stems of the words of `text` in order; an identifier gives itself and then its parts."""
+    """Return stems of the words of `text` in order; an identifier gives itself and then its parts."""
     found: list[str] = []
     for word in _WORD.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text)).lower()):
         parts = word.split("_")
@@ -77,7 +77,7 @@ def tokens(text: str) -> list[str]:
 
 
 def _keeps(part: str) -> bool:
-    """Leave out single letters, long numbers and hashes: they are never what a text is about."""
+    """Leave out single letters, long numbers and hashes: they never carry the topic of a text."""
     if part.isdigit():
         return len(part) <= 5
     return len(part) > 1 and not (len(part) >= 8 and any(c.isdigit() for c in part) and re.fullmatch("[0-9a-f]+", part))
@@ -85,7 +85,7 @@ def _keeps(part: str) -> bool:
 
 @lru_cache(maxsize=1)
 def everyday() -> frozenset[str]:
-    """Stems of the words that any text may hold: to meet one of them says little, however seldom it is written here."""
+    """Return stems of everyday words: matching one of them says little, however rare it is here."""
     return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 
@@ -109,7 +109,7 @@ def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (concept, from, to) for every known phrase in the stems, longest first at each place.
 
-    What lies inside a longer phrase means what that phrase means: "GPU RAM" is not RAM.
+    A phrase inside a longer one is not counted by itself: "GPU RAM" is not RAM.
     """
     table = concepts()[0]
     beyond = 0
@@ -148,7 +148,7 @@ def chinese_terms(text: str) -> tuple[list[str], list[str]]:
 
 
 def terms(text: str) -> list[str]:
-    """Return every search term of a text that is to be found: stems, concepts, character pairs, word pairs."""
+    """Return every search term of an indexed text: stems, concepts, character pairs, word pairs."""
     stems = tokens(text)
     found, pairs = chinese_terms(text)
     singles = [s for s in stems if "_" not in s]

@@ -1,11 +1,11 @@
-"""What a provider takes from the user: the account's key, the address of the interface, the public SSH key.
+"""The user's account settings for a provider: the API key, the API address, the public SSH key.
 
 | variable | meaning |
 |---|---|
 | `<PLATFORM>_API_KEY` or the like | the account's key itself |
-| the same name + `_FILE` | a file that holds the key; refused when anybody but its owner may read it |
-| `GPUWARDEN_<PROVIDER>_URL` | another address of the interface, https or loopback only |
-| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines let in; default: that of `~/.ssh` |
+| the same name + `_FILE` | a file that contains the key; refused when anybody but its owner may read it |
+| `GPUWARDEN_<PROVIDER>_URL` | another address of the API, https or loopback only |
+| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: that of `~/.ssh` |
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _KEY = re.compile(r"[\x21-\x7e]{8,4096}")
 
 
 def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
-    """The account's key from `variable` or from the file that `<variable>_FILE` names.
+    """Return the account's key from `variable` or from the file that `<variable>_FILE` names.
 
-    Raises AuthFailed, whose message never holds the key.
+    Raises AuthFailed, whose message never contains the key.
     """
     file = env.get(f"{variable}_FILE")
     text = env.get(variable)
@@ -44,7 +44,7 @@ def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
     if file:
         return _plausible(_private_text(Path(file).expanduser(), platform), f"{variable}_FILE", platform)
     raise AuthFailed(
-        f"there is no key for {platform}", f"Set {variable}, or {variable}_FILE to a file that only you may read."
+        f"no API key is set for {platform}", f"Set {variable}, or {variable}_FILE to a file that only you may read."
     )
 
 
@@ -58,12 +58,12 @@ def _plausible(key: str, variable: str, platform: str) -> str:
 
 
 def _private_text(file: Path, platform: str) -> str:
-    """The text of a file that nobody else may read. The mode is that of the very file that is read."""
+    """Return the text of a file that nobody else may read. The mode is that of the very file that is read."""
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise AuthFailed(f"the key file {file} of {platform} is no plain file", "Name a plain file.")
+                raise AuthFailed(f"the key file {file} of {platform} is not a regular file", "Name a regular file.")
             if os.name == "posix" and mode & 0o077:
                 raise AuthFailed(
                     f"the key file {file} of {platform} may be read by others (mode {mode & 0o777:04o})",
@@ -77,9 +77,11 @@ def _private_text(file: Path, platform: str) -> str:
 
 
 def text_of_key_file(name: str) -> str:
-    """What a key file holds, whoever else may read it; "" for one that can't be read or is no plain file."""
+    """Return the content of a key file of any mode; "" for one that can't be read or is not a regular file."""
     try:
-        end = os.open(Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not hold us up
+        end = os.open(
+            Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+        )  # opening a pipe must not block
     except (OSError, ValueError, RuntimeError):
         return ""
     try:
@@ -92,18 +94,20 @@ def text_of_key_file(name: str) -> str:
 
 
 def salted(salt: str, *words: str) -> str:
-    """Digest of words that only somebody who knows them and the salt can compute."""
+    """Return a digest of words that only somebody who knows them and the salt can compute."""
     return hmac.new(salt.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
-    """The address of the interface, without a slash at its end. Raises BadRequest for one that would leak the key."""
+    """Return the address of the API, without a trailing slash. Raises BadRequest for one that would leak the
+    key.
+    """
     url = (env.get(variable) or default).rstrip("/")
     try:
         parts = urlsplit(url)
         port_is_fine = parts.port is None or 0 < parts.port < 65536
     except ValueError:
-        raise BadRequest(f"{variable} is no address", "Write it as https://host[:port][/path].") from None
+        raise BadRequest(f"{variable} is not an address", "Write it as https://host[:port][/path].") from None
     plain = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
     if not (plain and parts.hostname and port_is_fine) or parts.username or parts.query or parts.fragment:
         raise BadRequest(
@@ -114,7 +118,7 @@ def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host of an address is this machine."""
+    """Return whether the host of an address is this machine."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -123,7 +127,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def public_key(env: Mapping[str, str]) -> str | None:
-    """The user's public SSH key as `<type> <base64>`, without its comment; None where there is none.
+    """Return the user's public SSH key as `<type> <base64>`, without its comment; None where there is none.
 
     Raises BadRequest when the variable names something else, such as a private key.
     """
@@ -140,13 +144,13 @@ def public_key(env: Mapping[str, str]) -> str | None:
 
 
 def same_key(text: str) -> str | None:
-    """A line of an authorized_keys file reduced to what identifies the key; None for anything else."""
+    """Return a line of an authorized_keys file reduced to what identifies the key; None for anything else."""
     match = _PUBLIC.fullmatch(text.strip())
     return f"{match[1]} {match[2]}" if match else None
 
 
-def let_in(key: str) -> str:
-    """A line of shell for a machine's start that lets a public key in, as often as it is run.
+def authorize_key(key: str) -> str:
+    """Return an idempotent shell line for a machine's start that authorizes a public key.
 
     The key's alphabet has no quote, and one space between its two words.
     """

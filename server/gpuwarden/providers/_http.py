@@ -1,10 +1,10 @@
-"""The one way in which providers speak HTTP, and how a reply is read.
+"""The HTTP client of all providers, and the classification of its replies.
 
 - a reply of the expected shape is `Known`
 - a definite refusal raises: nothing was done
 - everything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have been done.
 
-*Not found* and refusals are believed only in the platform's own JSON; the page of a proxy is `Unknown`.
+**Not found* and refusals count only in the platform's own JSON; the page of a proxy is `Unknown`.
 A reply that refuses a create and names an instance is not a refusal.
 """
 
@@ -40,7 +40,7 @@ REPLY_S: Final = 60.0
 MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
-"""A read waits out a rate limit that asks for no more than this; the caller hears of a longer one."""
+"""A read waits out a rate limit up to this; a longer one is raised."""
 AGENT: Final = f"gpuwarden/{__version__}"
 """A request without a User-Agent may be stopped by an intermediary."""
 NAMES: Final = frozenset(
@@ -49,22 +49,22 @@ NAMES: Final = frozenset(
 """Fields that name an instance in the reply to a create, without their underscores and capitals."""
 _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
-"""An instance's id in a reply. One that could not be asked about again makes the whole reply unreadable."""
+"""An instance's id in a reply. One that can't be used in a later request makes the whole reply unreadable."""
 
 
 MOST: Final = 10**18
-"""A number of a reply is smaller, so that no sum or product of some is beyond what a float holds."""
+"""Numbers of a reply must be smaller, so that sums and products of them stay finite floats."""
 
 
 class ResponseModel(BaseModel):
-    """A part of a platform's reply: what we need, of exactly these types; what else there is does not matter."""
+    """A part of a platform's reply: the needed fields, strictly typed; other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
         if any(isinstance(value, int | float) and not -MOST < value < MOST for value in vars(self).values()):
-            raise ValueError("a number that large measures nothing")
+            raise ValueError("a number that large is not plausible")
         return self
 
 
@@ -78,14 +78,16 @@ class ApiResponse:
 
     @property
     def json(self) -> Any:
-        """The body as JSON, or None where it is none."""
+        """Return the body as JSON, or None where it is not JSON."""
         try:
             return json.loads(self.raw)
         except (ValueError, RecursionError):
             return None
 
     def text(self, *names: str) -> str:
-        """The first of the named fields of a JSON object that holds a text; "error.code" is `code` inside `error`."""
+        """Return the first of the named fields of a JSON object whose value is a string; "error.code" is `code` inside
+        `error`.
+        """
         found = (self._at(name.split(".")) for name in names)
         return next((f for f in found if isinstance(f, str) and f), "")
 
@@ -100,16 +102,16 @@ Refusal = Callable[[ApiResponse, str], WardenError | None]
 
 
 def no_refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """For platforms that refuse by status alone."""
+    """Return None, for platforms that refuse by status alone."""
     return None
 
 
 @dataclass(frozen=True)
 class Api:
-    """What is particular about one platform's interface.
+    """The particulars of one platform's API.
 
-    `scheme` stands before the key in the Authorization header. `refusal` reads the platform's own words first; None
-    leaves the reply to the status codes. `says` names the fields of an error body that hold a sentence. `pace_s` is
+    `scheme` precedes the key in the Authorization header. `refusal` reads the platform's own error body first; None
+    leaves the reply to the status codes. `says` names the fields of an error body that contain a message. `pace_s` is
     the time between two requests that the platform asks for.
     """
 
@@ -147,7 +149,7 @@ class ApiClient:
         empty: bool = False,
         creates: bool = False,
     ) -> Answer[T]:
-        """One request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
+        """Return one request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
 
         A `safe` request may be sent again: reads are. One that `creates` is not refused by a reply that names an
         instance, whatever its status: that is Known where it has the shape of a success, else Unknown.
@@ -171,7 +173,7 @@ class ApiClient:
         failed = refusal is not None or not 200 <= reply.status < 300
         if failed and creates and shape is not None and names_instance(reply.json):
             made = self.parse(reply.raw, shape, what)
-            return made if isinstance(made, Known) else Unknown(f"{unclear.why}, and named an instance all the same")
+            return made if isinstance(made, Known) else Unknown(f"{unclear.why}, and named an instance nevertheless")
         if refusal is not None:
             raise refusal
         if failed:
@@ -186,7 +188,7 @@ class ApiClient:
         return self.parse(reply.raw, shape, what)
 
     def parse(self, raw: bytes, shape: type[T], what: str) -> Answer[T]:
-        """JSON text of a shape, or Unknown with the first place where it is another."""
+        """Parse JSON text into a model; Unknown names the first mismatch."""
         try:
             return Known(_adapter(cast("Any", shape)).validate_json(raw))
         except ValidationError as error:
@@ -197,12 +199,12 @@ class ApiClient:
             )
 
     def _is_the_platforms(self, reply: ApiResponse) -> bool:
-        """Whether an error body has a field that the platform's own errors have."""
+        """Return whether an error body has a field that the platform's own errors have."""
         body = reply.json
         return isinstance(body, dict) and any(name.partition(".")[0] in body for name in self.api.says)
 
     def digest(self, salt: str) -> str:
-        """Salted digest of the account's key at this address. Raises AuthFailed where there is no key."""
+        """Salted digest of the account's key at this address. Raises AuthFailed where no key is set."""
         key = read_key(self.api.key_variable, self.api.platform, self.env)
         return salted(salt, self.api.platform, self.url, key)
 
@@ -219,7 +221,7 @@ class ApiClient:
         if status in {400, 422}:
             raise BadRequest(f"{platform} refused the request{told}")
         if status == 409:
-            raise Conflict(f"{platform} says that can't be done in the present state{told}", "Look at it again.")
+            raise Conflict(f"{platform} refuses it in the present state{told}", "Look at it again.")
 
     @staticmethod
     def _short_wait(reply: ApiResponse | Unknown) -> bool:
@@ -281,7 +283,7 @@ class ApiClient:
 
 
 async def _whole(response: httpx2.Response, what: str) -> ApiResponse | Unknown:
-    """The complete reply; one without end is Unknown."""
+    """Return the complete reply; one without end is Unknown."""
     raw = bytearray()
     async for piece in response.aiter_bytes():
         raw += piece
@@ -307,7 +309,7 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def names_instance(body: Any, depth: int = 4) -> bool:
-    """Whether a reply to a create names an instance anywhere: it was made, whatever else the reply says."""
+    """Return whether a reply to a create names an instance anywhere: it was made, whatever else the reply says."""
     if isinstance(body, list):
         return depth > 0 and any(names_instance(item, depth - 1) for item in body)
     if not isinstance(body, dict):
@@ -321,11 +323,11 @@ def names_instance(body: Any, depth: int = 4) -> bool:
 
 
 def _is_of_an_intermediary(reply: ApiResponse) -> bool:
-    """Whether Cloudflare answered in JSON of its own, which looks like that of a platform."""
+    """Return whether Cloudflare answered in its own JSON, which looks like that of a platform."""
     body = reply.json
     return isinstance(body, dict) and not 200 <= reply.status < 300 and bool(body.get("cloudflare_error"))
 
 
 def is_safe_id(ident: str) -> bool:
-    """Whether an id can stand in a path; one that can't is no instance of any platform."""
+    """Return whether an id is safe in a URL path; one that isn't belongs to no platform's instance."""
     return re.fullmatch(_ID, ident) is not None

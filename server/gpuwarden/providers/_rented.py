@@ -1,4 +1,4 @@
-"""What the providers of rented machines share: names that carry a token, GPUs by name, the account's check."""
+"""Shared base of the providers of rented machines: names that carry a token, GPUs by name, the account's check."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MAX_PAGES = 400
 
 
 class Rented:
-    """Base of the providers over HTTP. A subclass says `api`, `name` and how long a name may be.
+    """Base of the providers over HTTP. A subclass sets `api`, `name` and the longest name.
 
-    It asks for one instance in `look_up`, for the bill of a gone one in `bill`, and for the account in `ask_account`.
+    It looks one instance up in `look_up`, the bill of a gone one in `bill`, and the account in `ask_account`.
     """
 
     name: ClassVar[str]
@@ -39,15 +39,15 @@ class Rented:
         self.settle_s = profile.limits.settle_s
         self.clock = clock
         self.env = os.environ if env is None else env
-        self.door = ApiClient(self.api, clock, self.env)
+        self.client = ApiClient(self.api, clock, self.env)
         self._accounts: dict[str, str] = {}
         """The account's id by a digest of its key: a key belongs to one account for as long as it exists."""
 
     # ------------------------------------------------------------------------------------------------- the account
 
     def key_digest(self, salt: str) -> str:
-        """Salted digest of the key in use, at the address in use."""
-        return self.door.digest(salt)
+        """Return a salted digest of the key in use and its address."""
+        return self.client.digest(salt)
 
     async def account_id(self) -> Answer[str]:
         """Name the account that the key in use belongs to; asked once for each key."""
@@ -61,12 +61,12 @@ class Rented:
 
     async def ask_account(self) -> Answer[str]:
         """Ask the platform whose key is in use."""
-        raise NotSupported(f"{self.api.platform} names no account through its interface")
+        raise NotSupported(f"{self.api.platform} names no account through its API")
 
     # ------------------------------------------------------------------------------------------------ one instance
 
     def is_id(self, ident: str) -> bool:
-        """Whether an instance of this platform could have that id."""
+        """Return whether an instance of this platform could have that id."""
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -78,7 +78,9 @@ class Rented:
         return None
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. A gone one is None, or the instance with its bill; the list has to agree that it is gone."""
+        """Return one instance. A gone one is None, or the instance with its bill; the list has to agree that it is
+        gone.
+        """
         if not self.is_id(id):
             return Known(None)
         said = ""
@@ -99,57 +101,57 @@ class Rented:
         return Known(await self.bill(id, seen.token if seen else "") or seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance of the account, all pages."""
+        """Return every instance of the account, all pages."""
         raise NotImplementedError
 
     async def balance(self) -> Answer[Balance]:
-        """Most platforms tell it; a subclass whose platform does not leaves this as it is, and says so."""
-        raise NotSupported(f"{self.api.platform} tells no balance through its interface", "Look at its console.")
+        """Raise NotSupported; a subclass whose platform reports the balance overrides this."""
+        raise NotSupported(f"{self.api.platform} reports no balance through its API", "Look at its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every instance whose name carries `token`. The platform's own filters are not relied on."""
+        """Return every instance whose name carries `token`. The platform's own filters are not relied on."""
         answer = await self.list()
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
     async def check(self) -> Findings:
-        """Whether the key is there and works, and what else stands in the way of renting."""
+        """Return findings on the key and on whatever else prevents renting."""
         try:
             answer = await self.list()
             if isinstance(answer, Unknown):
-                return [self.finding(Severity.UNKNOWN, f"the account could not be looked at: {answer.why}")]
+                return [self.finding(Severity.UNKNOWN, f"the account could not be read: {answer.why}")]
             return await self.check_account()
         except WardenError as error:
             severity = Severity.ERROR if isinstance(error, AuthFailed) else Severity.UNKNOWN
             return [self.finding(severity, error.message, error.hint)]
 
     async def check_account(self) -> Findings:
-        """What a subclass looks at besides the key."""
+        """Return a subclass's findings on anything besides the key."""
         return []
 
     def finding(self, severity: Severity, message: str, fix: str = "") -> Finding:
-        """A finding about the account."""
+        """Return a finding about the account."""
         return Finding(rule="PF-ACCT-001", severity=severity, message=message, fix=fix)
 
     # ------------------------------------------------------------------------------------------------------- names
 
     def label(self, token: str) -> str:
-        """The name of the instance that carries `token`, whole. Raises BadRequest for one that does not fit."""
+        """Return the name of the instance that carries `token`, whole. Raises BadRequest for one that does not fit."""
         label = PREFIX + token
         if not token or len(label) > self.max_name or not re.fullmatch(r"[A-Za-z0-9._-]+", token):
-            raise BadRequest(f"the token {token!r} can't stand in a name of {self.api.platform}")
+            raise BadRequest(f"the token {token!r} can't be part of a name of {self.api.platform}")
         return label
 
     @staticmethod
     def token_in(label: str | None) -> str:
-        """The token that a name carries, "" where it carries none."""
+        """Return the token that a name carries, "" where it carries none."""
         return label.removeprefix(PREFIX) if label and label.startswith(PREFIX) else ""
 
     # ---------------------------------------------------------------------------------------------------- resources
 
     def refuse_unsold(self, resources: Resources) -> str:
-        """The GPU that was asked for. Raises for what this platform can't sell."""
+        """Return the GPU that was asked for. Raises for a request that this platform can't sell."""
         if resources.interruptible and not self.profile.spot.offered:
             raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Ask for an uninterrupted one.")
         if resources.durable_storage and self.durable_tier() is None:
@@ -159,17 +161,17 @@ class Rented:
         return resources.gpu
 
     def durable_tier(self) -> Tier | None:
-        """The profile's storage that has to be asked for."""
+        """Return the profile's storage that has to be asked for."""
         return next((t for t in self.profile.storage if t.present == "on_request"), None)
 
     def ssh_key(self) -> str | None:
-        """The public key that new machines should let in."""
+        """Return the public key that new machines should let in."""
         return public_key(self.env)
 
     # ----------------------------------------------------------------------------------------------------- instances
 
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
-        """Where jobs go on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
+        """Return the place of jobs on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
         return Place(
             platform=self.profile.id,
             instance_id=ident,
@@ -187,7 +189,7 @@ async def agreed_gone(
 ) -> Answer[Instance | None]:
     """Return None when the list can be read and does not have an instance either; else the instance as listed.
 
-    `said` is what was answered about the instance alone. A 404 for one instance may be a stray one, and an address
+    `said` is the answer about the instance alone. A 404 for one instance may be a stray one, and an address
     that was retired answers 404 for every instance there is.
     """
     try:
@@ -200,24 +202,24 @@ async def agreed_gone(
 
 
 def no_such(platform: str, ident: str) -> NotFound:
-    """The error for an instance that is not there."""
+    """Return the error for an instance that is not there."""
     return NotFound(f"{platform} has no instance {ident!r}", "List the instances to see what there is.")
 
 
 def positive_price(price: float | None) -> float | None:
-    """A price; one of zero is no price that anybody sells at, so it is unknown."""
+    """Return a price; zero means unknown."""
     return price if price is not None and price > 0 else None
 
 
 def epoch(moment: datetime | None) -> float | None:
-    """Seconds since the epoch; a time without a zone is UTC."""
+    """Return seconds since the epoch; a time without a zone is UTC."""
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def gpu_matches(asked: str, names: Iterable[str]) -> bool:
-    """Whether a GPU is one that was asked for: by a whole name, or by words of it in their order.
+    """Return whether a GPU is one that was asked for: by a whole name, or by words of it in their order.
 
     "H100" is "NVIDIA H100 80GB HBM3"; "L4" is not "L40S".
     """

@@ -1,15 +1,15 @@
-"""Provider `autodl`: AutoDL's Pro instances, through the official interface.
+"""Provider `autodl`: AutoDL's Pro instances, through the official API.
 
 | variable | meaning |
 |---|---|
-| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; there is no narrower one |
+| `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; AutoDL has no narrower one |
 | `AUTODL_IMAGE` | uuid of the image of new instances |
-| `AUTODL_CNY_PER_USD` | what a dollar costs in yuan; without it prices are unknown, for AutoDL tells yuan |
+| `AUTODL_CNY_PER_USD` | what a dollar costs in yuan; without it prices are unknown, since AutoDL reports yuan |
 
-The interface names no account: a replaced token reads as another account's until it is seen to reach the instance.
+The API names no account: a replaced token counts as another account's until it is seen to reach the instance.
 
-Prices are told of instances only, after they were rented, so no price cap can be held. The GPU is one of `SPECS`
-or AutoDL's own id of a kind. An instance has to be stopped before it can be released.
+Prices are reported for instances only, after they were rented, so a price cap can't be enforced. The GPU is one of
+`SPECS` or AutoDL's own id of a kind. An instance has to be stopped before it can be released.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Know
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
-from gpuwarden.providers._account import let_in
+from gpuwarden.providers._account import authorize_key
 from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id
 from gpuwarden.providers._rented import (
     MAX_PAGES,
@@ -79,7 +79,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 
 
 class _Told(ResponseModel, Generic[D]):
-    """Every reply's envelope; any other code is no success whatever the status says."""
+    """Every reply's envelope; any other code is a failure whatever the status is."""
 
     code: Literal["Success"]
     data: D
@@ -99,7 +99,7 @@ class _Page(ResponseModel):
 
 
 class _Snapshot(ResponseModel):
-    """The part of a snapshot that is no secret."""
+    """The non-secret part of a snapshot."""
 
     proxy_host: str
     ssh_port: int
@@ -111,13 +111,13 @@ class _Wallet(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """AutoDL refuses with status 200, a code and a sentence; the codes are few and the sentences Chinese."""
+    """Map AutoDL's refusals: status 200 with one of a few codes and a Chinese sentence."""
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
         return None
     told = f"({code}: {said})"
     if code == "RecordNotFoundError":
-        return NotFound(f"AutoDL says there is no such thing {told}")
+        return NotFound(f"AutoDL does not have it {told}")
     if code == "TORealName":
         return AuthFailed(f"AutoDL serves verified accounts only {told}", "Verify the account in AutoDL's console.")
     if re.search(r"auth|token|login", code, re.IGNORECASE) or "登录" in text:
@@ -125,11 +125,11 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if "频繁" in text or reply.status == 429:
         return RateLimited(f"AutoDL was asked too often {told}", "Wait, then call again.", reply.after_s)
     if "库存" in text:
-        return NoCapacity(f"AutoDL has none of it now {told}", "Try another GPU, or later.")
+        return NoCapacity(f"AutoDL has no capacity for it now {told}", "Try another GPU, or later.")
     if "余额" in text:
         return BadRequest(f"AutoDL refused for want of credit {told}", "Add credit to the account.")
     if "关机" in text:
-        return Conflict(f"AutoDL wants the instance stopped first {told}", "Stop it.")
+        return Conflict(f"AutoDL requires the instance to be stopped first {told}", "Stop it.")
     if code == "RequestParameterIsWrong" or "规格不存在" in text:
         return BadRequest(f"AutoDL refused the request {told}")
     return None
@@ -153,24 +153,26 @@ class AutoDL(Rented):
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
         self._tokens: dict[str, str] = {}
-        """By instance, for only the list tells names."""
+        """By instance, since only the list reports names."""
 
     async def check_account(self) -> Findings:
-        """Whether there is credit, and a key to get in with."""
+        """Return findings on the credit, and on the key for logging in."""
         findings: Findings = []
         answer = await self._wallet()
         if isinstance(answer, Known) and answer.value.data.assets <= 0:
             findings.append(self.finding(Severity.ERROR, "the AutoDL account has no credit", "Add some."))
         if self.ssh_key() is None:
-            message = "there is no public SSH key here; an AutoDL instance lets in only keys it was told in its console"
+            message = (
+                "no public SSH key was found here; an AutoDL instance accepts only keys that were added in its console"
+            )
             findings.append(self.finding(Severity.WARNING, message, "ssh-keygen -t ed25519"))
         return findings
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price is unknown: AutoDL tells it of instances only."""
+        """Return the price is unknown: AutoDL reports it for instances only."""
         spec = self._spec(resources)
-        note = f"{resources.gpu_count} x {spec}; AutoDL tells a price only once an instance is rented"
-        source = "AutoDL, which has no price list in its interface"
+        note = f"{resources.gpu_count} x {spec}; AutoDL reports a price only once an instance is rented"
+        source = "AutoDL, which has no price list in its API"
         return Known(
             Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
         )
@@ -180,7 +182,7 @@ class AutoDL(Rented):
         label, spec = self.label(token), self._spec(resources)
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
-                "AutoDL tells no price before it rents, so a price cap can't be held",
+                "AutoDL reports no price before it rents, so a price cap can't be enforced",
                 "Leave the price cap out; max_cost_usd still bounds the job.",
             )
         expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
@@ -195,8 +197,8 @@ class AutoDL(Rented):
             "instance_name": label,
         }
         if key := self.ssh_key():
-            order["start_command"] = let_in(key)
-        answer = await self.door.ask("POST", f"{_PRO}/create", _Told[Ident], body=order, creates=True)
+            order["start_command"] = authorize_key(key)
+        answer = await self.client.ask("POST", f"{_PRO}/create", _Told[Ident], body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         self._tokens[answer.value.data] = token
@@ -205,7 +207,7 @@ class AutoDL(Rented):
         )
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance: its status, and its address and price while it runs."""
+        """Return one instance: its status, and its address and price while it runs."""
         answer = await self._ask_about(id, "status", _Told[str])
         if isinstance(answer, Unknown):
             return answer
@@ -217,11 +219,11 @@ class AutoDL(Rented):
         return await self._placed(seen) if state is _S.RUNNING else Known(seen)
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every Pro instance, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every Pro instance, page by page; fewer than the total that comes with them is Unknown."""
         found: dict[str, _Row] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
-            answer = await self.door.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
+            answer = await self.client.ask("POST", f"{_PRO}/list", _Told[_Page], body=body, safe=True)
             if isinstance(answer, Unknown):
                 return answer
             told, before = answer.value.data, len(found)
@@ -236,7 +238,7 @@ class AutoDL(Rented):
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """The cash of the wallet, told in thousandths of a yuan. Vouchers are not counted: not every one fits."""
+        """Return the cash of the wallet, in thousandths of a yuan. Vouchers are not counted: not all apply."""
         answer = await self._wallet()
         if isinstance(answer, Unknown):
             return answer
@@ -273,20 +275,20 @@ class AutoDL(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _wallet(self) -> Answer[_Told[_Wallet]]:
-        return await self.door.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
+        return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Told[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
-        """A GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
-        return await self.door.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
+        """Return a GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
+        return await self.client.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
 
     async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("AutoDL", id)
-        answer = await self.door.ask("POST", f"{_PRO}/{verb}", _Told[object], body={"instance_uuid": id, **more})
+        answer = await self.client.ask("POST", f"{_PRO}/{verb}", _Told[object], body={"instance_uuid": id, **more})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _placed(self, seen: Instance) -> Answer[Instance | None]:
-        """A running instance with its address and price, as far as the snapshot tells them."""
+        """Return a running instance with its address and price, as far as the snapshot has them."""
         answer = await self._ask_about(seen.id, "snapshot", _Told[_Snapshot])
         if isinstance(answer, Unknown):
             return Known(seen.model_copy(update={"why": f"{seen.why}; no address yet: {answer.why}"}))
@@ -311,7 +313,7 @@ class AutoDL(Rented):
         )
 
     def _usd(self, price: int | None) -> float | None:
-        """Dollars for thousandths of a yuan, where the user says what a dollar costs."""
+        """Convert thousandths of a yuan to dollars; None without the user's exchange rate."""
         rate = self._yuan_per_dollar()
         return None if price is None or rate is None else positive_price(price / 1000 / rate)
 
@@ -328,7 +330,9 @@ class AutoDL(Rented):
             raise BadRequest(f"AutoDL rents 1 to {MOST_GPUS} GPUs in one instance", "Ask for fewer.")
         known = [spec for name, spec in SPECS.items() if asked == spec or gpu_matches(asked, (name,))]
         if len(known) > 1:
-            raise BadRequest(f"{asked!r} is more than one kind of AutoDL's: {', '.join(known)}", "Name one of them.")
+            raise BadRequest(
+                f"{asked!r} matches more than one kind of AutoDL's: {', '.join(known)}", "Name one of them."
+            )
         if not known and not is_safe_id(asked):
             raise BadRequest(f"AutoDL has no GPU called {asked!r} here", f"Known are: {', '.join(SPECS)}.")
         return known[0] if known else asked
@@ -345,5 +349,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> AutoDL:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return AutoDL(profile, clock)

@@ -1,11 +1,11 @@
-"""What every provider does. A reply of an unexpected shape is `Unknown`, never "nothing there".
+"""The provider protocol. A reply of an unexpected shape is `Unknown`, never "nothing there".
 
 A provider's module offers `create(profile, state, clock)`, annotated with the class that it returns. It names in
 `ACCOUNT_KEYS` the variables that hold its account's key, and declares in `SHELL_GUARD` (`core.shell_guard`) how its own
 tools end machines; the guard of an agent's shell reads it there.
 
 Definite refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`): nothing was done.
-A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller looks before it asks again.
+A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller checks before it retries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import text_of_key_file
 
 LEAST_KEY: Final = 8
-"""Shorter texts are no keys, and would be found everywhere."""
+"""Shorter strings are not keys, and would match everywhere."""
 
 
 class Provider(Protocol):
@@ -34,22 +34,22 @@ class Provider(Protocol):
     name: str
     profile: Profile
     settle_s: float
-    """Seconds after which a second look that agrees with the first is believed."""
+    """Seconds after which a second look that agrees with the first counts."""
 
     def key_digest(self, salt: str) -> str:
-        """Salted digest of the account's key in use. Raises AuthFailed where there is none."""
+        """Return a salted digest of the account's key in use. Raises AuthFailed where there is none."""
         ...
 
     async def account_id(self) -> Answer[str]:
-        """Name the account of the key in use. Raises NotSupported where the platform's interface names none."""
+        """Name the account of the key in use. Raises NotSupported where the platform's API names none."""
         ...
 
     async def check(self) -> list[Finding]:
-        """Say what is wrong with the account or the key."""
+        """Return the problems of the account or the key."""
         ...
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price now."""
+        """Return the price now."""
         ...
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
@@ -57,19 +57,21 @@ class Provider(Protocol):
         ...
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every instance that carries `token`. An empty tuple is one look; it is believed after a second."""
+        """Return every instance that carries `token`. An empty tuple counts only after a second look."""
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance; None when look-up and list agree that it does not exist. Believed after a second look."""
+        """Return one instance; None when look-up and list agree that it does not exist, which counts after a second
+        look.
+        """
         ...
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance of the account, all pages."""
+        """Return every instance of the account, all pages."""
         ...
 
     async def balance(self) -> Answer[Balance]:
-        """What the account has left. Raises NotSupported where the platform's interface tells none."""
+        """Return the account's balance. Raises NotSupported where the platform's API reports none."""
         ...
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -77,7 +79,7 @@ class Provider(Protocol):
         ...
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop. Known means the provider took the request, not that the meter stopped."""
+        """Ask for a stop. Known means the provider accepted the request, not that the meter stopped."""
         ...
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -115,10 +117,10 @@ def account_keys() -> frozenset[str]:
 
 
 def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
-    """The keys of accounts that this process has, by where each is: a variable, or a file that one names."""
+    """Return this process's account keys by their source: a variable, or a file that one names."""
     found = {}
     for name in account_keys():
-        found[name] = given = env.get(name, "").strip()  # somebody may have put the key where its file belongs
+        found[name] = given = env.get(name, "").strip()  # somebody may have put the key where the file name belongs
         if name.endswith("_FILE") and given:
             found[f"the file of {name}"] = text_of_key_file(given)
     return {where: value for where, value in found.items() if len(value) >= LEAST_KEY}

@@ -1,8 +1,8 @@
-"""The meter of Hugging Face Jobs. Nothing is rented there before a job runs: the job is the instance.
+"""Provider `hf_jobs`: the meter of Hugging Face Jobs. Nothing is rented before a job runs: the job is the instance.
 
-`create` reserves: it notes the token in a file, asks for the price, and costs nothing. From the launch on, the job
-that carries the token in a label is what is looked at, and when it has ended the instance is gone. A reservation that
-was terminated without a launch is gone too.
+`create` reserves: it notes the token in a file, asks for the price, and costs nothing. From the launch on, the job with
+the token in a label is observed, and when it has ended the instance is gone. A reservation that was terminated without
+a launch is gone too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gpuwarden.providers._account import salted
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
-    """The provider."""
+    """Return the provider."""
     return HfJobsProvider(profile, state, clock)
 
 
-ACCOUNT_KEYS: Final = ()  # the Hub's token is a job's own too: it reads and pushes with it
+ACCOUNT_KEYS: Final = ()  # jobs get the Hub's token as well: they read and push with it
 SHELL_GUARD: Final = ShellGuard(
     ends={
         "hf": (
@@ -76,17 +76,17 @@ class HfJobsProvider:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     def key_digest(self, salt: str) -> str:
-        """Salted digest of the Hub's token in use."""
+        """Return a salted digest of the Hub's token in use."""
         config = self._config or HubConfig.from_env()
         return salted(salt, self.name, config.endpoint, config.token or "")
 
     async def account_id(self) -> Answer[str]:
-        """The owner of the token."""
+        """Return the owner of the token."""
         async with self._hub() as hub:
             return Known(await jobs.namespace(hub))
 
     async def check(self) -> list[Finding]:
-        """Whether the Hub knows the token."""
+        """Return whether the Hub knows the token."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
@@ -96,7 +96,7 @@ class HfJobsProvider:
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price of the flavor that is asked for."""
+        """Return the price of the flavor that is asked for."""
         async with self._hub() as hub:
             known = await jobs.prices(hub)
         flavor = jobs.flavor_of(resources.gpu, resources.gpu_count, known)
@@ -105,7 +105,7 @@ class HfJobsProvider:
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Reserve. Nothing runs and nothing bills yet."""
         if resources.durable_storage:
-            raise NotSupported("jobs get no mounted storage from here", "Push to the Hub instead.")
+            raise NotSupported("jobs get no mounted storage", "Push to the Hub instead.")
         price = await self.quote(resources)
         usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
         file = self._file(token)
@@ -114,12 +114,14 @@ class HfJobsProvider:
         return Known(self._reserved(token))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """The reservation of a token."""
+        """Return the reservation of a token."""
         answer = await self.get(token)
         return answer if isinstance(answer, Unknown) else Known((answer.value,) if answer.value else ())
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """The job of a reservation; None when it ended, or when there was none and the reservation was given back."""
+        """Return the job of a reservation; None when it ended, or when there was none and the reservation was given
+        back.
+        """
         try:
             async with self._hub() as hub:
                 owner = await jobs.namespace(hub)
@@ -134,7 +136,7 @@ class HfJobsProvider:
         return Known(self._reserved(id))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every reservation that is not over."""
+        """Return every reservation that is not over."""
         instances = []
         for file in sorted(self._state.glob("*.json")):
             answer = await self.get(file.stem)
@@ -144,15 +146,15 @@ class HfJobsProvider:
         return Known(tuple(instances))
 
     async def balance(self) -> Answer[Balance]:
-        """There is none."""
-        raise NotSupported("the Hub's interface tells no balance", "See huggingface.co/settings/billing.")
+        """Raise NotSupported: the API reports none."""
+        raise NotSupported("the Hub's API reports no balance", "See huggingface.co/settings/billing.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is nothing to start again."""
-        raise NotSupported("a job that ended can't be started again", "Submit it anew.")
+        """Raise NotSupported: an ended job can't be started again."""
+        raise NotSupported("a job that ended can't be started again", "Submit it again.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is no stop that could be resumed."""
+        """Raise NotSupported: a job can't be stopped and resumed."""
         raise NotSupported("Hugging Face Jobs has no stop", "Use terminate, which cancels the job.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002

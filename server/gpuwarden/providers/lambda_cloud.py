@@ -6,8 +6,8 @@
 | `LAMBDA_SSH_KEY_NAME` | which of the account's SSH keys goes into new instances; default the one that is yours |
 | `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
 
-There is no stop, no price cap, no bill and no balance to ask for; a cap is held against the price of the instance type
-before. The account is the one that the audit log names as the owner.
+The API has neither stop nor price cap, bill or balance; a cap is compared with the price of the instance type before.
+The account is the one that the audit log names as the owner.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ class _Filesystems(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Lambda's error codes; its messages may change at any time."""
+    """Map Lambda's error codes; its messages may change at any time."""
     code = reply.text("error.code")
     if 400 <= reply.status < 500:
         if code == "instance-operations/launch/insufficient-capacity":
-            return NoCapacity(f"Lambda has none of it now ({said})", "Try another region or type, or later.")
+            return NoCapacity(f"Lambda has no capacity for it now ({said})", "Try another region or type, or later.")
         if code == "global/object-does-not-exist":
-            return NotFound(f"Lambda says there is no such thing: {said}")
+            return NotFound(f"Lambda does not have it: {said}")
     return None
 
 
@@ -156,7 +156,7 @@ class LambdaCloud(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """An instance can be launched only with an SSH key of the account."""
+        """Return an instance can be launched only with an SSH key of the account."""
         try:
             await self._key_name()
         except BadRequest as refusal:
@@ -164,8 +164,8 @@ class LambdaCloud(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The one owner that the first page of the audit log names."""
-        answer = await self.door.ask("GET", f"{_V1}/audit-events", _Audit)
+        """Return the one owner that the first page of the audit log names."""
+        answer = await self.client.ask("GET", f"{_V1}/audit-events", _Audit)
         if isinstance(answer, Unknown):
             return answer
         owners = {e.resource_owner_lrn or "" for e in answer.value.data}
@@ -175,7 +175,7 @@ class LambdaCloud(Rented):
         return Known(accounts[0])
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price of the cheapest type that can be launched now."""
+        """Return the price of the cheapest type that can be launched now."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -208,7 +208,7 @@ class LambdaCloud(Rented):
         }
         if resources.durable_storage:
             order["file_system_names"] = [self._filesystem_name()]
-        answer = await self.door.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order, creates=True)
+        answer = await self.client.ask("POST", f"{_V1}/instance-operations/launch", _Launch, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         ids = answer.value.data.instance_ids
@@ -226,23 +226,23 @@ class LambdaCloud(Rented):
         )
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance."""
-        answer = await self.door.ask("GET", f"{_V1}/instances/{id}", _One)
+        """Return one instance."""
+        answer = await self.client.ask("GET", f"{_V1}/instances/{id}", _One)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value.data))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance that is not gone. Lambda answers in one page."""
-        answer = await self.door.ask("GET", f"{_V1}/instances", _Many)
+        """Return every instance that is not gone. Lambda answers in one page."""
+        answer = await self.client.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(self._view(i) for i in answer.value.data if i.status != "terminated"))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Lambda can't do that."""
         raise NotSupported("Lambda can't start an instance again", "Launch another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Lambda can't do that."""
         raise NotSupported("Lambda has no stop", "terminate is what ends an instance there; its disk goes with it.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -251,7 +251,7 @@ class LambdaCloud(Rented):
             return Known(None)
         body = {"instance_ids": [id]}
         try:
-            answer = await self.door.ask("POST", f"{_V1}/instance-operations/terminate", _Termination, body=body)
+            answer = await self.client.ask("POST", f"{_V1}/instance-operations/terminate", _Termination, body=body)
         except NotFound:
             return Known(None)
         if isinstance(answer, Unknown):
@@ -263,12 +263,12 @@ class LambdaCloud(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[tuple[_Type, str]]:
-        """The cheapest type with stock, and a region that has it. Raises BadRequest or NoCapacity."""
+        """Return the cheapest type with stock, and a region that has it. Raises BadRequest or NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         home = await self._filesystem_region() if resources.durable_storage else Known(None)
         if isinstance(home, Unknown):
             return home
-        answer = await self.door.ask("GET", f"{_V1}/instance-types", _Kinds)
+        answer = await self.client.ask("GET", f"{_V1}/instance-types", _Kinds)
         if isinstance(answer, Unknown):
             return answer
         kinds = [k for k in answer.value.data.values() if _is(k.instance_type, asked)]
@@ -290,8 +290,8 @@ class LambdaCloud(Rented):
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
-        """The name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
-        answer = await self.door.ask("GET", f"{_V1}/ssh-keys", _Keys)
+        """Return the name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
+        answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
         named, mine, keys = self.env.get("LAMBDA_SSH_KEY_NAME"), self.ssh_key(), answer.value.data
@@ -312,10 +312,10 @@ class LambdaCloud(Rented):
         return self.env.get("LAMBDA_FILESYSTEM") or DURABLE_NAME
 
     async def _filesystem_region(self) -> Answer[str | None]:
-        """Where the filesystem for durable storage is. Raises BadRequest unless it would be mounted as promised."""
+        """Return the region of the durable filesystem. Raises BadRequest unless it would be mounted as promised."""
         wanted, tier = self._filesystem_name(), self.durable_tier()
         assert tier is not None  # refuse_unsold saw it
-        answer = await self.door.ask("GET", f"{_V1}/file-systems", _Filesystems)
+        answer = await self.client.ask("GET", f"{_V1}/file-systems", _Filesystems)
         if isinstance(answer, Unknown):
             return answer
         found = [f for f in answer.value.data if f.name == wanted]
@@ -364,5 +364,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> LambdaCloud:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return LambdaCloud(profile, clock)

@@ -4,11 +4,11 @@
 |---|---|
 | `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | a key of the team |
 | `PAPERSPACE_TEMPLATE` | id of the template of new machines; needed, for it differs by region and machine type |
-| `PAPERSPACE_REGION` | where new machines stand; needed |
+| `PAPERSPACE_REGION` | region of new machines; needed |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
 
-New Linux machines let in the SSH keys of the account. The interface tells no prices and no balance, so no price cap
-can be held, every price is unknown, and nobody sees the money end. A machine has to be off before it can
+New Linux machines accept the SSH keys of the account. The API reports no prices and no balance, so a price cap can't be
+enforced, every price is unknown, and the end of the balance can't be predicted. A machine has to be off before it can
 be deleted. A deadline becomes its auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
 """
 
@@ -92,9 +92,11 @@ class _Deleted(ResponseModel):
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     code, text = reply.text("code").upper(), reply.text("message", "error").casefold()
     if reply.status == 404 and (code == "NOT_FOUND" or "not found" in text):
-        return NotFound(f"Paperspace says there is no such thing: {said}")
+        return NotFound(f"Paperspace does not have it: {said}")
     if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
-        return NoCapacity(f"Paperspace has none of it now ({said})", "Try another machine type or region, or later.")
+        return NoCapacity(
+            f"Paperspace has no capacity for it now ({said})", "Try another machine type or region, or later."
+        )
     return None
 
 
@@ -113,21 +115,21 @@ class Paperspace(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """What has to be set before a machine can be rented."""
+        """Return findings on settings that are required for renting."""
         missing = [name for name in NEEDED if not self.env.get(name)]
         return [
             self.finding(Severity.ERROR, f"{name} is not set, and a machine needs it", "Set it.") for name in missing
         ]
 
     async def ask_account(self) -> Answer[str]:
-        """The team of the key."""
-        answer = await self.door.ask("GET", "/auth/session", _Session)
+        """Return the team of the key."""
+        answer = await self.client.ask("GET", "/auth/session", _Session)
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The price is unknown: the interface tells none."""
+        """Return the price is unknown: the API reports none."""
         kind = self._machine_type(resources)
-        source = "Paperspace, which tells no prices through its interface"
+        source = "Paperspace, which reports no prices through its API"
         note = f"{kind}; see the price list at paperspace.com/pricing"
         return Known(
             Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
@@ -137,7 +139,7 @@ class Paperspace(Rented):
         """Rent one machine; it starts by itself."""
         order = self._order(self.label(token), resources)
         shape: Any = _Changed
-        answer: Answer[_Changed] = await self.door.ask("POST", "/machines", shape, body=order, creates=True)
+        answer: Answer[_Changed] = await self.client.ask("POST", "/machines", shape, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         made = _machine(answer.value)
@@ -147,17 +149,17 @@ class Paperspace(Rented):
         return Known(seen)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One machine."""
-        answer = await self.door.ask("GET", f"/machines/{id}", _Machine)
+        """Return one machine."""
+        answer = await self.client.ask("GET", f"/machines/{id}", _Machine)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every machine of the team, page by page."""
+        """Return every machine of the team, page by page."""
         found: dict[str, _Machine] = {}
         params: dict[str, str | int] = {"limit": PAGE}
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
-            answer = await self.door.ask("GET", "/machines", _Page, params=params)
+            answer = await self.client.ask("GET", "/machines", _Page, params=params)
             if isinstance(answer, Unknown):
                 return answer
             before = len(found)
@@ -166,13 +168,13 @@ class Paperspace(Rented):
                 return Known(tuple(self._view(m) for m in found.values()))
             after = answer.value.nextPage
             if not after or after in seen or len(found) == before:
-                return Unknown("Paperspace says that its list goes on, and not where")
+                return Unknown("Paperspace's list continues without a cursor")
             seen.add(after)
             params["after"] = after
         return Unknown("Paperspace's list of machines does not end")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a machine that is off; a dynamic address is another one then."""
+        """Start a machine that is off; a dynamic address changes then."""
         return await self._patch(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
@@ -193,7 +195,7 @@ class Paperspace(Rented):
                 f"machine {id} is {before.value.state}; Paperspace deletes only ones that are off", "Stop it."
             )
         try:
-            answer = await self.door.ask("DELETE", f"/machines/{id}", _Deleted, empty=True)
+            answer = await self.client.ask("DELETE", f"/machines/{id}", _Deleted, empty=True)
         except NotFound:
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
@@ -201,7 +203,7 @@ class Paperspace(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _end(self, order: dict[str, object], made: _Machine) -> dict[str, object]:
-        """When the machine will be shut down, unless the reply says otherwise: unknown fields may be passed over."""
+        """Return the requested shutdown time, unless the reply differs: Paperspace may ignore unknown fields."""
         hours = order.get("autoShutdownTimeout")
         if not isinstance(hours, int):
             return {}
@@ -213,7 +215,7 @@ class Paperspace(Rented):
     async def _patch(self, id: str, verb: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("Paperspace", id)
-        answer: Answer[_Changed] = await self.door.ask("PATCH", f"/machines/{id}/{verb}", _Changed)  # type: ignore[arg-type]
+        answer: Answer[_Changed] = await self.client.ask("PATCH", f"/machines/{id}/{verb}", _Changed)  # type: ignore[arg-type]
         return answer if isinstance(answer, Unknown) else Known(None)
 
     def _machine_type(self, resources: Resources) -> str:
@@ -227,13 +229,13 @@ class Paperspace(Rented):
         kind = self._machine_type(resources)
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
-                "Paperspace tells no prices through its interface, so a price cap can't be held",
+                "Paperspace reports no prices through its API, so a price cap can't be enforced",
                 "Leave the price cap out; max_cost_usd still bounds the job.",
             )
         missing = [name for name in NEEDED if not self.env.get(name)]
         if missing:
             raise BadRequest(
-                f"{' and '.join(missing)} must be set to rent from Paperspace", "gpuwarden doctor says more."
+                f"{' and '.join(missing)} must be set to rent from Paperspace", "gpuwarden doctor shows more."
             )
         order: dict[str, object] = {
             "name": label,
@@ -275,7 +277,8 @@ def _disk(wanted: int) -> int:
 
 
 def _deadline(seconds: int | None) -> dict[str, object]:
-    """Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or beyond its longest.
+    """Return the fields of Paperspace's own shutdown at the deadline, in whole hours rounded up; off without one, or
+    beyond its longest.
 
     The fields are those of DigitalOcean's own documentation; descriptions by others name them differently.
     """
@@ -302,5 +305,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Paperspace:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return Paperspace(profile, clock)

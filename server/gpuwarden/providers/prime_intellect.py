@@ -5,8 +5,8 @@
 | `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key, not a team's; scope: Instances read and write, the rest read |
 | `PRIME_IMAGE` | the image of new Pods, where the provider has it |
 
-A price cap is given to the order itself. Prepaid offers are passed over: money paid ahead is no meter. There is no
-stop.
+A price cap is part of the order itself. Prepaid offers are skipped: money paid ahead is not a meter. Pods can't be
+stopped.
 """
 
 from __future__ import annotations
@@ -135,13 +135,13 @@ class _Deleted(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """An address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
+    """Return an address that does not exist says "Not Found" and no more; a Pod's absence is said in more words."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
-        return NotFound(f"Prime Intellect says there is no such thing: {said}")
+        return NotFound(f"Prime Intellect does not have it: {said}")
     if reply.status in {400, 409, 422} and re.search(
         r"capacity|out of stock|unavailable|no longer available", said, re.IGNORECASE
     ):
-        return NoCapacity(f"Prime Intellect has none of it now ({said})", "Try another GPU, or later.")
+        return NoCapacity(f"Prime Intellect has no capacity for it now ({said})", "Try another GPU, or later.")
     return None
 
 
@@ -160,7 +160,7 @@ class PrimeIntellect(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """A Pod lets in only a key of the account."""
+        """Return True: a Pod accepts only a key of the account."""
         try:
             await self._key_id()
         except BadRequest as refusal:
@@ -168,12 +168,12 @@ class PrimeIntellect(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The id of the key's user."""
-        answer = await self.door.ask("GET", "/user/whoami", _Whose)
+        """Return the id of the key's user."""
+        answer = await self.client.ask("GET", "/user/whoami", _Whose)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The cheapest offer that fits."""
+        """Return the cheapest offer that fits."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -198,12 +198,12 @@ class PrimeIntellect(Rented):
         if isinstance(key, Unknown):
             return key
         order = self._order(label, resources, offer.value, key.value)
-        answer = await self.door.ask("POST", "/pods/", _Pod, body=order, creates=True)
+        answer = await self.client.ask("POST", "/pods/", _Pod, body=order, creates=True)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One Pod."""
-        answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        """Return one Pod."""
+        answer = await self.client.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(answer, Unknown):
             return answer
         if answer.value.status == "UNKNOWN" and answer.value.id == id:
@@ -211,11 +211,11 @@ class PrimeIntellect(Rented):
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every Pod that is not gone, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every Pod that is not gone, page by page; fewer than the total that comes with them is Unknown."""
         found: dict[str, _Pod] = {}
         read = 0
         for _ in range(MAX_PAGES):
-            answer = await self.door.ask("GET", "/pods/", _Pods, params={"offset": read, "limit": PAGE})
+            answer = await self.client.ask("GET", "/pods/", _Pods, params={"offset": read, "limit": PAGE})
             if isinstance(answer, Unknown):
                 return answer
             page, before = answer.value, len(found)
@@ -228,16 +228,16 @@ class PrimeIntellect(Rented):
         return Unknown("Prime Intellect's list of Pods does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """What is in the user's wallet."""
-        answer = await self.door.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
+        """Return the balance of the user's wallet."""
+        answer = await self.client.ask("GET", "/billing/wallet", _Wallet, params={"limit": 1})
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Prime Intellect can't do that."""
         raise NotSupported("Prime Intellect can't start a Pod again", "Rent another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """There is none."""
+        """Raise NotSupported: Prime Intellect can't do that."""
         raise NotSupported("Prime Intellect has no stop", "terminate is what ends a Pod there; its disk goes with it.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
@@ -245,7 +245,7 @@ class PrimeIntellect(Rented):
         if not is_safe_id(id):
             return Known(None)
         try:
-            answer = await self.door.ask("DELETE", f"/pods/{id}", _Deleted, empty=True)
+            answer = await self.client.ask("DELETE", f"/pods/{id}", _Deleted, empty=True)
         except NotFound:
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
@@ -253,7 +253,7 @@ class PrimeIntellect(Rented):
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[_Offer]:
-        """The cheapest offer that fits. Raises NoCapacity."""
+        """Return the cheapest offer that fits. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
@@ -275,11 +275,11 @@ class PrimeIntellect(Rented):
         return Known(min(fitting, key=lambda o: (_price(o) is None, _price(o) or 0.0, o.cloudId, o.provider or "")))
 
     async def _offers(self, count: int) -> Answer[tuple[_Offer, ...]]:
-        """All pages of what can be had."""
+        """Return all pages of the available offers."""
         found: tuple[_Offer, ...] = ()
         for page in range(1, MAX_PAGES + 1):
             params: dict[str, str | int] = {"gpu_count": count, "page": page, "page_size": PAGE}
-            answer = await self.door.ask("GET", "/availability/gpus", _Offers, params=params)
+            answer = await self.client.ask("GET", "/availability/gpus", _Offers, params=params)
             if isinstance(answer, Unknown):
                 return answer
             found += answer.value.items
@@ -288,8 +288,8 @@ class PrimeIntellect(Rented):
         return Known(found)
 
     async def _key_id(self) -> Answer[str | None]:
-        """The account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
-        answer = await self.door.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
+        """Return the account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
+        answer = await self.client.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer
         keys, mine = answer.value.data, self.ssh_key()
@@ -344,7 +344,7 @@ class PrimeIntellect(Rented):
         )
 
     def _where(self, pod: _Pod) -> Place | None:
-        """The address, once the image is installed."""
+        """Return the address, once the image is installed."""
         if pod.installationStatus not in {None, "FINISHED", "ACTIVE", "COMPLETED"}:
             return None
         told = pod.sshConnection if isinstance(pod.sshConnection, str | None) else next(iter(pod.sshConnection), None)
@@ -354,7 +354,7 @@ class PrimeIntellect(Rented):
         return self.place(pod.id, match[2], int(match[3]) if match[3] else None, match[1])
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """A gone Pod with its bill, or None where the history does not have it yet."""
+        """Return a gone Pod with its bill, or None where the history does not have it yet."""
         try:
             for page in range(HISTORY_PAGES):
                 params: dict[str, str | int] = {
@@ -363,7 +363,7 @@ class PrimeIntellect(Rented):
                     "sort_by": "terminatedAt",
                     "sort_order": "desc",
                 }
-                answer = await self.door.ask("GET", "/pods/history", _History, params=params)
+                answer = await self.client.ask("GET", "/pods/history", _History, params=params)
                 if isinstance(answer, Unknown) or not answer.value.data:
                     return None
                 for past in answer.value.data:
@@ -382,7 +382,7 @@ class PrimeIntellect(Rented):
 
 
 def _price(offer: _Offer) -> float | None:
-    """What the whole offer costs an hour; another currency than dollars is unknown."""
+    """Return the whole offer's price per hour; a currency other than dollars is unknown."""
     if offer.prices.currency not in {None, "USD", "usd"}:
         return None
     price = offer.prices.communityPrice if offer.prices.communityPrice is not None else offer.prices.onDemand
@@ -402,5 +402,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> PrimeIntellect:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return PrimeIntellect(profile, clock)

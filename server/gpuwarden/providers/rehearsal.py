@@ -1,4 +1,4 @@
-"""Provider `rehearsal`: rents instances of a pretend cloud on this machine that obeys the profile it is given."""
+"""Provider `rehearsal`: rents instances of a simulated cloud on this machine that follows a given profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.providers._account import salted
 from gpuwarden.providers._rented import agreed_gone
 from gpuwarden.rehearsal.cloud import Cloud
 
-ACCOUNT_KEYS: Final = ()  # pretend money needs none
+ACCOUNT_KEYS: Final = ()  # simulated money needs none
 SHELL_GUARD: Final = ShellGuard()  # its machines are processes here, and no command line ends them
 
 
@@ -32,19 +32,19 @@ class RehearsalProvider:
         self.settle_s = cloud.settings.settle_s
 
     def key_digest(self, salt: str) -> str:
-        """Digest of the cloud's own mark: another folder is another account."""
+        """Return a digest of the cloud's own mark: another folder is another account."""
         return salted(salt, self.name, self.profile.id, self.cloud.nonce)
 
     async def account_id(self) -> Answer[str]:
-        """There is none besides the mark."""
-        raise NotSupported("a pretend cloud names no account")
+        """Raise NotSupported: there is none besides the mark."""
+        raise NotSupported("a simulated cloud names no account")
 
     async def check(self) -> list[Finding]:
-        """There is no account that could be wrong."""
+        """Return nothing: a simulated account can't have problems."""
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The pretend price."""
+        """Return the simulated price."""
         return await to_thread.run_sync(self.cloud.quote, resources)
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
@@ -52,24 +52,24 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.create, resources, token)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every listed instance labelled `token`."""
+        """Return every listed instance labelled `token`."""
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance; a gone one with its final bill, None for one that vanished."""
+        """Return one instance; a gone one with its final bill, None for one that vanished."""
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer
-        there = await agreed_gone(id, self.list, "the pretend cloud does not have it")
+        there = await agreed_gone(id, self.list, "the simulated cloud does not have it")
         return there if isinstance(there, Unknown) or there.value else answer
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance that is not gone."""
+        """Return every instance that is not gone."""
         return await to_thread.run_sync(self.cloud.list)
 
     async def balance(self) -> Answer[Balance]:
-        """There is none."""
-        raise NotSupported("pretend money has no balance")
+        """Raise NotSupported: simulated money has no balance."""
+        raise NotSupported("simulated money has no balance")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Start a stopped instance again."""
@@ -85,6 +85,6 @@ class RehearsalProvider:
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
-    """The provider for one profile; the cloud's files lie in `state/<profile id>`, and what they say stays."""
-    # A host process lives on this machine's time; with any other clock things happen when somebody looks.
+    """Return the provider for one profile; the cloud's files in `state/<profile id>` are kept."""
+    # A supervisor process uses this machine's time; with any other clock changes happen on the next look.
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

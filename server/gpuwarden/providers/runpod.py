@@ -6,10 +6,10 @@
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
 
-The balance and the account's id are asked of the older GraphQL interface, which the key needs a scope of its own for.
+The balance and the account's id come from the older GraphQL API, for which the key needs another scope.
 A reply of it does not say whether the account is invoiced instead.
 
-The interface has no price cap, no interruptible Pods and no end date; a cap is held against the list price before.
+The API has no price cap, no interruptible Pods and no end date; a cap is compared with the list price before.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Account(ResponseModel):
 
 
 class _Graph(ResponseModel):
-    """A reply of GraphQL: an error in it makes the rest no answer, whatever the status says."""
+    """A reply of GraphQL: an error in it invalidates the rest, whatever the status is."""
 
     data: _Account
     errors: None = None
@@ -175,7 +175,7 @@ class _Keys(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """*Not found* counts only as the interface's own problem document."""
+    """*Map refusals; *not found* counts only as the API's own problem document."""
     body = reply.json
     if (
         reply.status == 404
@@ -183,7 +183,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         and body.get("status") == 404
         and isinstance(body.get("title"), str)
     ):
-        return NotFound(f"RunPod says there is no such thing: {said}")
+        return NotFound(f"RunPod does not have it: {said}")
     return None
 
 
@@ -204,27 +204,27 @@ class RunPod(Rented):
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
         self.graph = ApiClient(self.api, clock, self.env)
-        self.graph.url = self.door.url.removesuffix("/v2")
+        self.graph.url = self.client.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
         """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
 
     async def check_account(self) -> Findings:
-        """A Pod lets nobody in without a public key."""
+        """Return a Pod lets nobody in without a public key."""
         if self.ssh_key() is not None:
             return []
-        answer = await self.door.ask("GET", "/account/ssh-keys", _Keys)
+        answer = await self.client.ask("GET", "/account/ssh-keys", _Keys)
         if isinstance(answer, Known) and not answer.value.keys:
-            message = "there is no public SSH key, neither here nor in the RunPod account: no Pod could be reached"
+            message = "no public SSH key was found, neither here nor in the RunPod account: no Pod could be reached"
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The id of the key's user."""
+        """Return the id of the key's user."""
         answer = await self.graph.ask("POST", "/graphql", _Whose, body={"query": WHOSE}, safe=True)
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The list price of the cheapest kind in stock, Secure Cloud."""
+        """Return the list price of the cheapest kind in stock, Secure Cloud."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -250,7 +250,7 @@ class RunPod(Rented):
             return volume
         try:
             order = self._order(label, resources, offer.value, volume.value)
-            answer = await self.door.ask("POST", "/pods", _Pod, body=order, creates=True)
+            answer = await self.client.ask("POST", "/pods", _Pod, body=order, creates=True)
         except BadRequest as refusal:
             if any(word in refusal.message.casefold() for word in _CAPACITY):
                 raise NoCapacity(refusal.message, "Try another GPU, or later.") from None
@@ -263,19 +263,19 @@ class RunPod(Rented):
         return Known(made)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One Pod."""
-        answer = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        """Return one Pod."""
+        answer = await self.client.ask("GET", f"/pods/{id}", _Pod)
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every Pod that is not gone, those of clusters too. RunPod answers in one page."""
-        answer = await self.door.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
+        """Return every Pod that is not gone, those of clusters too. RunPod answers in one page."""
+        answer = await self.client.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(self._view(p) for p in answer.value.pods if p.status != "TERMINATED"))
 
     async def balance(self) -> Answer[Balance]:
-        """The account's credit, and what everything in the account spends an hour."""
+        """Return the account's credit, and what everything in the account spends an hour."""
         answer = await self.graph.ask("POST", "/graphql", _Graph, body={"query": BALANCE}, safe=True)
         if isinstance(answer, Unknown):
             return answer
@@ -295,7 +295,7 @@ class RunPod(Rented):
         if not is_safe_id(id):
             return Known(None)
         try:
-            return await self.door.ask("DELETE", f"/pods/{id}", None)
+            return await self.client.ask("DELETE", f"/pods/{id}", None)
         except NotFound:
             return Known(None)
 
@@ -304,14 +304,14 @@ class RunPod(Rented):
     async def _act(self, id: str, action: str) -> Answer[None]:  # noqa: A002
         if not is_safe_id(id):
             raise no_such("RunPod", id)
-        before = await self.door.ask("GET", f"/pods/{id}", _Pod)
+        before = await self.client.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(before, Known) and before.value.ssh.direct is not None:
             self._left[id] = (before.value.ssh.direct.host, before.value.ssh.direct.port)
-        answer = await self.door.ask("POST", f"/pods/{id}/action", _Pod, body={"action": action})
+        answer = await self.client.ask("POST", f"/pods/{id}/action", _Pod, body={"action": action})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
-        """The cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
+        """Return the cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
         asked = self.refuse_unsold(resources)
         params: dict[str, str | int] = {
             "include": "AVAILABILITY",
@@ -319,7 +319,7 @@ class RunPod(Rented):
             "count": resources.gpu_count,
             "cloud": "SECURE",
         }
-        answer = await self.door.ask("GET", "/catalog/gpus", _GpuTypes, params=params)
+        answer = await self.client.ask("GET", "/catalog/gpus", _GpuTypes, params=params)
         if isinstance(answer, Unknown):
             return answer
         kinds = [k for k in answer.value.gpus if gpu_matches(asked, (k.id, k.name))]
@@ -341,9 +341,9 @@ class RunPod(Rented):
         return Known(min(fitting, key=lambda k: (_price(k, resources) is None, _price(k, resources) or 0.0, k.id)))
 
     async def _volume(self) -> Answer[_Volume | None]:
-        """The network volume that durable storage lies on. Raises BadRequest where it is not clear which."""
+        """Return the network volume for durable storage. Raises BadRequest where it is not clear which."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
-        answer = await self.door.ask("GET", "/network-volumes", _Volumes)
+        answer = await self.client.ask("GET", "/network-volumes", _Volumes)
         if isinstance(answer, Unknown):
             return answer
         found = [v for v in answer.value.networkVolumes if wanted in {v.id, v.name}]
@@ -381,7 +381,7 @@ class RunPod(Rented):
         place = None
         if state is _S.RUNNING:
             if pod.ssh.direct is None or self._stale(pod):
-                why += "; its SSH address is not told yet"
+                why += "; its SSH address is not known yet"
             else:
                 place = self.place(pod.id, pod.ssh.direct.host, pod.ssh.direct.port, pod.ssh.direct.username)
             if pod.gpu is None or pod.gpu.count == 0:
@@ -400,7 +400,9 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Whether the address is that of before a restart: the port changes, and first replies repeat the old one."""
+        """Return whether the address is the one from before a restart: the port changes, and first replies repeat the
+        old one.
+        """
         direct, runtime = pod.ssh.direct, pod.runtime
         if direct is None or runtime is None:
             return True
@@ -416,9 +418,9 @@ class RunPod(Rented):
         return False
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """A gone Pod with its bill, or None where RunPod has no bill of it."""
+        """Return a gone Pod with its bill, or None where RunPod has no bill of it."""
         try:
-            answer = await self.door.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
+            answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
         except WardenError:
             return None
         if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:
@@ -433,7 +435,7 @@ def _price(kind: _GpuType, resources: Resources) -> float | None:
 
 
 def _meter(state: InstanceState, cost: float) -> bool | None:
-    """Compute is off only where status and cost say so together."""
+    """Return False only where status and cost both show that compute is off."""
     if state is _S.GONE:
         return False
     if state is _S.STOPPED:
@@ -461,5 +463,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RunPod:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return RunPod(profile, clock)

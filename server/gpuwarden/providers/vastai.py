@@ -5,8 +5,8 @@
 | `VAST_API_KEY`, `VAST_API_KEY_FILE` | the account's key; it needs instance_write, which covers create and destroy |
 | `VAST_IMAGE` | the container image of new instances |
 
-A price cap goes into the search of offers; a bid is the offer's least one. A durable volume is made along with the
-instance, on its machine, and lives as long as that machine does.
+A price cap goes into the search of offers; a bid is the offer's minimum. A durable volume is created with the instance,
+on its machine, and exists as long as that machine does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
-from gpuwarden.providers._account import let_in
+from gpuwarden.providers._account import authorize_key
 from gpuwarden.providers._http import Api, ApiResponse, ResponseModel
 from gpuwarden.providers._rented import (
     MAX_PAGES,
@@ -42,16 +42,16 @@ DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GB: Final = 50
 OFFERS: Final = 3000
 TRIES: Final = 3
-"""Offers go fast; so many are tried, from the cheapest up."""
+"""The number of offers to try, from the cheapest up, since offers go fast."""
 BILL_DAYS: Final = 60
 ON_START: Final = "touch ~/.no_auto_tmux"
-"""Else a login lands in tmux, and so would every command."""
+"""Otherwise a login starts tmux, and so would every command."""
 
 Status = Literal["created", "loading", "running", "stopped", "frozen", "exited", "rebooting", "unknown", "offline"]
 
 
 Contract = Annotated[int, Field(ge=0)]
-"""An instance's id. `_is_id` takes every one of them: what can't be asked about must not read as gone."""
+"""An instance's id. `_is_id` accepts every one of them: an id that can't be looked up must not count as gone."""
 
 
 class _Instance(ResponseModel):
@@ -98,7 +98,7 @@ class _Offers(ResponseModel):
 
 
 class _Made(ResponseModel):
-    """A contract that was made, by a request that may have been refused all the same."""
+    """A contract that was made, by a request that may have been refused nevertheless."""
 
     success: bool
     new_contract: Contract
@@ -113,7 +113,7 @@ class _Key(ResponseModel):
 
 
 class _User(ResponseModel):
-    """The account. What was paid ahead is its `credit`, which the description lacks; `balance` may be another sum."""
+    """The account. Its prepaid balance is `credit`, which the description lacks; `balance` may be another sum."""
 
     balance: float
     credit: float | None = None
@@ -134,7 +134,7 @@ class _Charges(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Vast's own words: a bad key may be a 404, and an offer that is gone a 400, 404 or 410."""
+    """Map Vast's own errors: a bad key may be a 404, and an offer that is gone a 400, 404 or 410."""
     code, text = reply.text("error"), reply.text("msg", "detail")
     if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
         return AuthFailed(
@@ -147,7 +147,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
         return NoCapacity(f"that offer of Vast.ai is gone ({said})", "Ask again: there are others.")
     if reply.status == 404 and code in {"not_found", "no_such_instance"}:
-        return NotFound(f"Vast.ai says there is no such thing: {said}")
+        return NotFound(f"Vast.ai does not have it: {said}")
     return None
 
 
@@ -167,22 +167,24 @@ class Vast(Rented):
     max_name = 1024
 
     async def check_account(self) -> Findings:
-        """A new instance lets in our key, which create tells it, and the keys of the account."""
+        """Return a new instance accepts the key that create passes on, and the keys of the account."""
         if self.ssh_key() is not None:
             return []
-        answer = await self.door.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
+        answer = await self.client.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
         if isinstance(answer, Known) and not answer.value:
-            message = "there is no public SSH key, neither here nor in the Vast.ai account: no machine could be reached"
+            message = (
+                "no public SSH key was found, neither here nor in the Vast.ai account: no machine could be reached"
+            )
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """The number of the key's user."""
-        answer = await self.door.ask("GET", "/api/v0/users/current/", _Owner)
+        """Return the number of the key's user."""
+        answer = await self.client.ask("GET", "/api/v0/users/current/", _Owner)
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """The cheapest offer that fits, its disk included."""
+        """Return the cheapest offer that fits, its disk included."""
         answer = await self._offers(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -212,24 +214,24 @@ class Vast(Rented):
         return await self._rent(offers.value[:TRIES][-1], resources, label, token)
 
     def is_id(self, ident: str) -> bool:
-        """Vast.ai counts its instances."""
+        """Return whether an id is a number: Vast.ai counts its instances."""
         return _is_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. `{"instances": null}` is how Vast.ai says that it is gone."""
-        answer = await self.door.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
+        """Return one instance. `{"instances": null}` is how Vast.ai says that it is gone."""
+        answer = await self.client.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
         if isinstance(answer, Unknown):
             return answer
         found = answer.value.instances
         return Known(None if found is None else self._view(found))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance, page by page; fewer than the total that is told with them is Unknown."""
+        """Return every instance, page by page; fewer than the total that comes with them is Unknown."""
         found: dict[int, _Instance] = {}
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
-            answer = await self.door.ask("GET", "/api/v1/instances/", _Page, params=params)
+            answer = await self.client.ask("GET", "/api/v1/instances/", _Page, params=params)
             if isinstance(answer, Unknown):
                 return answer
             page, before = answer.value, len(found)
@@ -245,8 +247,8 @@ class Vast(Rented):
         return Unknown("Vast.ai's list of instances does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """The credit of the account. Its reply may hold the key itself, which is not read."""
-        answer = await self.door.ask("GET", "/api/v0/users/current/", _User)
+        """Return the credit of the account. Its reply may contain the key itself, which is not read."""
+        answer = await self.client.ask("GET", "/api/v0/users/current/", _User)
         if isinstance(answer, Unknown):
             return answer
         told = answer.value
@@ -261,11 +263,11 @@ class Vast(Rented):
         return await self._put(id, "stopped")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end. It may have to be asked again: only a look tells."""
+        """Ask for the end. It may have to be sent again: only a look shows whether it worked."""
         if not _is_id(id):
             return Known(None)
         try:
-            answer = await self.door.ask("DELETE", f"/api/v0/instances/{id}/", _Done)
+            answer = await self.client.ask("DELETE", f"/api/v0/instances/{id}/", _Done)
         except NotFound:
             return Known(None)
         return answer if isinstance(answer, Unknown) else Known(None)
@@ -275,11 +277,11 @@ class Vast(Rented):
     async def _put(self, id: str, state: str) -> Answer[None]:  # noqa: A002
         if not _is_id(id):
             raise no_such("Vast.ai", id)
-        answer = await self.door.ask("PUT", f"/api/v0/instances/{id}/", _Done, body={"state": state})
+        answer = await self.client.ask("PUT", f"/api/v0/instances/{id}/", _Done, body={"state": state})
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
-        """The offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
+        """Return the offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         disk = resources.disk_gb or DISK_GB
         query: dict[str, object] = {
@@ -296,7 +298,7 @@ class Vast(Rented):
             "order": [["dph_total", "asc"]],
             "limit": OFFERS,
         }
-        answer = await self.door.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
+        answer = await self.client.ask("POST", "/api/v0/bundles/", _Offers, body=query, safe=True)
         if isinstance(answer, Unknown):
             return answer
         fitting = [
@@ -326,14 +328,14 @@ class Vast(Rented):
             "onstart": ON_START,
         }
         if key := self.ssh_key():
-            order["onstart"] = f"{ON_START}; {let_in(key)}"
+            order["onstart"] = f"{ON_START}; {authorize_key(key)}"
         price = _price(offer, resources)
         if resources.interruptible:
             order["price"] = price
         if resources.durable_storage and tier is not None:
             volume = {"create_new": True, "volume_id": offer.avail_vol_ask_id, "size": disk, "mount_path": tier.path}
             order["volume_info"] = volume
-        answer = await self.door.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order, creates=True)
+        answer = await self.client.ask("PUT", f"/api/v0/asks/{offer.id}/", _Made, body=order, creates=True)
         if isinstance(answer, Unknown):
             return answer
         taken = answer.value.success
@@ -366,7 +368,7 @@ class Vast(Rented):
         )
 
     def _where(self, i: _Instance) -> Place | None:
-        """The direct address, where there is one; else the slower proxy's."""
+        """Return the direct address, where there is one; else the slower proxy's."""
         port = _direct_port(i.ports)
         address = (i.public_ipaddr or "").strip()
         if port is not None and address:
@@ -376,14 +378,14 @@ class Vast(Rented):
         return None
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """A gone instance with its charges, or None where they can't be had."""
+        """Return a gone instance with its charges, or None where they are not available."""
         now = int(self.clock.now())
         days = {"day": {"gte": now - BILL_DAYS * 86400, "lte": now + 86400}, "type": {"in": ["instance"]}}
         params: dict[str, str | int] = {"select_filters": json.dumps(days), "limit": 500}
         total, found = 0.0, False
         try:
             for _ in range(10):
-                answer = await self.door.ask("GET", "/api/v0/charges/", _Charges, params=params)
+                answer = await self.client.ask("GET", "/api/v0/charges/", _Charges, params=params)
                 if isinstance(answer, Unknown):
                     return None
                 mine = [c.amount for c in answer.value.results if c.source == f"instance-{id}"]
@@ -400,7 +402,7 @@ class Vast(Rented):
 
 
 def _is_id(ident: str) -> bool:
-    """Vast.ai counts its instances."""
+    """Return whether an id is a number: Vast.ai counts its instances."""
     return re.fullmatch(r"[0-9]{1,18}", ident) is not None
 
 
@@ -412,7 +414,7 @@ def _price(offer: _Offer, resources: Resources) -> float | None:
 
 
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
-    """Our word for the four fields of theirs, and whether compute bills."""
+    """Return the normalized state for Vast's four fields, and whether compute bills."""
     wanted = i.intended_status == "running"
     match i.actual_status:
         case "running":
@@ -432,7 +434,7 @@ def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
 
 
 def _direct_port(ports: Any) -> int | None:
-    """The public port of the container's port 22."""
+    """Return the public port of the container's port 22."""
     try:
         port = int(ports["22/tcp"][0]["HostPort"])
     except (KeyError, IndexError, TypeError, ValueError):
@@ -454,5 +456,5 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> Vast:
-    """The provider for one profile. It keeps no files."""
+    """Return the provider for one profile. It keeps no files."""
     return Vast(profile, clock)

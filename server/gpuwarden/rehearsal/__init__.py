@@ -1,1 +1,1 @@
-"""The rehearsal: a simulated metered cloud on this machine. Real processes, real files, pretend money."""
+"""The rehearsal: a simulated metered cloud on this machine. Real processes, real files, simulated money."""

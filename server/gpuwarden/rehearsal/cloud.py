@@ -1,13 +1,14 @@
-"""A simulated metered cloud on this machine: what a rented GPU does to money, processes and files, done for real.
+"""A simulated metered cloud on this machine: the effects of a rented GPU on money, processes and files, carried out for
+real.
 
-The cloud obeys one profile's front matter: which verbs there are, what survives them, when the meter stops, how an
-interruption comes. Time passes when somebody looks: every call first makes the moves that were due (`tick`), and a
-supervisor process per instance (`host.py`) looks often, so that things happen when nobody else does.
+The cloud follows one profile's front matter: its verbs, what survives them, when the meter stops, how an interruption
+comes. Time advances on access: every call first applies the transitions that are due (`tick`), and a supervisor process
+per instance (`supervisor.py`) polls, so that they happen without other callers.
 
-A change is committed by one rename together with its side effects, which are then carried out; whoever looks next
-carries out what a crash left open.
+A change is committed by one rename together with its side effects, which are then carried out; the next caller
+completes what a crash left open.
 
-There is no chroot. `Place.root` is put before the paths that gpuwarden itself uses, but a script that writes to an
+This is not a chroot. `Place.root` is put before the paths that gpuwarden itself uses, but a script that writes to an
 absolute path of this machine, or reads one, really does. Rehearse only what you would run here anyway.
 """
 
@@ -33,12 +34,12 @@ from gpuwarden.rehearsal.transitions import Engine
 T = TypeVar("T")
 _S = InstanceState
 _OFF = frozenset({_S.STOPPED, _S.INTERRUPTED, _S.GONE})
-SOURCE = "rehearsal catalog, pretend money"
+SOURCE = "rehearsal catalog, simulated money"
 
 
 @dataclass
 class Session:
-    """One look at the cloud under its lock."""
+    """The cloud's state during one locked access."""
 
     state: State
     config: Config
@@ -51,10 +52,10 @@ class Session:
 
 
 class Cloud:
-    """One pretend account on one platform. Calls block for milliseconds; use them from a thread in async code.
+    """One simulated account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
-    `settings` and `faults` replace what the folder holds; None keeps it. With `supervise` every instance that can
-    move by itself has a host process. Without `make` a folder that is not there raises Unreachable.
+    `settings` and `faults` replace those in the folder; None keeps them. With `supervise` every instance that can
+    change by itself has a supervisor process. Without `make` a folder that is not there raises Unreachable.
     """
 
     def __init__(
@@ -82,25 +83,25 @@ class Cloud:
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
             if new != self.store.config():
                 self.store.save(new)
-            if faults is not None or not self.store.begun:  # its mark stays what it is from now on
+            if faults is not None or not self.store.begun:  # its mark never changes from now on
                 state = self.store.state()
                 state.calls = {}
                 self.store.save(state)
 
     @property
     def nonce(self) -> str:
-        """The mark that tells this cloud from every other."""
+        """Return the mark that distinguishes this cloud from every other."""
         return self.store.state().nonce
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
+        """Return the settings in force."""
         return (self.store.config() or Config(profile=self.profile)).settings
 
     # ------------------------------------------------------------------------------------------------ the account
 
     def quote(self, resources: Resources) -> Answer[Quote]:
-        """The pretend price now."""
+        """Return the simulated price now."""
 
         def ask(s: Session) -> Quote:
             usd = meter.price(s.config.settings, self.profile, resources)
@@ -135,15 +136,15 @@ class Cloud:
         return self._call("create", rent)
 
     def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Every listed instance with that label."""
+        """Return every listed instance with that label."""
         return self._call("find", lambda s: tuple(i for i in self._listed(s) if i.token == token))
 
     def list(self) -> Answer[tuple[Instance, ...]]:
-        """Every instance that is not gone."""
+        """Return every instance that is not gone."""
         return self._call("list", lambda s: tuple(self._listed(s)))
 
     def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """One instance. A gone one is answered with its final bill; None for one that vanished or never was."""
+        """Return one instance. A gone one is answered with its final bill; None for one that vanished or never was."""
 
         def look(s: Session) -> Instance | None:
             record = s.state.records.get(id)
@@ -200,21 +201,21 @@ class Cloud:
     # ------------------------------------------------------------------------------------------- for tests and demos
 
     def tick(self, only: str | None = None) -> bool:
-        """Let time pass. Whether anything (or `only` that instance) can still move by itself."""
+        """Advance time. Return whether anything (or `only` that instance) can still change by itself."""
         with self._session(counts=False) as s:
             self._tick(s, only)
             looked = [r for r in s.state.records.values() if only in {None, r.id}]
             return any(self._restless(r) for r in looked)
 
     def truth(self, id: str) -> Truth:  # noqa: A002
-        """What is really so, whatever the provider answers. Lets time pass first. Raises NotFound."""
+        """Return an instance's true state, whatever the provider answers. Advances time first. Raises NotFound."""
         truths = self.truths()
         if id not in truths:
             raise NotFound(f"{self._platform} never had an instance {id!r}")
         return truths[id]
 
     def truths(self) -> dict[str, Truth]:
-        """The truth about every instance that ever was."""
+        """Return the truth about every instance that ever was."""
         with self._session() as s:
             held = processes.held(set(s.state.records))
             return {id: self._truth(s, record, held) for id, record in s.state.records.items()}  # noqa: A001
@@ -237,7 +238,7 @@ class Cloud:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Around a backend's submit, which goes past this cloud: the request may be lost, or the reply.
+        """Wrap a backend's submit, which bypasses this cloud: the request may be lost, or the reply.
 
         Raises Unreachable before the body or after it, BadReply after it. The lock is not held meanwhile.
         """
@@ -282,9 +283,9 @@ class Cloud:
 
     @contextmanager
     def _session(self, *, counts: bool = True) -> Iterator[Session]:
-        """Lock, let time pass, hand out the state, commit what was done to it, carry that out.
+        """Lock, advance time, hand out the state, commit its changes and carry them out.
 
-        A refusal commits too: the call was counted and time has passed.
+        A refusal commits too: the call was counted and time has advanced.
         """
         with self.store.lock():
             state, config = self.store.state(), self.store.config() or Config(profile=self.profile)
@@ -330,7 +331,7 @@ class Cloud:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 
     def _tick(self, s: Session, only: str | None = None, *, hold: bool = True) -> None:
-        """Finish what was left open, make the moves that are due, carry them out. Order: commit, then act."""
+        """Complete open effects, apply due transitions, carry out their effects. Order: commit, then act."""
         for id in [only] if only in s.state.records else list(s.state.records):  # noqa: A001
             assert id is not None
             before = s.state.records[id]
@@ -349,7 +350,7 @@ class Cloud:
         disk.sweep(self.root)
 
     def _observe(self, s: Session, record: Record) -> Record:
-        """What follows from the machine's files: a step reached, a job ended, a disk filled."""
+        """Return the consequences of the machine's files: a step reached, a job ended, a disk filled."""
         if record.state != _S.RUNNING or record.pending:
             return record
         folder = self._run_root(record)
@@ -372,7 +373,7 @@ class Cloud:
         return record.but(disk_full=full, why="the disk is full" if full else "running")
 
     def _carry_out(self, record: Record) -> Record:
-        """Do what is pending, in order. Every effect may have been done before."""
+        """Carry out pending effects in order. Every effect may have been carried out before."""
         files = self._disk(record)
         for effect in record.pending:
             match effect.split(":"):
@@ -391,7 +392,7 @@ class Cloud:
         return record.but(pending=())
 
     def _hold_down(self, s: Session, only: str | None) -> None:
-        """A machine that is off runs nothing: what was started in the moment it went down dies at the next look."""
+        """Kill what was started while the machine went down: a machine that is off runs nothing."""
         off = {r.id for r in s.state.records.values() if r.state in _OFF and only in {None, r.id}}
         for id in processes.held(off):  # noqa: A001
             processes.kill(id)
@@ -406,7 +407,7 @@ class Cloud:
         return record.due is not None or bool(record.pending) or record.state == _S.RUNNING
 
     def _job_end_matters(self, record: Record) -> bool:
-        """Not where run folders lie on a volume: there they are other instances' too, and tell nothing."""
+        """Return False where run folders are on a volume: there they may be other instances'."""
         if self._shares_run_root(record):
             return False
         if self.profile.kind == "serverless":
@@ -429,11 +430,11 @@ class Cloud:
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
-        """The processes that run folders name. On a volume they may be another instance's, so there none are."""
+        """Return the processes that run folders name. On a volume they may be another instance's, so there none are."""
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
 
     def _pids(self, record: Record) -> set[int] | None:
-        """On a volume, the processes whose runs count as this instance's; None: all runs do."""
+        """Return, on a volume, the processes whose runs count as this instance's; None: all runs do."""
         return {p.pid for p in processes.of(record.id)} if self._shares_run_root(record) else None
 
     def _known(self, s: Session, id: str) -> Record:  # noqa: A002
@@ -455,7 +456,7 @@ class Cloud:
             yield self._view(s, record)
 
     def _view(self, s: Session, record: Record) -> Instance:
-        """The provider's answer about a record."""
+        """Return the provider's answer about a record."""
         if self._lags(s, record):
             record = record.but(state=_S.TERMINATING, why="terminate was asked for")
         files = self._disk(record)
@@ -476,7 +477,8 @@ class Cloud:
             place=place if record.state == _S.RUNNING else None,
             meter=meter.computes(self.profile, record),
             price_usd_per_hour=record.usd_per_hour,
-            # Told per hour of the clock, as the bill grows, so that a second look can tell a stopped machine's bill.
+            # Reported per hour of the clock, as the bill grows, so that a second look can detect a stopped machine's
+            # bill.
             stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,

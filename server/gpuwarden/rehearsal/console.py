@@ -1,7 +1,7 @@
-"""The other side of a pretend world, for evaluations and drills: its clouds' raw verbs, their books, a Hub.
+"""The provider's side of a simulated world, for evaluations and drills: its clouds' raw verbs, their bills, a Hub.
 
-One JSON object a line in, one a line out. It does what a provider's own command line does, without a gate, and tells
-what is really so. It can't reach a real account: whoever opens the clouds hands out rehearsal clouds only.
+One JSON object a line in, one a line out. It acts like a provider's own command line, without a gate, and reports the
+true state. It can't reach a real account: it is only given rehearsal clouds.
 
     {"do": "configure", "platform": P, "settings": {...}, "faults": [...]}
     {"do": "create", "platform": P, "label": L, "gpu": G, "interruptible": B, "durable": B}
@@ -9,7 +9,7 @@ what is really so. It can't reach a real account: whoever opens the clouds hands
     {"do": "get" | "start" | "stop" | "terminate" | "preempt", "platform": P, "id": I}
     {"do": "books", "platform": P}             every instance that ever was, and what it cost
     {"do": "hub", "root": R, "repos": [...]}   serve a Hub; answers the environment that finds it
-    {"do": "ledger"}                           the server's ledger, as `gpuwarden history --json` tells it
+    {"do": "ledger"}                           the server's ledger, as `gpuwarden history --json` prints it
     {"do": "halt", "platform": P}              end every process of every instance
 """
 
@@ -42,7 +42,7 @@ class Console:
         self._open = ExitStack()
 
     def serve(self, lines: Iterable[str]) -> Iterator[str]:
-        """Answer each line. The Hub, where one was asked for, ends with the lines."""
+        """Yield the answer to each line. The Hub, where one was requested, ends with the lines."""
         with self._open:
             for line in lines:
                 if line.strip():
@@ -58,7 +58,7 @@ class Console:
         except ValidationError as error:
             return BadRequest(f"arguments can't be used, the first: {error.errors()[0]['msg']}").as_dict()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            return BadRequest(f"no order that is known: {error!r}"[:300]).as_dict()
+            return BadRequest(f"unknown request: {error!r}"[:300]).as_dict()
 
     def _do_configure(self, order: Order) -> None:
         faults = Faults(faults=tuple(Fault(**f) for f in order.get("faults", ())))

@@ -4,10 +4,10 @@
 <root>/instances/<id>/fs/         while the machine is on: tiers at their mount paths
 <root>/instances/<id>/fs.off/     the same folder while it is off: nobody can read a machine that is off
 <root>/volumes/<tier>/            tiers that outlive terminate; linked into fs/ of every instance that has them
-<root>/trash/                     what died, on its way out
+<root>/trash/                     content to delete
 ```
-A tier dies when its content is renamed into the trash, mount points of other tiers excepted. No link that a job made
-is ever followed: a link is removed, never what it points to.
+A tier is wiped when its content is renamed into the trash, mount points of other tiers excepted. No link that a job
+made is ever followed: a link is removed, never what it points to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Disk:
             self.fs.rename(self.off)
 
     def wipe(self, event: Event) -> None:
-        """Delete the tiers that do not outlive `event`. A fact that nobody knows reads as death."""
+        """Delete the tiers that do not outlive `event`. An unknown fact counts as loss."""
         base = self.off if self.off.exists() else self.fs
         for tier in self.tiers:
             if getattr(tier.survives, event) is not True:
@@ -61,18 +61,18 @@ class Disk:
         trash(self.root, self.home)
 
     def allow_runs(self, allowed: bool) -> None:
-        """Let new run folders be made, or not. It binds ordinary users; root writes anyway."""
+        """Allow or forbid new run folders. It binds ordinary users; root writes anyway."""
         folder = _inside(self.fs, self.run_root)
         if _plain(self.root, self.fs, folder):
             folder.chmod(0o755 if allowed else 0o555)
 
     def used(self) -> int:
-        """Bytes of the files on the machine's own tiers."""
+        """Return bytes of the files on the machine's own tiers."""
         return sum(_size(Path(at) / n) for at, _, names in os.walk(self.fs) for n in names)
 
     @property
     def mounts(self) -> dict[str, str]:
-        """Where the volumes really lie, by the path that they have on the machine."""
+        """Return the real folders of the volumes, by their path on the machine."""
         return {t.path: str(self._volume(t)) for t in self.tiers if shared(t)}
 
     def _mount(self, tier: Tier) -> None:
@@ -109,18 +109,18 @@ class Disk:
 
 
 def run_root(profile: Profile) -> str:
-    """The profile's run root as an absolute path; the home of a rehearsal machine is /root."""
+    """Return the profile's run root as an absolute path; the home of a rehearsal machine is /root."""
     return profile.run_root.replace("~", "/root", 1) if profile.run_root.startswith("~") else profile.run_root
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """The tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
+    """Return the tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
 
 def shared(tier: Tier) -> bool:
-    """Whether a tier is a volume of the account, not of the instance: it outlives terminate."""
+    """Return whether a tier is a volume of the account, not of the instance: it outlives terminate."""
     return tier.survives.terminate is True and tier.path != "/"
 
 
@@ -137,7 +137,7 @@ def trash(root: Path, path: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Free the space of what died. Safe to interrupt and to run twice."""
+    """Free the space of wiped content. Safe to interrupt and to run twice."""
     can = root / "trash"
     for entry in list(can.iterdir()) if can.is_dir() else []:
         if entry.is_dir() and not entry.is_symlink():
@@ -151,7 +151,7 @@ def sweep(root: Path) -> None:
 
 
 def _open_up(path: Path) -> None:
-    """Give the owner of a folder its rights back, whatever a job did to them."""
+    """Restore the owner's permissions on a folder, whatever a job did to them."""
     try:
         if not path.is_symlink():
             path.chmod(stat.S_IRWXU)
@@ -183,7 +183,9 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
 
 
 def _plain(root: Path, base: Path, path: Path) -> bool:
-    """Whether every step from `base` to `path` is a real folder or a link to a volume of ours; opens them up."""
+    """Return whether every step from `base` to `path` is a real folder or a link to one of our volumes; makes them
+    writable.
+    """
     if base.is_symlink() or not base.is_dir():
         return False
     _open_up(base)
@@ -198,7 +200,7 @@ def _plain(root: Path, base: Path, path: Path) -> bool:
 
 
 def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
-    """What to remove so that `start` is empty but for `keep` and the folders on the way there."""
+    """Yield the paths to remove so that `start` is empty but for `keep` and its parents."""
     _open_up(start)
     for entry in list(start.iterdir()) if start.is_dir() else []:
         if entry in keep:

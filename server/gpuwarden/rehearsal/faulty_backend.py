@@ -10,7 +10,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 
 
 def lossy(backend: Backend, cloud: Cloud) -> Backend:
-    """`backend`, whose submit may lose its request or its reply as the cloud's faults say."""
+    """Return `backend` with a submit that may lose its request or its reply, as the cloud's faults configure."""
     return cast("Backend", _Lossy(backend, cloud))
 
 

@@ -1,4 +1,4 @@
-"""Pretend money. Cost is a function of a record and a time; nothing ticks, so nothing is forgotten in a crash."""
+"""Simulated money. Cost is a function of a record and a time; nothing ticks, so nothing is forgotten in a crash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OFF = frozenset({_S.STOPPED, _S.INTERRUPTED})
 
 
 def price(settings: Settings, profile: Profile, resources: Resources) -> float:
-    """Pretend dollars per hour; 0 on a platform without a meter."""
+    """Return simulated dollars per hour; 0 on a platform without a meter."""
     if not profile.meter.metered:
         return 0.0
     names = {name.casefold(): usd for name, usd in settings.catalog.items()}
@@ -24,7 +24,7 @@ def price(settings: Settings, profile: Profile, resources: Resources) -> float:
 
 
 def computes(profile: Profile, record: Record) -> bool:
-    """Whether compute bills in the record's present state.
+    """Return whether compute bills in the record's present state.
 
     A failed boot bills until someone ends it. A stopped instance bills on where the profile's `stops_on` lacks
     `stop`; an interrupted one does not, since the platform took the GPU back.
@@ -37,7 +37,9 @@ def computes(profile: Profile, record: Record) -> bool:
 
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
-    """Whether something else than compute, a disk say, bills in the record's present state. Unknown counts as yes."""
+    """Return whether something other than compute, such as a disk, bills in the record's present state. Unknown counts
+    as yes.
+    """
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
     return profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable)
@@ -46,7 +48,7 @@ def leaves_residue(profile: Profile, record: Record) -> bool:
 def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Record:
     """Open and close the record's two meters to fit its state, as of `at`.
 
-    What bills after the end is a volume's and not the instance's: its rate is told, its cost is not added here.
+    Charges after the end belong to a volume, not to the instance: the rate is reported, the cost is not added here.
     """
     compute = computes(profile, record)
     residue = record.state in _OFF and leaves_residue(profile, record)
@@ -62,14 +64,14 @@ def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Rec
 
 
 def cost(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Pretend dollars so far. It never falls as `now` grows."""
+    """Return simulated dollars so far. The sum never falls as `now` grows."""
     compute = _compute_s(profile, settings, record, now) * record.usd_per_hour
     residue = _residue_s(settings, record, now) * record.residue_usd_per_hour
     return (compute + residue) / 3600
 
 
 def _compute_s(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Billed seconds: every started period counts in full steps of the profile's granularity."""
+    """Return billed seconds: every started period counts in full steps of the profile's granularity."""
     if record.compute_since is None:
         return record.compute_s
     grain = profile.meter.granularity_s

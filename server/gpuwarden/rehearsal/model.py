@@ -1,6 +1,6 @@
-"""What a rehearsal cloud remembers: its settings, its faults, and one record per instance.
+"""The persistent state of a rehearsal cloud: its settings, its faults, and one record per instance.
 
-Times are seconds since the epoch on the cloud's clock. Prices are pretend US dollars.
+Times are seconds since the epoch on the cloud's clock. Prices are simulated US dollars.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gpuwarden.core.profile import Event
 
 MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"
 
-#: Pretend prices per GPU and hour. They belong to this cloud alone; real prices are asked of real providers.
+#: Simulated prices per GPU and hour, for this cloud only; real prices come from real providers.
 CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "H100": 2.80, "H200": 3.60}
 
 
 class Settings(Frozen):
-    """How the pretend platform behaves where a profile does not say.
+    """The simulated platform's behaviour where a profile leaves it open.
 
     Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
     many seconds on the meter, while boots, graces and resumes keep their length, so that processes get their time.
-    `sometimes` says whether storage that is there sometimes is there. `settle_s` is how long a second look at the
-    cloud has to come after the first to be believed.
+    `sometimes` decides whether `sometimes` storage is present. `settle_s` is the minimum time between two looks that
+    count as a confirmation.
     """
 
     boot_s: float = Field(default=1.0, ge=0)
@@ -50,13 +50,13 @@ CALL_FAULTS = frozenset({"lost_request", "lost_reply", "bad_reply", "stale", "no
 
 
 class Fault(Frozen):
-    """One thing that goes wrong.
+    """One fault.
 
     A call fault strikes the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
     fault strikes the `at`-th instance created, and the `count - 1` after it. With `probability` both are drawn
     from the seed instead, each call or instance by itself.
 
-    - `lost_request`: nothing happens, the caller hears nothing. `lost_reply`: it happens, the caller hears nothing.
+    - `lost_request`: nothing happens, without a response. `lost_reply`: it happens, without a response.
       `bad_reply`: it happens, the answer has an unexpected shape. `no_capacity`: a definite refusal.
       `false_refusal`: it happens, the answer is a refusal.
     - `stale`: for `seconds` a new instance is not seen yet, and a gone one is still seen as terminating.
@@ -85,7 +85,7 @@ class Fault(Frozen):
         return self
 
     def strikes(self, seed: int, position: int, nth: int) -> bool:
-        """Whether this fault, the `position`-th of its list, strikes the `nth` call or instance."""
+        """Return whether this fault, the `position`-th of its list, strikes the `nth` call or instance."""
         if self.probability is None:
             return self.at <= nth < self.at + self.count
         draw = int(digest([seed, position, nth])[7:21], 16) / 16**14
@@ -99,16 +99,16 @@ class Faults(Frozen):
     faults: tuple[Fault, ...] = ()
 
     def on_call(self, call: Call, nth: int) -> list[Fault]:
-        """The faults that strike the `nth` call of a verb."""
+        """Return the faults that strike the `nth` call of a verb."""
         return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
 
     def on_instance(self, nth: int) -> tuple[Fault, ...]:
-        """The faults that the `nth` instance is born with."""
+        """Return the faults that the `nth` instance is created with."""
         return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
 
 
 class Record(Frozen):
-    """One instance. Every change makes a new record; `pending` are side effects that are not known to be done yet."""
+    """One instance. Every change creates a new record; `pending` are side effects not yet known to be done."""
 
     id: str
     token: str
@@ -135,22 +135,22 @@ class Record(Frozen):
     job_ended: bool = False
 
     def but(self, **changes: Any) -> Record:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return self.model_copy(update=changes)
 
     def fault(self, kind: InstanceFault) -> Fault | None:
-        """The first fault of a kind that has not struck yet."""
+        """Return the first fault of a kind that has not struck yet."""
         return next((f for f in self.faults if f.kind == kind), None)
 
     def without(self, fault: Fault) -> tuple[Fault, ...]:
-        """The faults left once `fault` has struck."""
+        """Return the faults left once `fault` has struck."""
         left = list(self.faults)
         left.remove(fault)
         return tuple(left)
 
 
 class State(BaseModel):
-    """Everything that changes, in one file, so that one rename commits it."""
+    """All mutable state, in one file, so that one rename commits it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -161,7 +161,7 @@ class State(BaseModel):
 
 
 class Truth(Frozen):
-    """What is really so, for tests that compare it with what a caller was told."""
+    """An instance's true state, for tests that compare it with a caller's view."""
 
     id: str
     state: InstanceState

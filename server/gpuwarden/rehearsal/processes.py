@@ -1,9 +1,9 @@
-"""The processes of rehearsal instances: finding them, signalling them, and never anybody else's.
+"""The processes of rehearsal instances: find and signal them, and never any others.
 
 A process belongs to an instance when its environment carries the instance's marker (ids are unique across clouds),
-when a run folder names it and its start ticks prove it, or when it descends from such a process. That holds for
-children that called setsid or that ignore SIGTERM. What escapes: a process that cleared its environment *and* was
-orphaned *and* is named in no status.
+when a run folder names it and its start ticks prove it, or when it descends from such a process. That includes children
+that called setsid or that ignore SIGTERM. Only a process that cleared its environment *and* was orphaned *and* is named
+in no status escapes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gpuwarden.rehearsal.model import MARKER
 ROUNDS = 20
 SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
-# Not the marker, which would make it one of the processes that it kills, and none of the caller's secrets.
+# Without the marker, which would make it one of the processes that it kills, and without the caller's secrets.
 SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
 def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
-    """The living processes of an instance. `named` are claims of run folders: pid, start ticks, boot id."""
+    """Return the living processes of an instance. `named` are claims of run folders: pid, start ticks, boot id."""
     found = {p.pid: p for p in psutil.process_iter() if _marker(p) == id}
     for pid, ticks, boot in named:
         if pid not in found and _proven(pid, ticks, boot):
@@ -42,19 +42,19 @@ def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Proce
 
 
 def terminate(processes: Iterable[psutil.Process]) -> None:
-    """Ask every process to end. psutil looks at the start time first, so a reused pid is left alone."""
+    """Ask every process to end. psutil checks the start time first, so a reused pid is left alone."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.terminate()
 
 
 def held(ids: set[str]) -> set[str]:
-    """Which of these instances still have a process that carries their marker. One scan for all of them."""
+    """Return the instances that still have a process with their marker, by one scan for all of them."""
     return {marker for p in psutil.process_iter() if (marker := _marker(p)) in ids} if ids else set()
 
 
 def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: A002
-    """Kill all of an instance's processes, looking again until none is left. False: some were still there."""
+    """Kill all of an instance's processes, repeatedly until none is left. False: some survived."""
     claims = list(named)
     for _ in range(ROUNDS):
         processes = of(id, claims)
@@ -107,7 +107,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _proven(pid: int, ticks: str, boot: str) -> bool:
-    """Whether the process that a status names is still that process. Without /proc nothing proves it."""
+    """Return whether the process that a status names is still that process. Without /proc nothing proves it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -117,7 +117,7 @@ def _proven(pid: int, ticks: str, boot: str) -> bool:
 
 
 def _ourselves() -> set[int]:
-    """Ourselves and our ancestors, who are never killed, whatever their environment says."""
+    """Return this process and its ancestors, which are never killed, whatever their environment."""
     try:
         return {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     except psutil.Error:

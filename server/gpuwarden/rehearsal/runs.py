@@ -1,7 +1,7 @@
-"""What a machine's run folders say: the step that training reached, whether the jobs have ended, and their processes.
+"""Read a machine's run folders: the step that training reached, whether the jobs have ended, and their processes.
 
-A run folder is written by the job and its runner; whatever is in it is a claim. Nothing is signalled on its word
-alone: a process is named by pid *and* start ticks, and the kernel is asked whether that process still exists.
+A run folder is written by the job and its runner, so its content is only a claim. A process is signalled only when pid
+*and* start ticks match one that the kernel still has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FINAL = frozenset({"succeeded", "failed", "canceled", "preempted", "timeout"})
 
 
 def folders(run_root: Path) -> list[Path]:
-    """The run folders: real folders that hold a status or metrics."""
+    """Return the run folders: real folders with a status or metrics."""
     try:
         found = [p for p in run_root.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError:
@@ -26,20 +26,22 @@ def folders(run_root: Path) -> list[Path]:
 
 
 def step(run_root: Path, pids: set[int] | None = None) -> int | None:
-    """The highest step that the runs report in metrics or status. With `pids`, only runs of those processes count."""
+    """Return the highest step that the runs report in metrics or status. With `pids`, only runs of those processes
+    count.
+    """
     mine = [f for f in folders(run_root) if pids is None or status(f).get("pid") in pids]
     steps = [s for folder in mine for s in _steps(folder)]
     return max(steps, default=None)
 
 
 def all_ended(run_root: Path) -> bool:
-    """Whether there was a job and every job has a final status."""
+    """Return whether there was a job and every job has a final status."""
     states = [status(f).get("state") for f in folders(run_root)]
     return bool(states) and all(state in FINAL for state in states)
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """A run's status; empty when there is none that can be read."""
+    """Return a run's status; empty when there is none that can be read."""
     try:
         found = json.loads(_tail(folder / "status.json", 1 << 20))
     except ValueError:
@@ -48,7 +50,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
-    """Pid, start ticks and boot id of every process that a status names, the runner's and the job's."""
+    """Yield pid, start ticks and boot id of every process that a status names, the runner's and the job's."""
     for folder in folders(run_root):
         said = status(folder)
         boot = str(said.get("boot_id", ""))
@@ -76,7 +78,7 @@ def _steps(folder: Path) -> Iterator[int]:
 
 
 def _tail(path: Path, size: int) -> str:
-    """The end of a plain file as text; empty for a link, a pipe or anything that can't be read."""
+    """Return the end of a plain file as text; empty for a link, a pipe or anything that can't be read."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with os.fdopen(os.open(path, flags), "rb") as file:

@@ -1,6 +1,6 @@
 """The cloud's files, and the lock that makes every process see one cloud.
 
-`cloud.json` is what was decided (profile, settings, faults), `state.json` what happened. Both are replaced by one
+`cloud.json` is the configuration (profile, settings, faults), `state.json` the state. Both are replaced by one
 rename, so a process killed at any line leaves the old text or the new one. Loss of power is not rehearsed: no fsync.
 """
 
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Config(Frozen):
-    """What was decided about a cloud."""
+    """A cloud's configuration."""
 
     profile: Profile
     settings: Settings = Settings()
@@ -41,7 +41,8 @@ class Store:
 
     @contextmanager
     def lock(self, *, make: bool = False) -> Iterator[None]:
-        """One process at a time; the kernel gives the lock back when its holder dies. `make` makes a new cloud.
+        """Lock the cloud for one process; the kernel releases the lock when its holder dies. `make` creates a new
+        cloud.
 
         Raises Unreachable when the lock is held too long or the cloud's folder is gone.
         """
@@ -56,16 +57,16 @@ class Store:
             raise Unreachable(f"the rehearsal cloud in {self.root} was busy for {LOCK_S:.0f} s") from busy
 
     def config(self) -> Config | None:
-        """The configuration; None when the cloud is new."""
+        """Return the configuration; None when the cloud is new."""
         return self._read(Config, "cloud.json")
 
     def state(self) -> State:
-        """The state; a fresh one, with a nonce that makes its ids unique on this machine, when the cloud is new."""
+        """Return the state; for a new cloud a fresh one, with a nonce that makes its ids unique on this machine."""
         return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
 
     @property
     def begun(self) -> bool:
-        """Whether the state was ever saved."""
+        """Return whether the state was ever saved."""
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:
@@ -81,7 +82,7 @@ class Store:
             return None
         except ValidationError as error:
             raise BadReply(
-                f"{path} is no file of a rehearsal cloud: {error.error_count()} problems, the first: "
+                f"{path} is not a file of a rehearsal cloud: {error.error_count()} problems, the first: "
                 f"{error.errors()[0]['msg'][:200]}",
-                "Move the folder away to start a new pretend cloud; its processes, if any, go on until then.",
+                "Move the folder away to start a new simulated cloud; its processes, if any, go on until then.",
             ) from error

@@ -1,8 +1,8 @@
-"""The supervisor of one rehearsal instance: it looks every 50 ms, so that things happen when nobody else looks.
+"""The supervisor of one rehearsal instance: it polls every 50 ms, so that due changes happen without other callers.
 
-`python -m gpuwarden.rehearsal.supervisor ROOT/instances/ID` detaches itself, holds `ROOT/hosts/ID.lock` and ends
-when the instance can't move by itself any more, when the cloud's folder is gone, or after a bounded life. Another
-call to the cloud wakes a new one. It is not needed for correctness: whoever looks makes the same moves.
+`python -m gpuwarden.rehearsal.supervisor ROOT/instances/ID` detaches itself, locks `ROOT/hosts/ID.lock` and ends when
+the instance can't change by itself any more, when the cloud's folder is gone, or after a bounded life. The next call to
+the cloud starts a new one. It is not needed for correctness: any caller applies the same transitions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LOOK_S = 0.05
 
 
 def main(folder: Path) -> None:
-    """Detach, then look until there is nothing left to look at."""
+    """Detach, then poll until nothing can change any more."""
     if hasattr(os, "fork") and os.fork():
-        return  # the launcher is waited for; the host itself belongs to nobody
+        return  # the launcher is awaited; the supervisor itself is orphaned
     from filelock import FileLock, Timeout
 
     root = folder.parent.parent
@@ -46,7 +46,7 @@ def _watch(root: Path, id: str) -> None:  # noqa: A002
         while time.monotonic() < end and (root / "state.json").exists() and cloud.tick(id):
             time.sleep(LOOK_S)
     except WardenError:
-        return  # the cloud is gone or unreadable; whoever calls it next is told
+        return  # the cloud is gone or unreadable; the next caller gets the error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How an instance moves. Pure: a record, a time and a profile in; a record with pending effects out.
+"""The state transitions of an instance. Pure: a record, a time and a profile in; a record with pending effects out.
 
 ```
 create -> booting -> running -> stopping -> stopped -> booting (start)
@@ -33,51 +33,53 @@ class Engine:
         self.settings = settings
 
     def advance(self, record: Record, now: float) -> Record:
-        """Make every move that was due by `now`, each at the time when it was due."""
+        """Apply every transition that was due by `now`, each at its due time."""
         while record.due is not None and record.due <= now:
             record = self._move(record, record.due)
         return record
 
     def born(self, record: Record) -> Record:
-        """A new record, booting."""
+        """Return a new record, booting."""
         return self.boot(record, record.created_at, "created")
 
     def boot(self, record: Record, at: float, why: str) -> Record:
-        """Power on: it will run after the boot time."""
+        """Power on; it runs after the boot time."""
         slow = record.fault("slow_boot")
         due = at + self.settings.boot_s + (slow.seconds if slow else 0.0)
         left = record.without(slow) if slow else record.faults
         return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
 
     def stop(self, record: Record, at: float) -> Record:
-        """The user's stop: a signal now, death after the stop time. An instance that is off is off at once."""
+        """Return the record after the user's stop: a signal now, the kill after the stop time. An instance that is off
+        is off at once.
+        """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
         return self._ending(record, _S.STOPPING, at, "stop", self.settings.stop_s, "stop was asked for")
 
     def terminate(self, record: Record, at: float) -> Record:
-        """The user's end."""
+        """Return the record after the user's terminate."""
         return self._ending(record, _S.TERMINATING, at, "terminate", self.settings.stop_s, "terminate was asked for")
 
     def preempt(self, record: Record, at: float) -> Record:
-        """The platform takes the machine: the profile's signal, then its grace. Unknown facts read as the worst."""
+        """Return the record after a preemption: signal, then grace. Unknown facts count as the worst."""
         spot = self.profile.spot
         grace = float(spot.grace_s) if isinstance(spot.grace_s, int | float) else 0.0
         signal = spot.signal == "SIGTERM"
         return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
 
     def vanish(self, record: Record, at: float) -> Record:
-        """It is gone without a word; nobody answers for it afterwards."""
+        """Return the record after a vanishing: no list or look-up shows it afterwards."""
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:
-        """The job's end, where it costs files; on a serverless platform it is the instance's end too."""
+        """Return the record after the job's end, which may cost files; a serverless instance ends too."""
         if self.profile.kind == "serverless":
             return self._gone(record, at, "job_end", "the job ended")
         return record.but(job_ended=True, pending=(*record.pending, "wipe:job_end"))
 
     def given(self, record: Record, fault: Fault) -> Record:
-        """The record with one fault more; a timed one counts from when the instance began to run."""
+        """Return the record with one more fault; a timed one counts from when the instance began to run."""
         record = record.but(faults=(*record.faults, fault))
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 
@@ -126,7 +128,7 @@ class Engine:
 
     @staticmethod
     def _timed(record: Record, since: float) -> float | None:
-        """When the next timed preemption or vanishing strikes an instance that runs since then."""
+        """Return when the next timed preemption or vanishing strikes an instance that runs since then."""
         kinds = {"preempt", "vanish"} if record.interruptible else {"vanish"}
         timed = [f.seconds for f in record.faults if f.kind in kinds and f.step is None]
         return since + min(timed) if timed else None

@@ -1,1 +1,1 @@
-"""What reaches a machine: the runner that is shipped there, how it is launched, and how files come back."""
+"""Work on remote machines: ship and launch the runner, and copy files there and back."""

@@ -1,4 +1,4 @@
-"""What is sent to a machine to run a job, and what the runner's answers mean. It reads our runner's rooms, no more."""
+"""Prepare the files that run a job on a machine, and parse the runner's replies. Only imports the runner's modules."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from gpuwarden.core.states import Job
 from gpuwarden.remote.runner_bundle import one_file
 
 INPUTS_HERE: Final = "inputs.whole"
-"""A file of the run folder that says that all inputs lie in its working folder."""
+"""A marker file of the run folder: all inputs are in its working folder."""
 STARTED: Final = (INPUTS_HERE, "status.json")
-"""One of these in a run folder: its inputs are the job's own now."""
+"""A run folder with one of these files has started: its inputs belong to the job now."""
 DIED: Final = "died:"
-"""How `Observation.why` begins when a job ended without a final status: killed, or its machine restarted."""
+"""The beginning of `Observation.why` when a job ended without a final status: killed, or its machine restarted."""
 
 GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
 HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
 STALL_S: Final = 1800.0
-"""Without a new step, or a line where no steps are told, for so long the runner says that the job stalls."""
+"""Seconds without a new step, or a new line for a job that reports no steps, after which the runner reports a stall."""
 _SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 
 @cache
 def runner_source() -> bytes:
-    """The runner, as one file."""
+    """Return the runner, as one file."""
     return one_file()
 
 
 @cache
 def checker() -> tuple[str, bytes]:
-    """Name and content of the archive that examines and seals checkpoints where they lie."""
+    """Return name and content of the archive that examines and seals checkpoints in place."""
     content = archive.build()
     return archive.name(content), content
 
 
 def content_name(stem: str, content: bytes) -> str:
-    """A file name that holds the digest of its content, so that a live run's file is never overwritten."""
+    """Return a file name with the digest of its content, so that a live run's file is never overwritten."""
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
 
 
 def run_name(token: str) -> str:
-    """The name of the run folder of a token; equal tokens, equal folders."""
+    """Return the name of the run folder of a token; equal tokens, equal folders."""
     if _PLAIN_TOKEN.fullmatch(token):
         return f"gw-{token}"
     return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -63,7 +63,7 @@ def run_name(token: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """A job made ready: the files to put into its run folder, and the spec that the runner's `start` takes."""
+    """A prepared job: the files to put into its run folder, and the spec that the runner's `start` takes."""
 
     files: dict[str, bytes]
     runner: str
@@ -82,7 +82,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         files[script] = content
         argv = [*interpreter, f"{run_dir}/{script}", *spec.args]
     timeout = spec.timeout_s
-    # A script lies outside of the working folder, so Python would not find the modules among its inputs.
+    # A script is stored outside of the working folder, so Python would not find the modules among its inputs.
     modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
     return Launch(
         files,
@@ -98,7 +98,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
             "heartbeat_s": HEARTBEAT_S,
             "stall_s": STALL_S,
             "log_max_bytes": LOG_MAX_BYTES,
-            **place.ground,
+            **place.mapping,
             "archive": pyz,
         },
     )
@@ -157,13 +157,13 @@ _STATES: Final = {
     "preempted": Job.PREEMPTED,
 }
 _NO_STATUS: Final = {
-    "missing": "there is no run folder on the machine",
-    "absent": "the run folder holds no status: the job was never launched there",
+    "missing": "the run folder is not on the machine",
+    "absent": "the run folder has no status: the job was never launched there",
 }
 
 
 def observation(reply: Mapping[str, Any]) -> Observation:
-    """What one entry of the runner's `poll` means. A reply that makes no sense is UNKNOWN, never an end."""
+    """Return the observation of one entry of the runner's `poll`. An invalid reply is UNKNOWN, never an end."""
     state = reply.get("state")
     if isinstance(state, str) and state in _NO_STATUS:
         mark = reply.get("machine")
@@ -173,7 +173,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
     try:
         status = _Status.model_validate(dict(reply))
     except ValidationError as error:
-        why = f"the runner's status makes no sense ({error.error_count()} of its fields)"
+        why = f"invalid runner status ({error.error_count()} of its fields)"
         return Observation(state=Job.UNKNOWN, why=why, at=_number(reply.get("now")))
     job, why, stale = _judge(status)
     return Observation(
@@ -213,7 +213,7 @@ def _judge(status: _Status) -> tuple[Job, str, bool]:
             True,
         )
     if status.alive is None:
-        return Job.RUNNING, "running by its last status; this machine can't tell whether the process lives", stale
+        return Job.RUNNING, "running by its last status; this machine can't check whether the process is alive", stale
     return Job.RUNNING, f"its supervisor lives but wrote nothing for {silent:.0f} s" if stale else "alive", stale
 
 
@@ -227,7 +227,7 @@ def _ending(status: _Status, why: str) -> Ending | None:
 
 
 def _number(value: object) -> float:
-    """A number of the machine's as one that can be stored; 0 for what is none, or too large."""
+    """Return a number from the machine that can be stored; 0 for other values and for too large ones."""
     try:
         number = float(value) if isinstance(value, (int, float)) else 0.0
     except OverflowError:
@@ -251,7 +251,7 @@ _ERRORS: Final[dict[str, type[WardenError]]] = {
 
 
 def raise_for(reply: Mapping[str, Any]) -> None:
-    """Raise the error that a runner's refusal stands for; `ok` replies pass."""
+    """Raise the error that a runner's refusal means; `ok` replies pass."""
     if reply.get("ok") is True:
         return
     code, message = str(reply.get("code")), line(reply.get("error"), 500)
@@ -261,7 +261,7 @@ def raise_for(reply: Mapping[str, Any]) -> None:
 
 
 def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
-    """The runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
+    """Return the runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
     if not lines or lines[-1].get("ok") is None:
         raise BadReply("the roster has no last line; it is cut and proves nothing", "Ask for it again.")
     last = lines[-1]
@@ -273,28 +273,24 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
             skipped.append(f"and {last['more_skipped']} more")
         return Manifest(taken_at=last["taken_at"], files=files, missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
-        raise BadReply(
-            f"the roster makes no sense: {line(error)}", "Is another gpuwarden version's runner there?"
-        ) from error
+        raise BadReply(f"invalid roster: {line(error)}", "Is another gpuwarden version's runner there?") from error
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The runner's `examine` lines: findings by output. Raises BadReply for an incomplete answer."""
+    """Return the runner's `examine` lines: findings by output. Raises BadReply for an incomplete answer."""
     if not lines or lines[-1].get("ok") is None:
         raise BadReply("the findings have no last line; they are cut and prove nothing", "Ask for them again.")
     raise_for(lines[-1])
     rows = [row for row in lines[:-1] if "progress" not in row]
     if len(rows) != lines[-1].get("outputs") or not all(isinstance(row.get("found"), dict) for row in rows):
-        raise BadReply("the findings make no sense", "Is another gpuwarden version's runner there?")
+        raise BadReply("invalid findings", "Is another gpuwarden version's runner there?")
     return {str(row.get("output")): row["found"] for row in rows}
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:
-    """The runner's `disclose` answer."""
+    """Return the runner's `disclose` answer."""
     raise_for(reply)
     try:
         return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])
     except (ValidationError, KeyError) as error:
-        raise BadReply(
-            f"the disclosure makes no sense: {line(error)}", "Is another gpuwarden version's runner there?"
-        ) from error
+        raise BadReply(f"invalid disclosure: {line(error)}", "Is another gpuwarden version's runner there?") from error

@@ -1,6 +1,5 @@
-"""The runner as it is shipped: its rooms joined into one file, which arrives whole or not at all.
-
-It is no zip, since Python compiles what lies in one anew at every call and keeps what lies in a file.
+"""Bundle the runner's modules into the one file that is shipped, so that it arrives whole or not at all. It is not a
+zip, since Python compiles a zip's modules again at every call and caches a file's.
 """
 
 from __future__ import annotations
@@ -11,30 +10,31 @@ from typing import Final
 
 from gpuwarden.remote.runner.crash import HEADING
 
-ROOMS: Final = Path(__file__).with_name("runner")
+MODULES: Final = Path(__file__).with_name("runner")
 _LAST: Final = "verbs"  # it needs all others, directly or not
 _FUTURE: Final = "from __future__ import annotations\n"
 _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|[^(\n]*)$", re.MULTILINE)
 
 
 def one_file() -> bytes:
-    """Every room behind those that it needs; equal rooms give equal bytes, so that a digest can name the file.
+    """Return every module after those that it imports; equal modules give equal bytes, so that a digest can name the
+    file.
 
-    There all share one namespace, so imports between rooms are left out. Blank lines stand for them: line 7 of a room
-    is the 7th below its heading.
+    All share one namespace there, so imports between the modules are left out. Blank lines replace them: line 7 of a
+    module is the 7th below its heading.
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)
-    parts = [(ROOMS / "__init__.py").read_text("utf-8"), "\n", _FUTURE]
-    for room, text in texts.items():
+    parts = [(MODULES / "__init__.py").read_text("utf-8"), "\n", _FUTURE]
+    for module, text in texts.items():
         plain = _NEAR.sub(lambda found: "\n" * found.group().count("\n"), text).replace(_FUTURE, "\n", 1)
-        parts.append(f"\n\n{HEADING}{room}\n{plain}")
+        parts.append(f"\n\n{HEADING}{module}\n{plain}")
     return "".join(parts).encode()
 
 
-def _gather(room: str, texts: dict[str, str]) -> None:
-    text = (ROOMS / f"{room}.py").read_text("utf-8")
+def _gather(module: str, texts: dict[str, str]) -> None:
+    text = (MODULES / f"{module}.py").read_text("utf-8")
     for near in _NEAR.findall(text):
         if near not in texts:
             _gather(near, texts)
-    texts[room] = text
+    texts[module] = text

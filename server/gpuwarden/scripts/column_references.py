@@ -15,7 +15,9 @@ _RESHAPES = frozenset(
 
 
 def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
-    """Renamed columns, names of columns that are made, and whether rows are changed in ways that are not followed."""
+    """Return renamed columns, names of columns that are made, and whether rows are changed in ways that are not
+    followed.
+    """
     renames: dict[str, str] = {}
     reshaped = False
     makes: set[str] = set()
@@ -47,7 +49,7 @@ ROW_FUNCTIONS = frozenset({"map", "filter", "with_transform", "set_transform"})
 
 
 def column_reads(program: Program) -> Iterator[tuple[str, int]]:
-    """Columns that the functions given to `map` and `filter` read from their rows."""
+    """Yield columns that the functions given to `map` and `filter` read from their rows."""
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
     seen: dict[int, ast.FunctionDef | ast.Lambda] = {}
     for call in program.calls:

@@ -1,4 +1,4 @@
-"""What the field knows of training libraries, as tables that the preflight rules read.
+"""Facts about training libraries, as tables that the preflight rules read.
 
 Checked against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21 and torch 2.15 of November 2026.
 When a library moves, this is the one place to change.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # ------------------------------------------------------------------------------------------------------ methods
 
-# What each trainer teaches. The experimental ones of trl live in modules of their own.
+# The method of each trainer. trl keeps the experimental ones in separate modules.
 TRAINERS: dict[str, str] = {
     "SFTTrainer": "sft",
     "DPOTrainer": "dpo",
@@ -49,7 +49,7 @@ COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "segmentation": (frozenset({"image", "mask"}), frozenset({"image", "label"}), frozenset({"image", "annotation"})),
 }
 
-# Names under which columns hide, for the hint that a rename would do.
+# Common other names of a column, for the hint that a rename is enough.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "text": ("content", "document", "body", "article", "sentence"),
     "messages": ("conversation", "conversations", "chat", "dialogue", "turns"),
@@ -63,7 +63,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "mask": ("masks", "segmentation", "annotation", "seg", "label"),
 }
 
-# Heads of transformers that say what a plain Trainer does.
+# Heads of transformers that reveal the method of a plain Trainer.
 HEADS: dict[str, str] = {
     "ForObjectDetection": "detection",
     "ForImageClassification": "classification",
@@ -84,7 +84,7 @@ class Gone:
     instead: str
 
 
-# Arguments of config classes. Unsloth still takes max_seq_length in FastLanguageModel, which is no config class.
+# Arguments of config classes. Unsloth still takes max_seq_length in FastLanguageModel, which is not a config class.
 GONE_ARGUMENTS: dict[str, Gone] = {
     "evaluation_strategy": Gone("transformers", "4.46", "eval_strategy"),
     "max_seq_length": Gone("trl", "0.20", "max_length"),
@@ -183,7 +183,7 @@ DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "typing_extensions": ("typing-extensions",),
 }
 
-# What a package surely brings along.
+# Packages that a package certainly depends on.
 BRINGS: dict[str, frozenset[str]] = {
     k: frozenset(v.split())
     for k, v in {
@@ -248,11 +248,11 @@ BRINGS: dict[str, frozenset[str]] = {
 }
 
 KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values())
-"""Packages of which it is known here what they bring along."""
+"""Packages whose dependencies are listed here."""
 
 
 def canonical_name(name: str) -> str:
-    """The normal form of a package name (PEP 503)."""
+    """Return the normal form of a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -266,7 +266,7 @@ class Requirement:
     url: str = ""
 
     def surely_below(self, version: str) -> bool:
-        """Whether every version that this entry allows is older than `version`."""
+        """Return whether every version that this entry allows is older than `version`."""
         return any(
             (op in {"<", "==", "~=", "<="} and _key(v) < _key(version)) or (op == "<" and _key(v) == _key(version))
             for op, v in self.conditions
@@ -279,7 +279,7 @@ _REQUIREMENT = re.compile(
 
 
 def read_requirement(text: str) -> Requirement | None:
-    """A requirement as in PEP 508, as far as rules need it; None for something else, such as a bare URL."""
+    """Return a requirement as in PEP 508, as far as rules need it; None for something else, such as a bare URL."""
     found = _REQUIREMENT.fullmatch(text)
     if found is None:
         return None
@@ -294,7 +294,7 @@ def _key(version: str) -> tuple[int, ...]:
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:
-    """The packages, and what they surely bring along."""
+    """Return the packages and the ones that they certainly bring along."""
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -306,7 +306,7 @@ def closure(names: Iterable[str]) -> frozenset[str]:
 
 
 def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozenset[str]:
-    """The packages that a header lists, `name[extra]` beside `name`, and those that the script installs itself."""
+    """Return the packages of a header, also as `name[extra]`, and those that the script installs itself."""
     found: set[str] = set()
     for text in (*dependencies, *installed):
         if requirement := read_requirement(text):
@@ -315,7 +315,7 @@ def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozen
 
 
 def distributions(module: str) -> tuple[str, ...]:
-    """The packages that bring an import."""
+    """Return the packages that bring an import."""
     return DISTRIBUTIONS.get(module, (canonical_name(module),))
 
 
@@ -356,5 +356,5 @@ GPUWARDEN_JOB GPUWARDEN_ATTEMPT
 """
 GIVEN_VARIABLES = frozenset(_GIVEN.split())
 
-# What our runner sets besides, wherever it runs: not on a serverless platform.
+# Variables that the runner sets in addition, wherever it runs: not on a serverless platform.
 RUNNER_VARIABLES = frozenset({"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS"})

@@ -1,4 +1,4 @@
-"""What a program takes from its environment, and which programs it starts."""
+"""Find the variables that a program reads, and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shell:
 
     @property
     def program(self) -> str:
-        """The program's name."""
+        """Return the program's name."""
         return self.words[0].rpartition("/")[2] if self.words else ""
 
 
@@ -41,7 +41,7 @@ class Shell:
 
 
 def env_reads(program: Program) -> Iterator[EnvRead]:
-    """The variables that a program reads and does not set itself."""
+    """Yield the variables that a program reads and does not set itself."""
     written: set[str] = set()
     tested: set[str] = set()
     caught, looked_at = _inside_try(program), _tested(program)
@@ -65,7 +65,7 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
 
 
 def _env_read(program: Program, node: ast.AST, scope: Any) -> tuple[str, bool, bool]:
-    """The variable that a node reads, whether its absence raises, and whether it has a default."""
+    """Return the variable that a node reads, whether its absence raises, and whether it has a default."""
     if (
         isinstance(node, ast.Subscript)
         and isinstance(node.ctx, ast.Load)
@@ -88,7 +88,7 @@ def _inside_try(program: Program) -> set[int]:
 
 
 def _tested(program: Program) -> set[int]:
-    """Expressions, and assignments of variables, whose value is looked at in a condition."""
+    """Return the ids of expressions and assignments whose value is tested in a condition."""
     tests: list[ast.AST] = []
     for node, _ in program.nodes:
         if isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.While):
@@ -111,7 +111,7 @@ _RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen"})
 
 
 def shells_of(program: Program) -> Iterator[Shell]:
-    """The programs that a program starts, shell lines taken apart."""
+    """Yield the programs that a program starts, shell lines taken apart."""
     shown = any(isinstance(n, ast.Attribute) and n.attr in {"stdout", "stderr", "output"} for n, _ in program.nodes)
     for call in program.calls:
         run = call.name.startswith("subprocess.") and call.last in _RUNS
@@ -123,14 +123,14 @@ def shells_of(program: Program) -> Iterator[Shell]:
         checked = call.last in {"check_call", "check_output", "Popen"} or call.kwargs.get("check") is not None
         given = [(argv, call.line)]
         if argv is UNKNOWN and call.node is not None and call.node.args:
-            given = program.passed(call.node.args[0], call.scope)  # a helper that runs what it is given
+            given = program.passed(call.node.args[0], call.scope)  # a helper that runs the command it is given
         for value, line in given:
             for words in commands(value):
                 yield Shell(words, line, hidden, checked)
 
 
 def commands(argv: Any) -> Iterator[tuple[str, ...]]:
-    """The simple commands in an argument list or a shell line; words that are not known are `?`."""
+    """Yield the simple commands in an argument list or a shell line; unknown words are `?`."""
     if isinstance(argv, str):
         for part in re.split(r"&&|\|\||[;|\n]", argv):
             try:
@@ -157,7 +157,7 @@ def _unwrapped(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def installed(shells: Iterable[Shell], tool: str) -> frozenset[str]:
-    """The packages that the program installs itself, with `apt` or `pip`."""
+    """Return the packages that the program installs itself, with `apt` or `pip`."""
     found: set[str] = set()
     for shell in shells:
         words = [w.rpartition("/")[2] if n == 0 else w for n, w in enumerate(shell.words)]

@@ -1,9 +1,9 @@
-"""How much memory, time and money a training run takes: intervals, each with how it was made.
+"""Estimate the memory, time and money of a training run as intervals, each with its derivation.
 
 Memory: bytes per parameter by method (half-precision weights, gradients, optimizer states), activations by tokens in
 flight. Time: 6 operations per parameter and token (arXiv:2001.08361), fewer for adapters, over the GPU's published
-speed at 12 to 45 % of it, the range from small fine-tunes to tuned runs (46 % in arXiv:2204.02311). What a script
-does not say takes the default of its trainer, and widens the interval.
+speed at 12 to 45 % of it, the range from small fine-tunes to tuned runs (46 % in arXiv:2204.02311). A missing setting
+takes the trainer's default, and widens the interval.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TALKS = frozenset({"sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo"})
 
 
 class Interval(Frozen):
-    """A lowest and a highest plausible value, its unit, and how both were made."""
+    """A lowest and a highest plausible value, its unit, and the derivation of both."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Interval(Frozen):
 
 
 class Run(Frozen):
-    """What the estimates need to know of a run. None: not known, so a default or a wider interval is used."""
+    """The inputs of the estimates. None means unknown, so a default or a wider interval is used."""
 
     params: int
     method: Method = "full"
@@ -82,7 +82,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
 
 
 def method_of(uses: Uses) -> Method:
-    """Full training, LoRA, or LoRA over a 4-bit base."""
+    """Return the method: full training, LoRA, or LoRA over a 4-bit base."""
     four = any(c.kwargs.get("load_in_4bit") is True for c in uses.calls)
     adapter = uses.called("LoraConfig", "get_peft_model") or any(t.kwargs.get("peft_config") for t in uses.trainers)
     if adapter or uses.setting("use_peft") is True:
@@ -91,7 +91,7 @@ def method_of(uses: Uses) -> Method:
 
 
 def vram(run: Run) -> Interval:
-    """Gigabytes per GPU, weights not sharded."""
+    """Return gigabytes per GPU, weights not sharded."""
     low, high = _BYTES[run.method]
     if run.method == "full":
         low, high = (8.0, 10.0) if run.half_weights else (15.0, 18.0)
@@ -119,7 +119,7 @@ def _tokens_in_flight(run: Run) -> tuple[float, float]:
 
 
 def _activations(run: Run, tokens: float) -> tuple[float, float]:
-    """Gigabytes: without recomputation about 34 bytes per token, layer and width (arXiv:2205.05198), with it 2."""
+    """Return gigabytes: about 34 bytes per token, layer and width (arXiv:2205.05198), 2 with recomputation."""
     width = 35_000 * (run.params / 1e9) ** 0.7  # layers x hidden size, fitted to Qwen 2.5 and Llama 3
     per_token = {True: (2.0, 6.0), False: (20.0, 34.0), None: (2.0, 34.0)}[run.checkpointing]
     logits = VOCABULARY * 6.0 if run.task in _TALKS else 0.0
@@ -127,7 +127,7 @@ def _activations(run: Run, tokens: float) -> tuple[float, float]:
 
 
 def duration(run: Run, gpu: Gpu) -> Interval | None:
-    """Seconds of the whole run; None where the number of tokens can't be told, which is so for images."""
+    """Return seconds of the whole run; None where the number of tokens is unknown, as for images."""
     if run.task in _SEES:
         return None
     tokens = _tokens(run)
@@ -141,7 +141,7 @@ def duration(run: Run, gpu: Gpu) -> Interval | None:
     high = tokens[1] * per_token * dear * generation / (speed * UTILISATION[0]) + START_S[1]
     how = (
         f"{tokens[0]:,.0f} to {tokens[1]:,.0f} tokens at 12 to 45 % of {gpu.tflops:g} TFLOPS x {run.gpus} "
-        f"({gpu.name}), and 1 to 7 minutes of start; the interval is honest, its middle is no forecast"
+        f"({gpu.name}), and 1 to 7 minutes of start; the interval is honest, its middle is not a forecast"
     )
     return Interval(low=low, high=high, unit="s", how=how)
 
@@ -159,7 +159,7 @@ def _tokens(run: Run) -> tuple[float, float] | None:
 
 
 def _length(uses: Uses) -> int | None:
-    """Tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
+    """Return tokens per sample: what the configuration says, else the longest that the tokenizer is asked for."""
     configured = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [n for c in uses.calls for name in ("max_length", "max_seq_length") if (n := _whole(c.kwargs.get(name)))]
     return configured or max(asked, default=1024)

@@ -1,4 +1,4 @@
-"""The repos of the Hugging Face Hub that a training program names, and what it names them for."""
+"""Find the Hugging Face Hub repos that a training program names, and the role of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 from gpuwarden.core.repos import REPO_ID, RepoType
 from gpuwarden.scripts.static_eval import Call, Program
 
-# First arguments of load_dataset that name a file format and no repo.
+# First arguments of load_dataset that name a file format, not a repo.
 BUILDERS = frozenset(
     ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
 )
@@ -21,7 +21,7 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 @dataclass(frozen=True)
 class RepoUse:
-    """One repo that the program reads. `role` is what for: data, model, adapter, or file."""
+    """One repo that the program reads. `role` is data, model, adapter, or file."""
 
     id: str
     type: RepoType
@@ -36,7 +36,7 @@ class RepoUse:
 
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
-    """Every use of a repo in a program; `local` are the folders that it writes itself."""
+    """Yield every use of a repo in a program; `local` are the folders that it writes itself."""
     uses = [*_loaded(program), *_trained(trainers), *_hf_urls(program), *_flagged(program)]
     for use in uses:
         if is_repo_id(use.id, local):
@@ -44,7 +44,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
-    """Whether a string can only be meant as a repo: the right shape, and no path that the program writes."""
+    """Return whether a string can only be meant as a repo: the right shape, and no path that the program writes."""
     if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
         return False
     if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
@@ -53,7 +53,7 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
 
 
 def _split_keys(program: Program) -> dict[int, list[str]]:
-    """The splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
+    """Return the splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
     held: dict[str, ast.Call | None] = {}
     for node, _ in program.nodes:
         if isinstance(node, ast.Assign):
@@ -160,14 +160,14 @@ def _hf_urls(program: Program) -> Iterator[RepoUse]:
 
 
 def _flagged(program: Program) -> Iterator[RepoUse]:
-    """What scripts of trl and transformers take from the command line."""
+    """Yield the repos that command-line flags of trl and transformers scripts name."""
     if not any(c.last in {"HfArgumentParser", "TrlParser"} for c in program.calls):
         return
     yield from flagged_repos(program.flags)
 
 
 def flagged_repos(flags: Mapping[str, Any]) -> Iterator[RepoUse]:
-    """The repos that `--model_name_or_path` and `--dataset_name` name."""
+    """Yield the repos that `--model_name_or_path` and `--dataset_name` name."""
     if isinstance(model := flags.get("model_name_or_path"), str):
         yield RepoUse(model, "model", 0, revision=text_or_none(flags.get("model_revision")), trains=True)
     if isinstance(data := flags.get("dataset_name"), str):
@@ -186,5 +186,5 @@ def _model(
 
 
 def text_or_none(value: Any) -> str | None:
-    """A text, or None for anything else, unknown values included."""
+    """Return a text, or None for anything else, unknown values included."""
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""What a training script says about itself, read from its text. It is never run and never imported.
+"""Read a training script's facts from its text. It is never run and never imported.
 
 The header is inline script metadata as in PEP 723.
 """
@@ -36,7 +36,7 @@ class Header:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """What the rules read. `error` says why the text is no usable Python; the rest is then empty."""
+    """The facts that rules read. `error` says why the text can't be parsed as Python; the rest is then empty."""
 
     header: Header | None = None
     third_party: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ def read_script(
 ) -> ScriptFacts:
     """Read a script as it would run with these variables, arguments and files in its working folder.
 
-    Never raises for what the text holds.
+    Never raises for any content.
     """
     try:
         header = read_header(text)
@@ -65,7 +65,7 @@ def read_script(
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
-    """What can be told of a command without its files: the commands of trl, and flags that name repos."""
+    """Return the facts of a command without its files: the commands of trl, and flags that name repos."""
     given = flags(argv)
     method = next((m for a, m in pairwise(argv) if a.rpartition("/")[2] == "trl" and m in COLUMNS), None)
     settings = {name: Setting(value, 0, "the command line") for name, value in given.items()} if method else {}
@@ -82,18 +82,18 @@ def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> S
 
 
 def decode(raw: bytes) -> str:
-    """The text of a script file, by its own encoding line. Raises BadRequest when it is no text."""
+    """Return the text of a script file, by its own encoding line. Raises BadRequest when it is not text."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise BadRequest(
-            f"the script is no text in the encoding it claims: {error}", "Save it as UTF-8, without a declaration."
+            f"the script is not text in the encoding it claims: {error}", "Save it as UTF-8, without a declaration."
         ) from None
 
 
 def read_header(text: str) -> Header | None:
-    """The PEP 723 header, None without one. Raises BadRequest for a broken one."""
+    """Return the PEP 723 header, None without one. Raises BadRequest for a broken one."""
     text = text.replace("\r\n", "\n")
     blocks = [m for m in _BLOCK.finditer(text + "\n") if m["type"] == "script"]
     if not blocks:
@@ -114,26 +114,26 @@ def _header(content: str) -> Header:
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        raise BadRequest(f"the script's header is no TOML: {error}", "Mend the `# /// script` block.") from error
+        raise BadRequest(f"the script's header is not valid TOML: {error}", "Fix the `# /// script` block.") from error
     listed, python = table.get("dependencies", []), table.get("requires-python")
     if not isinstance(listed, list) or not all(isinstance(d, str) for d in listed):
-        raise BadRequest("the header's `dependencies` is no list of texts", 'Write dependencies = ["torch"].')
+        raise BadRequest("the header's `dependencies` is not a list of strings", 'Write dependencies = ["torch"].')
     if python is not None and not isinstance(python, str):
-        raise BadRequest("the header's `requires-python` is no text", 'Write requires-python = ">=3.11".')
+        raise BadRequest("the header's `requires-python` is not a string", 'Write requires-python = ">=3.11".')
     return Header(tuple(listed), python)
 
 
 def parse(text: str) -> ast.Module:
-    """The syntax tree. Raises BadRequest for anything that Python can't parse, however deep it nests."""
+    """Return the syntax tree. Raises BadRequest for anything that Python can't parse, however deep it nests."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an invalid escape is the script's business
+            warnings.simplefilter("ignore")  # warnings about invalid escapes are not our concern
             return ast.parse(text)
     except SyntaxError as error:
         raise BadRequest(
-            f"the script is no valid Python {sys.version_info.major}.{sys.version_info.minor}: "
+            f"the script is not valid Python {sys.version_info.major}.{sys.version_info.minor}: "
             f"{error.msg} (line {error.lineno})",
-            "Mend that line.",
+            "Fix the syntax error in that line.",
         ) from error
     except (RecursionError, MemoryError, ValueError) as error:
         raise BadRequest(

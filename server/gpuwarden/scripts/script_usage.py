@@ -1,4 +1,4 @@
-"""What a training program will ask for: repos, columns, settings, pushes, variables, programs. Read, never run."""
+"""Find a training program's repos, columns, settings, pushes, variables and subprocesses without running it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Uses:
-    """Everything that `analyse` finds."""
+    """The result of `analyse`."""
 
     imports: tuple[tuple[str, int], ...] = ()
     optional: tuple[str, ...] = ()
@@ -61,22 +61,22 @@ class Uses:
     local: frozenset[str] = frozenset()
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """The value of a setting; `default` when it is not given."""
+        """Return the value of a setting; `default` when it is not given."""
         found = self.settings.get(name)
         return default if found is None else found.value
 
     def line_of(self, name: str) -> int:
-        """Where a setting stands; 0 when it comes from the command line."""
+        """Return the line of a setting; 0 when it comes from the command line."""
         found = self.settings.get(name)
         return found.line if found else 0
 
     def called(self, *last: str) -> Call | None:
-        """The first call whose name ends in one of these."""
+        """Return the first call whose name ends in one of these."""
         return next((c for c in self.calls if c.last in last), None)
 
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
-    """Read a program. `here` are the relative paths that will lie in its working folder."""
+    """Read a program. `here` are the relative paths that will be in its working folder."""
     settings = dict(_settings(program))
     trainers = tuple(c for c in program.calls if c.last.endswith("Trainer") and not c.name.startswith("."))
     local = frozenset((*_local_names(program, settings), *here))
@@ -106,7 +106,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 
 
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
-    """Dotted names that are imported, with lines."""
+    """Yield dotted names that are imported, with lines."""
     for node, _ in program.nodes:
         if (id(node) in program.optional) is required:
             continue
@@ -158,7 +158,7 @@ def _methods(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
 
 
 def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """Paths that the program itself writes; an id that equals one of them is no repo."""
+    """Yield paths that the program itself writes; an id that equals one of them is not a repo."""
     if isinstance(out := settings.get("output_dir", Setting("", 0, "")).value, str):
         yield out
     for call in program.calls:
@@ -208,7 +208,7 @@ def _pushes(program: Program, settings: Mapping[str, Setting]) -> Iterator[Push]
 
 
 def _only_if_asked(program: Program) -> set[int]:
-    """Calls below `if args.push_to_hub:`, which don't happen while nobody sets that."""
+    """Return calls below `if args.push_to_hub:`, which don't happen while nobody sets that."""
     found: set[int] = set()
     for node, _ in program.nodes:
         match node:
@@ -218,7 +218,7 @@ def _only_if_asked(program: Program) -> set[int]:
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:
-    """The variables that take the result of a call whose name ends so."""
+    """Yield the variables that take the result of a call whose name ends so."""
     for node, _ in program.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=func)) if re.fullmatch(

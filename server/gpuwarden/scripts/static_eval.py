@@ -1,7 +1,7 @@
-"""What can be known of a Python program without running it: its calls, and the constants that reach them.
+"""Evaluate a Python program statically: its calls, and the constants that reach them.
 
 Names are followed through assignments, parameters with one caller, argparse and dataclass defaults, the environment
-and the arguments of the job. What can't be told is `UNKNOWN`, which equals nothing. The tree is walked with a list,
+and the arguments of the job. An undetermined value is `UNKNOWN`, which equals nothing. The tree is walked with a list,
 never by recursion, so that no depth of nesting overflows anything.
 """
 
@@ -23,7 +23,7 @@ _ARGS = frozenset(
 
 
 class Unknowable(Enum):
-    """The one value that is not known."""
+    """The unknown value."""
 
     UNKNOWN = "unknown"
 
@@ -49,11 +49,11 @@ class Call:
 
     @property
     def last(self) -> str:
-        """The last part of the name."""
+        """Return the last part of the name."""
         return self.name.rpartition(".")[2]
 
     def get(self, name: str, position: int | None = None, default: Any = None) -> Any:
-        """An argument by name or position; `default` when it is surely absent, UNKNOWN when it may be hidden."""
+        """Return an argument by name or position; `default` when it is surely absent, UNKNOWN when it may be hidden."""
         if name in self.kwargs:
             return self.kwargs[name]
         if position is not None and position < len(self.args):
@@ -152,7 +152,7 @@ class Program:
     # --------------------------------------------------------------------------------------------------- values
 
     def value(self, node: ast.AST | None, scope: Scope = None, depth: int = 0) -> Any:
-        """The constant that an expression has, or UNKNOWN."""
+        """Return the constant that an expression has, or UNKNOWN."""
         self._steps += 1
         if node is None or depth > _DEPTH or self._steps > _STEPS or id(node) in self._busy:
             return UNKNOWN
@@ -214,7 +214,7 @@ class Program:
             scope = self._parents.get(id(scope))
 
     def _parameter(self, name: str, scope: Scope, depth: int) -> Any:
-        """A parameter's value: what every caller passes, or its default where nobody calls by name."""
+        """Return a parameter's value: what every caller passes, or its default where nobody calls by name."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             return UNKNOWN
         names = _parameters(scope)
@@ -263,7 +263,9 @@ class Program:
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
-        """The values, with lines, that callers pass for a parameter of the function around; empty for anything else."""
+        """Return the values, with lines, that callers pass for a parameter of the function around; empty for anything
+        else.
+        """
         if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
             return []
         at = _parameters(scope).index(node.id)
@@ -278,7 +280,7 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- calls
 
     def dotted(self, node: ast.AST) -> str:
-        """The dotted name of an expression, imports resolved; `.method` when its base is a variable; else empty."""
+        """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -312,7 +314,7 @@ class Program:
 
 
 def flags(argv: Sequence[str]) -> dict[str, Any]:
-    """`--name value`, `--name=value` and `--name` of a command line, with dashes as underscores."""
+    """Return the options of a command line (`--name value`, `--name=value`, `--name`), with dashes as underscores."""
     found: dict[str, Any] = {}
     for n, word in enumerate(argv):
         if word.startswith("--") and len(word) > 2:
@@ -340,7 +342,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
 
 
 def _guarded(node: ast.AST) -> set[int]:
-    """The children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
+    """Return the children of a node that may fail or be skipped without harm: `try: import x`, `if TYPE_CHECKING:`."""
     if isinstance(node, ast.Try) and any(_catches_import(h) for h in node.handlers):
         return {id(n) for n in (*node.body, *node.handlers)}
     if isinstance(node, ast.If):
@@ -358,7 +360,7 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
 
 
 def _field_default(value: ast.expr | None) -> ast.expr | None:
-    """The default inside `field(default=...)`, or the value itself."""
+    """Return the default inside `field(default=...)`, or the value itself."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in {"field", "Field"}:
         return next((k.value for k in value.keywords if k.arg == "default"), None)
     return value
@@ -379,7 +381,7 @@ def _default(scope: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.ex
 
 
 def _same(values: list[Any]) -> Any:
-    """The one value that all have, or UNKNOWN."""
+    """Return the one value that all have, or UNKNOWN."""
     if not values or any(v is UNKNOWN for v in values):
         return UNKNOWN
     return values[0] if all(v == values[0] for v in values) else UNKNOWN

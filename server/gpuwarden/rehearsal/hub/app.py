@@ -1,4 +1,4 @@
-"""The rehearsal Hub's routes for repos: what huggingface_hub and hf_xet talk to, over real HTTP.
+"""The rehearsal Hub's routes for repos: the API of huggingface_hub and hf_xet, over real HTTP.
 
 The shapes follow the Hub's published OpenAPI document where that has a route, and the client's own classes where it
 has none (lists, repo info, delete).
@@ -29,7 +29,7 @@ from gpuwarden.rehearsal.hub.store import (
     iso,
     wants_lfs,
 )
-from gpuwarden.rehearsal.hub.xet import XetShelf
+from gpuwarden.rehearsal.hub.xet import XetStore
 
 PAGE = 1_000
 
@@ -56,7 +56,7 @@ class HubError(Exception):
 
 
 def problem(_request: Request, error: Exception) -> Response:
-    """The Hub's error answer."""
+    """Return the Hub's error answer."""
     if isinstance(error, HTTPException):
         error = HubError(error.status_code, error.detail)
     assert isinstance(error, HubError)
@@ -69,12 +69,12 @@ class HubRoutes:
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
-        self.shelf = XetShelf(store.root / "cas", store.blobs)
+        self.xet = XetStore(store.root / "cas", store.blobs)
 
     # ------------------------------------------------------------------------------------------------- who asks
 
     def user(self, request: Request) -> User | None:
-        """The caller; None when anonymous. An unknown token is an error, not anonymous."""
+        """Return the caller; None when anonymous. An unknown token is an error, not anonymous."""
         header = request.headers.get("authorization", "")
         if not header:
             return None
@@ -84,14 +84,14 @@ class HubRoutes:
         return user
 
     def known_user(self, request: Request) -> User:
-        """The caller, who must have a token."""
+        """Return the caller, who must have a token."""
         user = self.user(request)
         if user is None:
             raise HubError(401, "Invalid username or password.")
         return user
 
     def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """The repo that the path names, as far as the caller may see it."""
+        """Return the repo that the path names, as far as the caller may see it."""
         kind, repo_id = _kind(request), request.path_params["repo"]
         user = self.user(request)
         repo = self.store.get(kind, repo_id)
@@ -110,7 +110,7 @@ class HubRoutes:
         return repo
 
     def commit(self, repo: StoredRepo, rev: str) -> Commit:
-        """The commit of a revision."""
+        """Return the commit of a revision."""
         commit = repo.commit_of(rev)
         if commit is None:
             raise HubError(404, f"Invalid rev id: {rev}", "RevisionNotFound")
@@ -311,7 +311,7 @@ class HubRoutes:
         return FileResponse(self.store.blob(ref), headers=headers, media_type="application/octet-stream")
 
     async def preupload(self, request: Request) -> Response:
-        """POST preupload: which files go the LFS way."""
+        """POST preupload: which files are uploaded by LFS."""
         repo, body = self.repo(request, write=True), await request.json()
         commit = self.commit(repo, request.path_params["rev"])
         files = []
@@ -353,7 +353,7 @@ class HubRoutes:
             raise HubError(400, "an LFS oid is a sha256 digest")
         ref = FileRef(sha, size, lfs=True)
         if not self.store.blob(ref).exists():
-            ref.xet = self.shelf.fetch(sha, size)
+            ref.xet = self.xet.fetch(sha, size)
         if not self.store.blob(ref).exists():
             raise HubError(400, f"Your push was rejected because the LFS object {sha} was not uploaded.")
         return ref
@@ -388,7 +388,7 @@ class HubRoutes:
     async def xet_token(self, request: Request) -> Response:
         """GET a token for the xet store, which is a folder here."""
         self.repo(request, content=True, write="write" in request.url.path)
-        answer = self.shelf.token(self.store.clock.now())
+        answer = self.xet.token(self.store.clock.now())
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
             "X-Xet-Access-Token": str(answer["accessToken"]),
@@ -399,7 +399,7 @@ class HubRoutes:
     # ---------------------------------------------------------------------------------------------------- routes
 
     def routes(self) -> list[BaseRoute]:
-        """All routes of repos, the specific ones first."""
+        """Return all routes of repos, the specific ones first."""
         rows: list[BaseRoute] = [
             Route("/api/whoami-v2", self.whoami),
             Route("/api/agent-harnesses", _harnesses),
@@ -440,7 +440,7 @@ class HubRoutes:
 
 
 class _Moved(Exception):
-    """The repo has another name now; `url` asks for the same thing there."""
+    """The repo was renamed; `url` is the same request at its new name."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -453,7 +453,7 @@ def _moved(_request: Request, error: Exception) -> Response:
 
 
 def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
-    """The application over a store, with further routes that come first."""
+    """Return the application over a store, with further routes that come first."""
     handlers: Any = {HubError: problem, HTTPException: problem, _Moved: _moved}
     return Starlette(routes=more + HubRoutes(store).routes(), exception_handlers=handlers)
 

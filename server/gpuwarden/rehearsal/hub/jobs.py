@@ -1,7 +1,7 @@
 """The rehearsal Hub's jobs: each really runs its command as a process, and its files go when it ends.
 
 A job's log is a file of JSON lines that the log route streams as server-sent events. The time limit is enforced, a
-cancel is a signal, secrets reach the process and are answered as names only. `uv run` is played by a small program
+cancel is a signal, secrets reach the process and are answered as names only. `uv run` is simulated by a small program
 that runs the script with this Python and installs nothing.
 """
 
@@ -34,7 +34,7 @@ from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.start import start
 from gpuwarden.remote.sandbox.words import Kind, words
 
-# name: (what it is called, dollars per hour, GPUs, gigabytes of GPU memory each); the Hub's list of August 2026.
+# name: (display name, dollars per hour, GPUs, gigabytes of GPU memory each); the Hub's list of August 2026.
 FLAVORS: dict[str, tuple[str, float, int, int]] = {
     "cpu-basic": ("CPU basic", 0.01, 0, 0),
     "cpu-upgrade": ("CPU upgrade", 0.03, 0, 0),
@@ -54,11 +54,11 @@ FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 _UV = """#!{python}
-# Stands in for uv in a rehearsal: runs the script with this Python and installs nothing.
+# Replaces uv in a rehearsal: runs the script with this Python and installs nothing.
 import os, sys
 args = sys.argv[1:]
 if args[:1] != ["run"]:
-    sys.exit("uv (rehearsal): only `uv run` is played")
+    sys.exit("uv (rehearsal): only `uv run` is simulated")
 args, takes = args[1:], {{"--with", "-p", "--python", "--index-url", "--extra-index-url", "--index"}}
 while args and args[0].startswith("-") and args[0] != "-":
     flag = args.pop(0)
@@ -106,7 +106,7 @@ class HubJobs:
         self._bin = store.root / "bin"
 
     def routes(self) -> list[BaseRoute]:
-        """All routes."""
+        """Return all routes."""
         one = "/api/jobs/{namespace}/{id}"
         return [
             Route("/api/jobs/hardware", self.hardware),
@@ -211,7 +211,7 @@ class HubJobs:
     # ----------------------------------------------------------------------------------------------------- runs
 
     def _run(self, job: RunningJob) -> None:
-        """Run a job to its end. Its folder, and with it every file that it wrote there, is removed."""
+        """Run a job to its end. Its folder is removed with every file in it."""
         if self.start_after_s:
             threading.Event().wait(self.start_after_s)
         folder = self._folder / job.id

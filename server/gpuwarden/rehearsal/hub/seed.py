@@ -67,7 +67,7 @@ RENAMED["dataset"] = {"imdb": "stanfordnlp/imdb", "wikitext": "Salesforce/wikite
 
 
 def seed(store: HubStore, token: str = TOKEN) -> None:
-    """Fill a store; what is there already stays as it is. Whoever has `token` can run programs through its jobs."""
+    """Fill a store; existing repos stay unchanged. Whoever has `token` can run programs through its jobs."""
     store.add_user(token, USER, orgs=("rehearsal-org",))
     for rank, (repo_id, (params, arch, chat)) in enumerate(MODELS.items()):
         if store.get("model", repo_id) is None:
@@ -93,7 +93,7 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str 
     """Fill a store with described repos: `{"repo", "kind", "columns", "writable", "gated", "access", "readme"}`.
 
     A dataset has a hundred rows of text in its columns. A gated repo grants `user` access where `access` says so; a
-    writable one belongs to an organisation of theirs.
+    writable one belongs to one of their organisations.
     """
     orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
     store.add_user(token, user, orgs=sorted(orgs))
@@ -116,6 +116,6 @@ def _model(store: HubStore, repo_id: str, params: int, arch: str, *, chat: bool,
         "config.json": json.dumps({"architectures": [arch], "model_type": "x"}),
         "tokenizer_config.json": json.dumps(tokenizer),
     }
-    # The weights themselves would be gigabytes; the Hub's summary of their headers is what is asked for.
+    # The weights themselves would be gigabytes; clients only request the Hub's summary of their headers.
     extra = {"safetensors": {"parameters": {"BF16": params}, "total": params}}
     store.put("model", repo_id, files, likes=likes, downloads=1_000 * likes, extra=extra)

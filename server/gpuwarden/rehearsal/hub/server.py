@@ -1,6 +1,6 @@
 """The rehearsal Hub as a server on loopback: `HubServer` for tests and demos, `serve` for a terminal.
 
-`Conditions` is how its weather is made: latency, a rate limit, faults.
+`Conditions` simulates latency, a rate limit and faults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VIEWER = "/datasets-server"
 
 @dataclass
 class Fault:
-    """What happens to requests whose `METHOD path` matches. `drop`: the work is done, but no reply is sent."""
+    """A fault for requests whose `METHOD path` matches. `drop`: the work is done, but no reply is sent."""
 
     match: str
     status: int = 500
@@ -44,7 +44,7 @@ class Fault:
 
 @dataclass
 class Conditions:
-    """The Hub's weather. `quota` requests per `window_s` seconds are answered, the others get a 429."""
+    """The Hub's network conditions. `quota` requests per `window_s` seconds are answered, the others get a 429."""
 
     latency_s: float = 0.0
     quota: int | None = None
@@ -55,13 +55,13 @@ class Conditions:
     _window: tuple[float, int] = (0.0, 0)
 
     def clear(self) -> None:
-        """Fair weather again."""
+        """Remove all conditions."""
         self.latency_s, self.quota, self._window = 0.0, None, (0.0, 0)
         self.faults.clear()
         self.requests.clear()
 
     def fault_for(self, line: str) -> Fault | None:
-        """The first fault that matches and has turns left."""
+        """Return the first fault that matches and has turns left."""
         for fault in self.faults:
             if fault.times > 0 and re.search(fault.match, line):
                 fault.times -= 1
@@ -92,7 +92,7 @@ class Weather:
         self.conditions = conditions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Answer one request, or pass it on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -124,7 +124,7 @@ async def _answer(send: Send, status: int, body: bytes, kind: str, headers: dict
 
 
 class HubServer:
-    """A context manager: the Hub runs in a thread of its own on a free port of loopback."""
+    """A context manager: the Hub runs in a separate thread on a free loopback port."""
 
     def __init__(self, root: Path, *, port: int = 0, clock: Clock | None = None, unsandboxed: bool = False) -> None:
         self.store = HubStore(root, clock)
@@ -136,12 +136,12 @@ class HubServer:
 
     @property
     def viewer_url(self) -> str:
-        """Where the dataset viewer is."""
+        """Return the dataset viewer's address."""
         return self.url + VIEWER
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment in which clients find this Hub instead of the real one."""
+        """Return the environment in which clients find this Hub instead of the real one."""
         return {"HF_ENDPOINT": self.url, "GPUWARDEN_DATASET_VIEWER": self.viewer_url}
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""The repos of the rehearsal Hub, on disk: content by digest, commits as file lists, names that can move.
+"""The repos of the rehearsal Hub, on disk: content by digest, commits as file lists, renamed repos.
 
-`<root>/blobs/<sha256>` holds content, `<root>/repos/<type>/<owner>/<name>.json` one repo, `<root>/moved.json` the old
+`<root>/blobs/<sha256>` is content, `<root>/repos/<type>/<owner>/<name>.json` one repo, `<root>/moved.json` the old
 names. A repo's description (tags, license, parameters, columns) is read from its own files, as the Hub does.
 """
 
@@ -37,13 +37,13 @@ class FileRef:
     xet: str = ""
 
     def oid(self) -> str:
-        """A git-like id of the content."""
+        """Return a git-like id of the content."""
         return self.sha256[:40]
 
 
 @dataclass
 class Commit:
-    """One commit: its id, and everything that the repo holds then."""
+    """One commit: its id, and all files of the repo at that point."""
 
     oid: str
     at: float
@@ -71,25 +71,25 @@ class StoredRepo:
 
     @property
     def owner(self) -> str:
-        """The namespace, empty for an old one-part id."""
+        """Return the namespace, empty for an old one-part id."""
         return self.id.rpartition("/")[0]
 
     def commit_of(self, rev: str) -> Commit | None:
-        """The commit of a branch, tag or full id."""
+        """Return the commit of a branch, tag or full id."""
         oid = self.branches.get(rev) or self.tags.get(rev) or rev
         return next((c for c in self.commits if c.oid == oid), None)
 
 
 @dataclass(frozen=True)
 class User:
-    """Who a token belongs to."""
+    """The user of a token."""
 
     name: str
     role: str = "write"
     orgs: tuple[str, ...] = ()
 
     def may_write(self, owner: str) -> bool:
-        """Whether this user may write into a namespace."""
+        """Return whether this user may write into a namespace."""
         return self.role == "write" and (owner == self.name or owner in self.orgs)
 
 
@@ -118,16 +118,16 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------------- repos
 
     def add_user(self, token: str, name: str, role: str = "write", orgs: Iterable[str] = ()) -> User:
-        """A user with a token. Tokens start with `hf_`, because clients check that."""
+        """Return a user with a token. Tokens start with `hf_`, because clients check that."""
         self.users[token] = user = User(name, role, tuple(orgs))
         return user
 
     def get(self, kind: str, repo_id: str) -> StoredRepo | None:
-        """A repo by its present id."""
+        """Return a repo by its present id."""
         return self._repos.get((kind, repo_id))
 
     def moved_to(self, kind: str, repo_id: str) -> str | None:
-        """The present id of a repo that was renamed, however often."""
+        """Return the present id of a repo that was renamed, however often."""
         seen = set()
         while (found := self.moved.get(f"{kind}:{repo_id}")) and repo_id not in seen:
             seen.add(repo_id)
@@ -142,11 +142,11 @@ class HubStore:
             _save(self._moved_file, self.moved)
 
     def repos(self, kind: str) -> list[StoredRepo]:
-        """All repos of a type."""
+        """Return all repos of a type."""
         return [r for (k, _), r in self._repos.items() if k == kind]
 
     def create(self, kind: str, repo_id: str, **fields: Any) -> StoredRepo:
-        """A new repo with one empty commit."""
+        """Return a new repo with one empty commit."""
         with self._lock:
             if (kind, repo_id) in self._repos:
                 raise FileExistsError(repo_id)
@@ -214,11 +214,11 @@ class HubStore:
         return FileRef(sha, len(content), wants_lfs(path, len(content)))
 
     def blob(self, ref: FileRef) -> Path:
-        """Where content lies."""
+        """Return the path of content."""
         return self.blobs / ref.sha256
 
     def text(self, repo: StoredRepo, path: str, rev: str = "main") -> str:
-        """A text file of a repo, empty when it is not there."""
+        """Return a text file of a repo, empty when it is not there."""
         commit = repo.commit_of(rev)
         ref = commit.files.get(path) if commit else None
         return self.blob(ref).read_text("utf-8", "replace") if ref and ref.size < (4 << 20) else ""
@@ -226,7 +226,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------- description
 
     def describe(self, repo: StoredRepo, commit: Commit, *, blobs: bool) -> dict[str, Any]:
-        """The answer of the repo-info route."""
+        """Return the answer of the repo-info route."""
         card = front_matter(self.text(repo, "README.md", commit.oid))
         info: dict[str, Any] = {
             "_id": repo.internal_id,
@@ -289,12 +289,12 @@ class HubStore:
 
 
 def wants_lfs(path: str, size: int) -> bool:
-    """Whether the Hub would take a file as LFS."""
+    """Return whether the Hub would take a file as LFS."""
     return size > LFS_BYTES or Path(path).suffix.lower() in LFS_SUFFIXES
 
 
 def safetensors_params(path: Path) -> Iterator[tuple[str, int]]:
-    """Dtype and element count of each tensor in a header; nothing for a file that is not one."""
+    """Yield the dtype and element count of each tensor in a header; nothing for a file that is not one."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -310,7 +310,7 @@ def safetensors_params(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def front_matter(readme: str) -> dict[str, Any]:
-    """The YAML card on top of a README."""
+    """Return the YAML card on top of a README."""
     found = re.match(r"\A---\n(.*?)\n---", readme, re.DOTALL)
     try:
         card = yaml.safe_load(found[1]) if found else None
@@ -320,7 +320,7 @@ def front_matter(readme: str) -> dict[str, Any]:
 
 
 def iso(at: float) -> str:
-    """A time in the Hub's form."""
+    """Return a time in the Hub's form."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(at * 1000) % 1000:03d}Z"

@@ -43,7 +43,7 @@ class HubViewer:
         self._tables: dict[str, Table] = {}
 
     def routes(self, base: str) -> list[BaseRoute]:
-        """All routes, below `base`."""
+        """Return all routes, below `base`."""
         names = ("splits", "info", "size", "rows", "first-rows", "is-valid")
         return [Route(f"{base}/{n}", getattr(self, n.replace("-", "_"))) for n in names]
 
@@ -196,7 +196,7 @@ def _read(path: str, content: bytes) -> Table:
     else:
         rows = json.loads(content)
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise ValueError(f"{path} holds no rows")
+        raise ValueError(f"{path} has no rows")
     names = dict.fromkeys(name for row in rows for name in row)
     return {n: _feature(next((r[n] for r in rows if r.get(n) is not None), None)) for n in names}, rows
 

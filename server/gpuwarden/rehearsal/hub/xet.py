@@ -1,8 +1,8 @@
 """Real xet uploads and downloads without a xet server.
 
 hf_xet takes `local://<folder>` as the address of its store and then keeps chunks, xorbs and shards in that folder.
-That scheme is the one of hf_xet's own tests and no documented contract: where it ever fails, clients set
-`HF_HUB_DISABLE_XET=1` and take the plain LFS way, which this Hub speaks too.
+That scheme comes from hf_xet's own tests and is not a documented contract: if it fails, clients set
+`HF_HUB_DISABLE_XET=1` and use plain LFS, which this Hub supports too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _RECORD = 48
 _VERIFIED, _WITH_SHA = 0x80000000, 0x40000000
 
 
-class XetShelf:
-    """The folder that hf_xet writes to, and the way from a sha256 to what lies in it."""
+class XetStore:
+    """The folder that hf_xet writes to, and the lookup of its content by sha256."""
 
     def __init__(self, folder: Path, blobs: Path) -> None:
         self.folder = folder
         self.blobs = blobs
 
     def token(self, now: float) -> dict[str, Any]:
-        """The answer of the token routes."""
+        """Return the answer of the token routes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return {"casUrl": f"local://{self.folder}", "exp": int(now) + 3600, "accessToken": "rehearsal"}
 
@@ -57,7 +57,7 @@ class XetShelf:
 
 
 def shard_files(shard: bytes) -> Iterator[tuple[str, str]]:
-    """The (sha256, xet hash) pairs of a shard's file section."""
+    """Yield the (sha256, xet hash) pairs of a shard's file section."""
     at = _HEADER_AT
     while at + _RECORD <= len(shard):
         record = shard[at : at + _RECORD]
@@ -71,5 +71,5 @@ def shard_files(shard: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _hex(raw: bytes) -> str:
-    """A hash as hf_xet prints it: four little-endian words."""
+    """Return a hash as hf_xet prints it: four little-endian words."""
     return "".join(f"{word:016x}" for word in struct.unpack("<4Q", raw))

@@ -1,1 +1,1 @@
-"""Learn what a machine is like before a job runs there."""
+"""Probe a machine before a job runs there."""

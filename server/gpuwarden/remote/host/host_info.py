@@ -1,6 +1,6 @@
-"""The first words with a machine: where home is, which Python can run the runner, which one runs training.
+"""Probe a host's home directory, PATH and Python versions.
 
-One constant shell script, so that it works where there is no Python at all.
+One constant shell script, so that it works without Python.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Hello:
-    """What a machine is like, as far as launching goes. `path` is the PATH of its image, completed."""
+class HostInfo:
+    """The facts about a machine that a launch needs. `path` is the PATH of its image, completed."""
 
     home: str
     path: str
@@ -61,7 +61,7 @@ class Hello:
 
     @property
     def runner_python(self) -> str:
-        """The interpreter for our own runner. Raises `NotSupported` when none is new enough."""
+        """Return the interpreter for gpuwarden's runner. Raises `NotSupported` when none is new enough."""
         fit = [p for p in self.pythons if p.version >= OLDEST]
         if fit:
             return fit[0].path
@@ -73,19 +73,19 @@ class Hello:
 
     @property
     def job_python(self) -> str:
-        """The interpreter for scripts: the first that has torch, else the runner's."""
+        """Return the interpreter for scripts: the first that has torch, else the runner's."""
         with_torch = [p.path for p in self.pythons if p.torch and p.version >= OLDEST]
         return with_torch[0] if with_torch else self.runner_python
 
 
-async def say_hello(machine: Ssh) -> Hello:
-    """Ask a machine. Raises `BadReply` when its answer makes no sense."""
+async def probe_host(machine: Ssh) -> HostInfo:
+    """Probe a machine. Raises `BadReply` for invalid output."""
     ran = await machine.run(["/bin/sh", "-c", _SCRIPT], timeout_s=HELLO_S, limit=1 << 20)
-    return read_hello(ran.out.decode("utf-8", "replace").splitlines())
+    return parse_host_info(ran.out.decode("utf-8", "replace").splitlines())
 
 
-def read_hello(lines: Sequence[str]) -> Hello:
-    """The script's lines as a `Hello`."""
+def parse_host_info(lines: Sequence[str]) -> HostInfo:
+    """Return the script's lines as a `HostInfo`."""
     one: dict[str, str] = {}
     tools: dict[str, str] = {}
     pythons: dict[str, Python] = {}
@@ -100,8 +100,10 @@ def read_hello(lines: Sequence[str]) -> Hello:
         else:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
-        raise BadReply(f"the machine names no home folder ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
-    return Hello(one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools)
+        raise BadReply(f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
+    return HostInfo(
+        one["home"], _joined(one.get("path", ""), one.get("first_path", "")), tuple(pythons.values()), tools
+    )
 
 
 def _python(text: str) -> Python | None:

@@ -1,4 +1,4 @@
-"""Which interpreter runs a script on this machine: ours when it satisfies the header, else `uv`."""
+"""Choose the interpreter for a script on this machine: the current one when it satisfies the header, else `uv`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.scripts.script import Header, read_header
 
 
 def interpreter_for(script: str) -> tuple[str, ...]:
-    """The words before the script's path. Raises BadRequest naming what is missing."""
+    """Return the argument list before the script's path. Raises BadRequest naming what is missing."""
     header = read_header(script)
     lacking = list(unmet(header)) if header else []
     if not lacking:
@@ -28,7 +28,7 @@ def interpreter_for(script: str) -> tuple[str, ...]:
 
 
 def unmet(header: Header) -> Iterator[str]:
-    """What the header asks for and this interpreter does not have. Raises BadRequest for an unreadable requirement."""
+    """Yield the header's requirements that this interpreter lacks. Raises BadRequest for an unreadable one."""
     from packaging.requirements import InvalidRequirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -42,18 +42,18 @@ def unmet(header: Header) -> Iterator[str]:
                 yield text
     except (InvalidSpecifier, InvalidRequirement) as error:
         raise BadRequest(
-            f"the script's header can't be understood: {error}", "Mend the `# /// script` block."
+            f"the script's header can't be understood: {error}", "Fix the `# /// script` block."
         ) from error
 
 
 def _satisfied(text: str, seen: frozenset[str], extra: str = "") -> bool:
-    """Whether one requirement is installed here, with everything that its extras ask for."""
+    """Return whether one requirement is installed here, with everything that its extras ask for."""
     from packaging.requirements import Requirement
 
     wanted = Requirement(text)
     if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
         return True
-    if wanted.url:  # installed from where, nobody recorded reliably
+    if wanted.url:  # the origin of an installed package is not recorded reliably
         return False
     try:
         found = importlib.metadata.distribution(wanted.name)

@@ -1,4 +1,4 @@
-"""gpuwarden's probe: what a machine is like before money is spent on a job there.
+"""gpuwarden's probe: report a machine's state before money is spent on a job there.
 
     python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
 
@@ -36,7 +36,7 @@ XID = re.compile(r"NVRM: Xid \(PCI:([^)]*)\): (\d+),?(.*)")
 
 
 def run(argv: list[str]) -> str:
-    """A command's output. Raises OSError with its last words when it fails."""
+    """Return a command's output. Raises OSError with its last line when it fails."""
     env = dict(os.environ, LC_ALL="C")
     try:
         done = subprocess.run(argv, capture_output=True, timeout=CALL_S, env=env, stdin=subprocess.DEVNULL, check=False)
@@ -50,13 +50,13 @@ def run(argv: list[str]) -> str:
 
 
 def text(path: str) -> str:
-    """A small file's text."""
+    """Return a small file's text."""
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(1 << 20).strip()
 
 
 def number(value: str) -> float | None:
-    """A number of nvidia-smi's, None for `[N/A]` and the like."""
+    """Return a number of nvidia-smi's, None for `[N/A]` and the like."""
     try:
         return float(int(value, 16)) if value.startswith("0x") else float(value)
     except ValueError:
@@ -64,13 +64,13 @@ def number(value: str) -> float | None:
 
 
 def query(fields: tuple[str, ...]) -> list[list[str]]:
-    """Rows of `nvidia-smi --query-gpu`."""
+    """Return the rows of `nvidia-smi --query-gpu`."""
     out = run(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"])
     return [[cell.strip() for cell in line.split(",")] for line in out.splitlines() if line.strip()]
 
 
 def gpus() -> Json:
-    """Every GPU with its health."""
+    """Return every GPU with its health."""
     if not shutil.which("nvidia-smi"):
         devices = sorted(d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d))
         return {"list": [], "why": "nvidia-smi is not there", "devices": devices}
@@ -100,19 +100,19 @@ def gpus() -> Json:
 
 
 def yes_or_number(value: str) -> float | None:
-    """`Yes` and `No` as 1 and 0."""
+    """Convert `Yes` and `No` to 1 and 0."""
     return {"yes": 1.0, "no": 0.0}.get(value.lower(), number(value))
 
 
 def xids() -> Json:
-    """Errors that the driver wrote into the kernel's log."""
+    """Return the errors that the driver wrote into the kernel's log."""
     log = run(["dmesg"])
     hits = [XID.search(line) for line in log.splitlines()]
     return {"list": [{"bus": m[1], "code": int(m[2]), "text": m[3].strip()[:200]} for m in hits if m][-50:]}
 
 
 def torch() -> Json:
-    """The torch of this interpreter, read from its files: importing it would take seconds and memory."""
+    """Return the torch of this interpreter, read from its files: importing it would take seconds and memory."""
     from importlib.util import find_spec
 
     spec = find_spec("torch")
@@ -125,7 +125,7 @@ def torch() -> Json:
 
 
 def mount_table() -> list[tuple[str, str, str]]:
-    """(mount point, file system, options) of every mount, as the kernel spells them."""
+    """Return (mount point, file system, options) of every mount, as the kernel spells them."""
     rows = []
     for line in text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -136,29 +136,29 @@ def mount_table() -> list[tuple[str, str, str]]:
 
 
 def disks(paths: list[str]) -> Json:
-    """Room and mount of each path; of the nearest folder above it where it does not exist yet."""
+    """Return the free space and mount of each path, or of its nearest existing parent."""
     mounts = mount_table()
     return {"list": [disk(p, mounts) for p in paths]}
 
 
 def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
-    """One path."""
+    """Return one path."""
     near = os.path.realpath(path)
     while not os.path.isdir(near):
         near = os.path.dirname(near)
-    room = os.statvfs(near)
+    fs = os.statvfs(near)
     inside = [m for m in mounts if near == m[0] or near.startswith(m[0].rstrip("/") + "/")]
     point, kind, options = max(enumerate(inside), key=lambda at: (len(at[1][0]), at[0]))[1]
     return {
         "path": path, "exists": os.path.isdir(path), "mount": point, "fs": kind,
         "read_only": "ro" in options.split(","),
-        "writable": os.access(near, os.W_OK | os.X_OK), "free": room.f_bavail * room.f_frsize,
-        "total": room.f_blocks * room.f_frsize, "inodes_free": room.f_favail, "inodes": room.f_files,
+        "writable": os.access(near, os.W_OK | os.X_OK), "free": fs.f_bavail * fs.f_frsize,
+        "total": fs.f_blocks * fs.f_frsize, "inodes_free": fs.f_favail, "inodes": fs.f_files,
     }  # fmt: skip
 
 
 def limits() -> Json:
-    """What the control group allows, which is less than the host has; versions 2 and 1."""
+    """Return the control group's limits (versions 1 and 2), which are lower than the host's resources."""
     found: Json = {"cpus": os.cpu_count(), "cpus_usable": len(os.sched_getaffinity(0))}
     base = "/sys/fs/cgroup"
     for key, two, one in (
@@ -181,13 +181,13 @@ def limits() -> Json:
         found["oom_kills"] = int(kills.group(1)) if kills else None
     except OSError:
         pass
-    room = os.statvfs("/dev/shm")  # noqa: S108
-    found["shm"] = room.f_blocks * room.f_frsize
+    fs = os.statvfs("/dev/shm")  # noqa: S108
+    found["shm"] = fs.f_blocks * fs.f_frsize
     return found
 
 
 def cpu_quota(base: str) -> float | None:
-    """CPUs that may be used at once; None for no limit."""
+    """Return the CPUs that may be used at once; None without a limit."""
     try:
         quota, _, period = text(base + "/cpu.max").partition(" ")
         return None if quota == "max" else int(quota) / int(period)
@@ -201,14 +201,14 @@ def cpu_quota(base: str) -> float | None:
 
 
 def reach(url: str) -> Json:
-    """Whether a web address answers at all, how fast, and what time it is there."""
+    """Return whether a web address responds, how fast, and the server's time."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     start = time.monotonic()
     try:
         if not url.startswith(("http://", "https://")):
-            raise ValueError("no web address")
+            raise ValueError("not a web address")
         with urlopen(Request(url, method="HEAD"), timeout=WEB_S) as answer:  # noqa: S310
             status, date = answer.status, answer.headers.get("Date")
     except HTTPError as error:
@@ -219,7 +219,7 @@ def reach(url: str) -> Json:
 
 
 def web(urls: list[str]) -> Json:
-    """All addresses at once."""
+    """Return all addresses at once."""
     found: List[Json] = [{"url": u, "ok": False, "why": "no answer in time"} for u in urls]
 
     def one(at: int) -> None:

@@ -1,4 +1,4 @@
-"""What a probe's facts mean for a job: findings with advice. Pure; the probe's answer is foreign and read leniently."""
+"""Turn a probe's facts into findings with advice. Pure; the probe's output is untrusted and read leniently."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ class Facts(_Lenient):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is expected of the machine. `run_root` and `durable` are paths on it; `sent` and `heard` our own clock."""
+    """The requirements on the machine. `run_root` and `durable` are paths on it; `sent` and `heard` are times of the
+    local clock.
+    """
 
     run_root: str
     durable: Sequence[str] = ()
@@ -139,12 +141,12 @@ class Asked:
 
 
 def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
-    """All findings. An answer that makes no sense is one UNKNOWN finding."""
+    """Return all findings. Invalid probe output is one UNKNOWN finding."""
     try:
         facts = Facts.model_validate(dict(answer))
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        return [_unknown("PF-HOST-002", f"the probe's answer makes no sense at {where}", "Probe again.")]
+        return [_unknown("PF-HOST-002", f"invalid probe output at {where}", "Probe again.")]
     parts = (_gpu, _xid, _cuda, _disk, _mounts, _limit, _clock, _web)
     return [finding for part in parts for finding in part(facts, asked)]
 
@@ -161,7 +163,7 @@ def _gpu(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if not facts.gpus.list:
         worst = Severity.ERROR if asked.metered else Severity.INFO
         why = facts.gpus.why or "nvidia-smi lists none"
-        yield _finding("PF-GPU-001", worst, f"there is no usable GPU: {why}", RENT_ANOTHER if asked.metered else "")
+        yield _finding("PF-GPU-001", worst, f"no usable GPU: {why}", RENT_ANOTHER if asked.metered else "")
         return
     names = ", ".join(g.name for g in facts.gpus.list)
     yield _finding(
@@ -185,7 +187,7 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} has {gpu.temperature:g} degrees before any work")
     if (gpu.used_mib or 0) > ZOMBIE_MIB and not processes and not gpu.util:
         message = f"{what} holds {gpu.used_mib:,.0f} MiB although no process is listed and nothing computes"
-        fix = "A dead process or another container holds it. Look with `fuser -v /dev/nvidia*`; restart the container."
+        fix = "A dead process or another container uses it. Look with `fuser -v /dev/nvidia*`; restart the container."
         yield _finding("PF-GPU-004", Severity.WARNING, message, fix)
 
 
@@ -209,7 +211,7 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
 
 
 def _card(bus: str) -> str:
-    """Bus and device: the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
+    """Return bus and device in one form: the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
     return ":".join(bus.lower().partition(".")[0].split(":")[-2:])
 
 
@@ -243,7 +245,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if facts.disks.why:
-        yield _unknown("PF-DISK-001", f"the disks could not be looked at: {facts.disks.why}")
+        yield _unknown("PF-DISK-001", f"the disks could not be read: {facts.disks.why}")
     for disk in facts.disks.list:
         if disk.path != asked.run_root and disk.path not in asked.durable:
             continue
@@ -257,7 +259,9 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
             message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
             yield _finding("PF-DISK-002", worst, message, "Count checkpoint size times kept checkpoints plus one.")
         if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
-            message = f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free: it can hold few more files"
+            message = (
+                f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free: it has room for few more files"
+            )
             yield _finding("PF-DISK-003", Severity.WARNING, message, "`df -i`; remove caches of many small files.")
 
 
@@ -266,7 +270,7 @@ def _mounts(facts: Facts, asked: Asked) -> Iterator[Finding]:
         if disk.path in asked.durable and disk.mount == "/":
             message = (
                 f"{disk.path} should be storage that outlives the machine, but nothing is mounted there: "
-                "it lies on the container's own disk and dies with it"
+                "it is on the container's own disk and is lost with it"
             )
             yield _finding(
                 "PF-DISK-004", Severity.ERROR, message, "Attach the volume, or rent another instance with it."
@@ -286,7 +290,7 @@ def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
         message = f"{seen.oom_kills} processes were killed here for want of memory since the container began"
         yield _finding("PF-HOST-003", Severity.WARNING, message, "Fewer data workers, or a larger machine.")
     if seen.shm is not None and seen.shm < GIB:
-        message = f"shared memory has {seen.shm >> 20} MiB; data loaders with workers die of that with a bus error"
+        message = f"shared memory has {seen.shm >> 20} MiB; data loaders with workers crash from that with a bus error"
         yield _finding("PF-HOST-004", Severity.WARNING, message, "Set a larger shm size, or num_workers=0.")
 
 

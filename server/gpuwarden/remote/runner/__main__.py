@@ -1,4 +1,4 @@
-"""Runs the rooms where they lie, for jobs of this machine: `python -I -S .../remote/runner VERB [DIR]`."""
+"""Run the modules unbundled, for jobs of this machine: `python -I -S .../remote/runner VERB [DIR]`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PACKAGE = "gpuwarden.remote.runner"
 
 
 def run() -> None:
-    """Import the rooms and none of the packages above them, which take longer than a verb does."""
-    rooms = sys.modules[PACKAGE] = ModuleType(PACKAGE)
-    rooms.__path__ = [os.path.dirname(os.path.abspath(__file__))]
-    sys.path.pop(0)  # the same folder: a plain `import post` must not find a room
+    """Import the modules without their parent packages, which take longer to load than a verb to run."""
+    package = sys.modules[PACKAGE] = ModuleType(PACKAGE)
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+    sys.path.pop(0)  # the same folder: `import webhook` must not find a module here
     from gpuwarden.remote.runner.verbs import main
 
     main(sys.argv[1:])

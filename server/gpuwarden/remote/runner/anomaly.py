@@ -1,4 +1,4 @@
-"""A run against its own past."""
+"""Compare a run with its own past."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Iterable
 
 
 def middle(values: Iterable[float]) -> float:
-    """The median, the upper one of two."""
+    """Return the median, the upper one of two."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
@@ -14,7 +14,7 @@ def middle(values: Iterable[float]) -> float:
 class Course:
     """Compares a run with its own past: a loss that jumps away and stays, steps that come much slower.
 
-    Both are told once, after several in a row, and once more when they are over. What is told is in the texts.
+    Both are reported once, after several in a row, and again when they end.
     """
 
     MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before anything is judged, values in a row
@@ -30,7 +30,7 @@ class Course:
         self.last: tuple[float, int] | None = None
 
     def loss(self, name: str, value: float, step: int | None) -> tuple[str, str] | None:
-        """Take one value of a loss; an alert's kind and text where one is due."""
+        """Take one value of a loss; return an alert's kind and text where one is due."""
         past = self.losses.setdefault(name, [])
         limit = self._limit(name, past)
         if limit is None or value <= limit:
@@ -42,7 +42,7 @@ class Course:
         return ("spike", text) if self.high[name] == self.ROW else None
 
     def _limit(self, name: str, past: list[float]) -> float | None:
-        """What is far above the values so far: five times their median, ten times their spread, half of the start."""
+        """Return the spike threshold: five times the median, ten times the spread, half of the first values."""
         if len(past) < self.LEAST:
             return None
         usual = middle(past)
@@ -51,7 +51,7 @@ class Course:
         return max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
 
     def pace(self, step: int, now: float) -> tuple[str, str] | None:
-        """Take the newest step; an alert's kind and text where one is due."""
+        """Take the newest step; return an alert's kind and text where one is due."""
         last, self.last = self.last, (now, step)
         if last is None or step <= last[1]:
             return None

@@ -1,4 +1,4 @@
-"""The job's own process: what it is started with, whether it and its group live, and what its end means."""
+"""The job's own process: its environment, whether it and its group live, and what its exit means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 
 
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
-    """What the command sees: the runner's own environment, the spec's, the secrets, and our names."""
+    """Return the command's environment: the runner's, the spec's, the secrets, and gpuwarden's variables."""
     ours = {
         "GPUWARDEN_RUN_DIR": folder,
         "GPUWARDEN_OUTPUT_DIR": folder + "/work",
@@ -31,7 +31,7 @@ def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) 
 
 
 def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
-    """Start the command in a group of its own."""
+    """Start the command in a new process group."""
     import subprocess
 
     work = folder + "/work"
@@ -106,14 +106,14 @@ def ended(child: Any) -> tuple[int, str]:
 
 
 def exited(child: Any) -> bool:
-    """Whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
+    """Return whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
     if has_proc() and hasattr(os, "waitid"):
         return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return child.poll() is not None
 
 
 def remain(group: int) -> bool:
-    """Whether the group has living members besides the ended command."""
+    """Return whether the group has living members besides the ended command."""
     members = group_members(group)
     if members is not None:
         return bool(members)
@@ -125,7 +125,7 @@ def remain(group: int) -> bool:
 
 
 def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str]:
-    """The final state that an end leads to and why, or no state where a restart is due."""
+    """Return the final state that an end leads to and why, or no state where a restart is due."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     if intent:
         return intent, {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(
@@ -138,4 +138,4 @@ def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str
         if restarts < limit:
             return "", f"{how} asks for a restart ({restarts + 1} of {limit})"
         return "failed", f"{how} asks for a restart, and all {limit} were used"
-    return "failed", how + (", which is how the kernel ends a process that is out of memory" if code == -9 else "")
+    return "failed", how + (", which is how the kernel kills a process when memory is exhausted" if code == -9 else "")

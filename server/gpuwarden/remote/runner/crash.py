@@ -1,26 +1,28 @@
-"""What is said of a failure that nobody foresaw: the usual traceback, below the rooms that it passed through."""
+"""Report an unexpected exception: the usual traceback, below the module lines that it passed through."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-HEADING = "# room: "  # what stands above a room in the one file that is shipped
+HEADING = "# module: "  # the heading of a module in the bundle that is shipped
 
 
-def tell_crash(kind: Any, error: Any, trace: Any) -> None:
-    """For `sys.excepthook`. A line of the one file is told by its room and its line there, as `log.py:17`."""
+def report_crash(kind: Any, error: Any, trace: Any) -> None:
+    """Print a traceback, as `sys.excepthook`. A line of the bundle is named by its module and the line there:
+    `log.py:17`.
+    """
     import linecache
     import traceback
 
     lines = linecache.getlines(__file__)
-    steps = [room_of(lines, at) for frame, at in traceback.walk_tb(trace) if frame.f_code.co_filename == __file__]
+    steps = [module_line(lines, at) for frame, at in traceback.walk_tb(trace) if frame.f_code.co_filename == __file__]
     sys.stderr.write("".join(f"in {step}\n" for step in steps))
     sys.__excepthook__(kind, error, trace)
 
 
-def room_of(lines: list[str], number: int) -> str:
-    """The room that a line lies in, and its number there."""
+def module_line(lines: list[str], number: int) -> str:
+    """Return the module of a line, and the line's number there."""
     for top in range(min(number, len(lines)), 0, -1):
         if lines[top - 1].startswith(HEADING):
             return f"{lines[top - 1][len(HEADING) :].strip()}.py:{number - top}"

@@ -1,4 +1,4 @@
-"""Checkpoints, looked at where they lie by the shipped archive."""
+"""Examine checkpoints in place, by the shipped archive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from gpuwarden.remote.runner.output_json import reply
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.seals import find_archive
 
@@ -16,10 +16,10 @@ MAX_FINDINGS = 8 << 20
 
 
 def examine(folder: str, request: Json) -> Json:
-    """Let the shipped archive look at outputs where they lie; its lines are passed on, bounded, with signs of life."""
+    """Run the shipped archive on outputs in place; pass on its lines, bounded, with signs of life."""
     archive = find_archive(folder, request.get("archive"))
     if not archive:
-        raise Problem("no_archive", "the archive that examines checkpoints is not here")
+        raise Problem("no_archive", "the archive that examines checkpoints is not on this machine")
     paths = [str(p) for p in request.get("paths") or []]
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
     lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
@@ -31,20 +31,20 @@ def examine(folder: str, request: Json) -> Json:
 
 
 def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
-    """The words that ask the archive."""
-    ground = Ground(request)
-    tops = [bounded(folder, ground, path) for path in paths]
+    """Return the argument list of the archive."""
+    mapping = PathMapping(request)
+    tops = [bounded(folder, mapping, path) for path in paths]
     argv = [sys.executable, "-I", archive, "examine", *tops, "--log", folder + "/seals.jsonl"]
     argv += ["--seconds", str(seconds), *(["--structure"] if request.get("structure") else [])]
     if request.get("deeper") in ("load", "resume"):
         argv.append("--" + request["deeper"])
     if request.get("against"):
-        argv.append("--against=" + bounded(folder, ground, str(request["against"])))
+        argv.append("--against=" + bounded(folder, mapping, str(request["against"])))
     return argv
 
 
 def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
-    """The lines that a child says within some seconds, and its exit code."""
+    """Return the lines that a child prints within some seconds, and its exit code."""
     import subprocess
     import threading
 
@@ -60,9 +60,9 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
     return lines, code
 
 
-def bounded(folder: str, ground: Ground, path: str) -> str:
-    """The real path of a declared one. Raises Problem for a link that leaves its folder."""
-    top, bound = ground.locate(folder, path)
+def bounded(folder: str, mapping: PathMapping, path: str) -> str:
+    """Return the real path of a declared one. Raises Problem for a link that leaves its folder."""
+    top, bound = mapping.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
         raise Problem("bad_request", f"{printable(path)} is a link that leaves its folder")
@@ -70,7 +70,7 @@ def bounded(folder: str, ground: Ground, path: str) -> str:
 
 
 def passed_on(child: Any) -> list[Json]:
-    """The lines of a child, with a sign of life every few seconds for who waits. Raises Problem above a bound."""
+    """Return the lines of a child, with a sign of life every few seconds. Raises Problem above a limit."""
     import select
 
     data = bytearray()
@@ -81,10 +81,10 @@ def passed_on(child: Any) -> list[Json]:
         part = os.read(child.stdout.fileno(), 1 << 16)
         data += part
         if len(data) > MAX_FINDINGS:
-            raise Problem("io_error", f"it found more than {MAX_FINDINGS} bytes to say")
+            raise Problem("io_error", f"it found more than {MAX_FINDINGS} bytes of output")
         if not part:
             break
     try:
         return [json.loads(line.decode("ascii")) for line in bytes(data).splitlines()]
     except (ValueError, RecursionError):
-        raise Problem("io_error", "its answer is no JSON") from None
+        raise Problem("io_error", "its answer is not JSON") from None

@@ -1,4 +1,4 @@
-"""How the machine is: memory, disks, GPUs; what may hang is asked in a thread of its own."""
+"""Measure the machine: memory, disks, GPUs; calls that may hang run in a separate thread."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 from typing import Any
 
 from gpuwarden.remote.runner.memory import OomKills, memory
-from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json
 
 
 class Asked:
-    """Asks in a thread what may hang for a long time: a sick driver, a network disk that went away."""
+    """Make calls that may hang for a long time in a thread: a sick driver, a lost network disk."""
 
     def __init__(self) -> None:
         self.values: Json = {}
         self.thread: Any = None
 
     def ask(self, patience: float = 0.0) -> Json:
-        """The last answer, or one that comes within `patience` seconds; asks anew unless a question is still open."""
+        """Return the last answer, or one that comes within `patience` seconds; calls again unless one is open."""
         if not (self.thread and self.thread.is_alive()):
             import threading
 
@@ -32,7 +32,7 @@ class Asked:
         raise NotImplementedError
 
 
-class Rooms(Asked):
+class DiskSpace(Asked):
     """Disk and inodes where the declared outputs go: of the file system that has the least of each."""
 
     def __init__(self, paths: list[str]) -> None:
@@ -40,18 +40,18 @@ class Rooms(Asked):
         self.paths = paths
 
     def _query(self) -> None:
-        rooms = []
+        systems = []
         for path in self.paths:
             while not os.path.exists(path) and len(path) > 1:
                 path = os.path.dirname(path)
             try:
-                rooms.append(os.statvfs(path))
+                systems.append(os.statvfs(path))
             except OSError:
                 continue
-        if rooms:
-            fs = min(rooms, key=lambda r: r.f_bavail * r.f_frsize)
+        if systems:
+            fs = min(systems, key=lambda r: r.f_bavail * r.f_frsize)
             found: Json = {"disk_free": fs.f_bavail * fs.f_frsize, "disk_total": fs.f_blocks * fs.f_frsize}
-            counted = [r for r in rooms if r.f_files]  # some file systems count no inodes
+            counted = [r for r in systems if r.f_files]  # some file systems count no inodes
             if counted:
                 fs = min(counted, key=lambda r: r.f_favail)
                 found.update(inodes_free=fs.f_favail, inodes_total=fs.f_files)
@@ -68,7 +68,7 @@ class Gpu(Asked):
         self.program = shutil.which("nvidia-smi")
 
     def ask(self, patience: float = 0.0) -> Json:
-        """As above, and nothing where there is no such program."""
+        """Return the GPUs' numbers, nothing without `nvidia-smi`."""
         return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:
@@ -88,14 +88,14 @@ class Vitals:
     """Memory, disk, inodes and GPU; what can't be read is left out."""
 
     def __init__(self, folder: str, spec: Json) -> None:
-        ground, outputs = Ground(spec), [str(p) for p in spec.get("outputs") or []][:16]
+        mapping, outputs = PathMapping(spec), [str(p) for p in spec.get("outputs") or []][:16]
         self.gpu = Gpu()
-        self.rooms = Rooms([folder, *(ground.locate(folder, path)[0] for path in outputs)])
+        self.disks = DiskSpace([folder, *(mapping.locate(folder, path)[0] for path in outputs)])
         self.kills = OomKills()
 
     def take(self, last: bool) -> Json:
-        """How they are now."""
+        """Return the present numbers."""
         used, limit = memory()
-        room = self.rooms.ask(1.0 if last else 0.05)  # a disk that is well answers at once
+        disk = self.disks.ask(1.0 if last else 0.05)  # a healthy disk answers at once
         gpu = self.gpu.values if last else self.gpu.ask()
-        return {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **room, **gpu}
+        return {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **disk, **gpu}

@@ -1,4 +1,4 @@
-"""What a teardown would take besides: other processes, undeclared files."""
+"""List other losses of a teardown: other processes, undeclared files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.observe import observe
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.process import PROC, all_pids, environ_of, has_proc, proc_stat
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.seals import ARCHIVE
@@ -23,7 +23,7 @@ WORKLOADS = re.compile(
 
 
 def disclose(folder: str, request: Json) -> Json:
-    """Processes that are no job of ours, and files that nobody declared."""
+    """Print processes that belong to no job of gpuwarden, and undeclared files."""
     status = read_status(folder) or {}
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
@@ -37,7 +37,7 @@ def disclose(folder: str, request: Json) -> Json:
 
 
 def processes(marker: str | None) -> list[str]:
-    """Workloads here, bounded; with a marker only processes that carry it. Ours are left out while their job runs."""
+    """Return the workloads here, bounded; with a marker only processes that carry it. Running jobs are left out."""
     chain, pid = {os.getpid()}, os.getppid()
     while pid > 1 and pid not in chain:
         chain.add(pid)
@@ -51,7 +51,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """A line about a process that must be disclosed; empty for one that need not."""
+    """Return a line about a process that must be disclosed; empty for one that need not."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
@@ -76,7 +76,7 @@ def describe(pid: int, marker: str | None) -> str:
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:
-    """The run folder that a process belongs to: a supervisor's by its command line, a job's by its environment."""
+    """Return the run folder of a process: a supervisor's by its command line, a job's by its environment."""
     for at, word in enumerate(words):
         if (
             word.startswith("/")
@@ -88,13 +88,13 @@ def runs_for(words: list[str], environ: dict[str, str]) -> str:
 
 
 def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
-    """Regular files written since the job began that no output covers, and whether that is all of them.
+    """Return undeclared regular files written since the job began, and whether the list is complete.
 
     Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
     Where there are too many the largest are kept, so that thousands of samples hide no checkpoint.
     """
-    ground = Ground({"root": root})
-    declared = [os.path.realpath(ground.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
+    mapping = PathMapping({"root": root})
+    declared = [os.path.realpath(mapping.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
     work, own = os.path.realpath(folder + "/work"), os.path.realpath(folder)
     found: list[Json] = []
     end, entries = time.monotonic() + 10, 0
@@ -122,12 +122,12 @@ def largest(found: list[Json]) -> list[Json]:
 
 
 def is_run_folder(path: str, own: str) -> bool:
-    """Whether a folder is a job's run folder, ours or another's."""
+    """Return whether a folder is a job's run folder, ours or another's."""
     return path == own or (os.path.isfile(path + "/status.json") and os.path.exists(path + "/lock"))
 
 
 def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
-    """The file as a row, if it is regular and was written since."""
+    """Return the file as a row, if it is regular and was written since."""
     try:
         info = os.lstat(real)
     except OSError:

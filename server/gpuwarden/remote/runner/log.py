@@ -14,7 +14,7 @@ SEGMENT = re.compile(r"out\.(\d{15})\.log")
 
 
 def segments(folder: str) -> list[tuple[int, str]]:
-    """The parts of the log that are still there: (absolute offset, path), oldest first."""
+    """Return the parts of the log that are still there: (absolute offset, path), oldest first."""
     try:
         found = (SEGMENT.fullmatch(name) for name in os.listdir(folder))
     except OSError:
@@ -23,7 +23,7 @@ def segments(folder: str) -> list[tuple[int, str]]:
 
 
 def log_size(folder: str) -> int:
-    """Absolute end of the log."""
+    """Return the absolute end of the log."""
     for base, path in reversed(segments(folder)):
         try:
             return base + os.lstat(path).st_size
@@ -84,14 +84,14 @@ class Log:
 
 
 def logs(folder: str, request: Json) -> Json:
-    """A piece of the log."""
+    """Return a piece of the log."""
     if not os.path.isdir(folder):
-        raise Problem("not_found", f"there is no run folder {folder}")
+        raise Problem("not_found", f"the run folder does not exist: {folder}")
     return read_log(folder, int(request.get("cursor") or 0), int(request.get("limit") or 1 << 16))
 
 
 def read_log(folder: str, cursor: int, limit: int) -> Json:
-    """A piece of the log from an absolute cursor. `truncated` says that bytes before it are gone for good."""
+    """Return a piece of the log from an absolute cursor. `truncated` says that bytes before it are gone for good."""
     limit = max(4, min(limit, 1 << 20))
     known = segments(folder)
     size = log_size(folder)
@@ -123,7 +123,7 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
 
 
 def read_at(path: str, offset: int, limit: int) -> bytes:
-    """Bytes of one segment, nothing if it was rotated away meanwhile."""
+    """Return bytes of one segment, nothing if it was rotated away meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

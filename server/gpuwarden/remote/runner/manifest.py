@@ -9,9 +9,9 @@ from typing import Callable
 
 from gpuwarden.remote.runner.files import stamp
 from gpuwarden.remote.runner.output_json import reply
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Json, Problem
-from gpuwarden.remote.runner.safe_open import Door
+from gpuwarden.remote.runner.safe_open import SafeOpener
 from gpuwarden.remote.runner.seals import seals
 
 MAX_ROSTER = 200_000
@@ -21,25 +21,25 @@ MAX_SKIPPED = 1000
 class Roster:
     """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
 
-    def __init__(self, folder: str, ground: Ground, emit: Callable[[Json], None], digests: bool) -> None:
-        self.folder, self.ground, self.emit, self.digests = folder, ground, emit, digests
+    def __init__(self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool) -> None:
+        self.folder, self.mapping, self.emit, self.digests = folder, mapping, emit, digests
         self.missing: list[str] = []
         self.skipped: list[Json] = []
         self.seen: dict[str, bool] = {}
-        self.door = Door()
+        self.opener = SafeOpener()
         self.seals = seals(folder)
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
-        """Name something that is not in the roster."""
+        """Record an entry that is left out of the roster."""
         if len(self.skipped) < MAX_SKIPPED:
             self.skipped.append({"path": printable(shown), "why": why})
         else:
             self.more_skipped += 1
 
     def add(self, declared: str) -> None:
-        """One declared output: a file, or a folder with everything in it."""
-        top, bound = self.ground.locate(self.folder, declared)
+        """Add one declared output: a file, or a folder with everything in it."""
+        top, bound = self.mapping.locate(self.folder, declared)
         real = os.path.realpath(top)
         if not os.path.lexists(real):
             self.missing.append(declared)
@@ -51,13 +51,13 @@ class Roster:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """An absolute output goes by its real path: where a link leads decides what a teardown deletes."""
+        """Return an absolute output's real path: a link's target decides what a teardown deletes."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
-        return self.ground.shown(real)
+        return self.mapping.shown(real)
 
     def walk(self, declared: str, top: str) -> None:
-        """Everything in a folder, in a stable order, through no link."""
+        """Add everything in a folder in a stable order, following no link."""
 
         def unreadable(error: OSError) -> None:
             self.skip(str(error.filename), f"can't be read: {error.strerror}")
@@ -69,7 +69,7 @@ class Roster:
                 self.entry(shown + "/" + name, path + "/" + name, top)
 
     def entry(self, shown: str, path: str, top: str) -> None:
-        """One name: links are taken only to files of the same folder."""
+        """Add one name; links count only to files of the same folder."""
         if os.path.islink(path):
             real = os.path.realpath(path)
             if not os.path.exists(real):
@@ -84,7 +84,7 @@ class Roster:
             self.file(shown, path)
 
     def file(self, shown: str, real: str) -> None:
-        """One regular file."""
+        """Add one regular file."""
         if shown in self.seen:
             return
         self.seen[shown] = True
@@ -94,7 +94,7 @@ class Roster:
             shown.encode("utf-8")
             info = os.lstat(real)
             if not stat.S_ISREG(info.st_mode):
-                self.skip(shown, "no regular file")
+                self.skip(shown, "not a regular file")
                 return
             row: Json = {"path": shown, **stamp(info)}
             if self.digests:
@@ -106,14 +106,14 @@ class Roster:
                 row["seal"] = {k: sealed[k] for k in ("sha256", "sealed_at", "mac")}
             self.emit(row)
         except UnicodeEncodeError:
-            self.skip(shown, "its name is no UTF-8")
+            self.skip(shown, "its name is not UTF-8")
         except OSError as error:
             self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
-        """Size, times and digest that belong together; no digest for a file that changed three times under our hands.
+        """Return consistent size, times and digest; no digest for a file that changed during three readings.
 
-        A file's times are what tells later that it is still this one. The kernel alone sets the time of change.
+        A file's times show later whether it is still unchanged. Only the kernel sets the time of change.
         """
         row: Json = {}
         for _ in range(3):
@@ -123,10 +123,10 @@ class Roster:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, str]:
-        """Size and times after a reading, and its digest; none where the file changed meanwhile."""
+        """Return size and times after a reading, and its digest; none where the file changed meanwhile."""
         import hashlib
 
-        fd = self.door.open(real)
+        fd = self.opener.open(real)
         try:
             before = os.fstat(fd)
             sha, count, spoke = hashlib.sha256(), 0, time.monotonic()
@@ -136,7 +136,7 @@ class Roster:
                     break
                 sha.update(block)
                 count += len(block)
-                if time.monotonic() - spoke > 5:  # a sign of life for who waits
+                if time.monotonic() - spoke > 5:  # a sign of life for the caller
                     spoke = time.monotonic()
                     self.emit({"progress": count})
             after = os.fstat(fd)
@@ -151,9 +151,9 @@ class Roster:
 def roster(folder: str, request: Json, digests: bool) -> Json:
     """Print the files of the declared outputs, then a summary."""
     if not os.path.isdir(folder):
-        raise Problem("not_found", f"there is no run folder {folder}")
+        raise Problem("not_found", f"the run folder does not exist: {folder}")
     taken = time.time()
-    found = Roster(folder, Ground(request), lambda row: reply(row, now="progress" in row), digests)
+    found = Roster(folder, PathMapping(request), lambda row: reply(row, now="progress" in row), digests)
     for path in request.get("paths") or []:
         found.add(path)
     return {

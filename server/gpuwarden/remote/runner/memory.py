@@ -1,4 +1,4 @@
-"""Memory: what is used and allowed, and what the kernel killed for it."""
+"""Memory: its use and limit, and the kernel's kills for lack of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.remote.runner.process import PROC
 
 
 def number_in(path: str) -> int | None:
-    """The number that a kernel file holds; None for "max", an absurd limit, or no such file."""
+    """Return the number in a kernel file; None for "max", an absurd limit, or no such file."""
     try:
         with open(path, encoding="ascii") as file:
             value = int(file.read(64))
@@ -18,7 +18,7 @@ def number_in(path: str) -> int | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Used and allowed bytes: of the control group where it has a limit, else of the machine."""
+    """Return used and allowed bytes: of the control group where it has a limit, else of the machine."""
     for used, limit in (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes")):
         for folder in cgroup_folders():
             allowed = number_in(folder + "/" + limit)
@@ -33,7 +33,7 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def cgroup_folders(pid: Any = "self") -> Iterator[str]:
-    """Where a process's memory limits may stand: its own group, then the mount's root, for v2 and v1."""
+    """Yield the candidate files of a process's memory limits: its own group, then the mount's root, for v2 and v1."""
     try:
         with open(f"{PROC}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -47,7 +47,9 @@ def cgroup_folders(pid: Any = "self") -> Iterator[str]:
 
 
 def oom_kills_in(folder: str) -> int | None:
-    """How often the kernel killed in a control group because its memory was used up; None where it isn't counted."""
+    """Return how often the kernel killed in a control group because its memory was used up; None where it isn't
+    counted.
+    """
     for name in ("memory.events", "memory.oom_control"):
         try:
             with open(folder + "/" + name, encoding="ascii") as file:
@@ -59,7 +61,7 @@ def oom_kills_in(folder: str) -> int | None:
 
 
 class OomKills:
-    """Counts what the kernel kills for memory in the groups of the runner and of its command, from now on."""
+    """Count the kernel's out-of-memory kills in the groups of the runner and of its command, from now on."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}
@@ -67,7 +69,7 @@ class OomKills:
         self.look()
 
     def look(self, pid: Any = "self") -> int | None:
-        """The kills so far: the greatest number of all groups, since an outer one counts an inner one's too."""
+        """Return the kills so far: the greatest number of all groups, since an outer one counts an inner one's too."""
         for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():
             count = oom_kills_in(folder)
             if count is not None:

@@ -1,4 +1,4 @@
-"""What a look at the machine tells of a job."""
+"""Complete a job's status by looking at the machine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gpuwarden.remote.runner.status import read_status
 
 
 def child_alive(status: Json) -> bool | None:
-    """Whether the command's own process lives."""
+    """Return whether the command's own process lives."""
     return is_alive(status.get("child_pid"), status.get("child_ticks"), status.get("boot_id"))
 
 
 def orphans(folder: str, status: Json) -> list[int]:
-    """Living members of the command's group that carry our run folder in their environment."""
+    """Return living members of the command's group whose environment has our run folder."""
     group = status.get("pgid")
     members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
     return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
 
 
 def observe(folder: str) -> Json:
-    """One job's status with what only a look at the machine tells."""
+    """Return one job's status, checked against the machine's processes."""
     if not os.path.isdir(folder):
         return {"state": "missing", "now": time.time(), "machine": machine_mark()}
     try:
@@ -43,5 +43,5 @@ def observe(folder: str) -> Json:
 
 
 def poll(_: str, request: Json) -> Json:
-    """All jobs of this machine that are asked for, in one answer."""
+    """Return all jobs of this machine that are asked for, in one answer."""
     return {"ok": True, "jobs": {folder: observe(folder) for folder in request.get("dirs") or []}}

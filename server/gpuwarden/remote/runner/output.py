@@ -9,14 +9,14 @@ from gpuwarden.remote.runner.redact import Redactor
 
 
 class Output:
-    """Moves it, with secrets masked."""
+    """Move output from the pipe to the log, with secrets masked."""
 
     def __init__(self, log: Log, redactor: Redactor) -> None:
         self.log, self.redactor = log, redactor
         self.pipe = -1
 
     def copy(self, times: int) -> bool:
-        """Move output to the log, a bounded number of times; whether there was any."""
+        """Move output to the log, a bounded number of times; return whether there was any."""
         came = False
         for _ in range(times):
             try:
@@ -31,14 +31,14 @@ class Output:
         return came
 
     def drain(self) -> bool:
-        """Take what is left in the pipe; a process that escaped the group may hold it open for ever."""
+        """Take what is left in the pipe; a process that escaped the group may keep it open for ever."""
         came = self.pipe >= 0 and self.copy(64)
         self.close()
         self.log.write(self.redactor.finish())
         return came
 
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         if self.pipe >= 0:
             os.close(self.pipe)
             self.pipe = -1

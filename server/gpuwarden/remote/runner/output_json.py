@@ -1,4 +1,4 @@
-"""Answers: JSON lines on stdout."""
+"""Replies: JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 def reply(answer: Json, now: bool = True) -> None:
-    """One JSON line, at once or with the next ones. A listener that went away changes nothing."""
+    """Print one JSON line, flushed now or with the next ones. A closed stdout is ignored."""
     try:
         sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
         if now:

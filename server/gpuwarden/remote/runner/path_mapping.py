@@ -1,4 +1,4 @@
-"""Paths: where they lie on this machine, what they may not leave, how they are shown."""
+"""Map declared paths to real paths of this machine within their bounds, and show them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 def inside(path: str, bound: str) -> bool:
-    """Whether a real path is `bound` or lies in it."""
+    """Return whether a real path is `bound` or inside it."""
     return path == bound or path.startswith(bound.rstrip("/") + "/")
 
 
 def printable(name: str) -> str:
-    """A name that fits into JSON, with bytes that are no UTF-8 spelled out."""
+    """Return a name that fits into JSON, with bytes that are not UTF-8 spelled out."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 
-class Ground:
-    """Where the absolute paths of a machine lie. `root` is empty on a real one; a rehearsal's is a folder, and its
-    `mounts` (path -> folder) are volumes that lie outside of it.
+class PathMapping:
+    """The mapping of a machine's absolute paths. `root` is empty on a real one; a rehearsal's is a folder, and its
+    `mounts` (path -> folder) are volumes outside of it.
     """
 
     def __init__(self, given: Json) -> None:
@@ -29,7 +29,7 @@ class Ground:
         self.mounts = sorted(pairs, key=lambda pair: -len(pair[0]))
 
     def locate(self, folder: str, path: str) -> tuple[str, str]:
-        """Where a declared path lies on this machine, and the real folder that it must not leave."""
+        """Return the real path of a declared one, and the real folder that it must not leave."""
         if not path.startswith("/"):
             return os.path.join(folder, "work", path), folder + "/work"
         plain = os.path.normpath("/" + path.lstrip("/"))
@@ -39,7 +39,7 @@ class Ground:
         return os.path.join(self.root or "/", path.lstrip("/")), os.path.realpath(self.root or "/")
 
     def shown(self, real: str) -> str:
-        """The machine's absolute path of a real one."""
+        """Return the machine's absolute path of a real one."""
         for at, top in self.mounts:
             if inside(real, top):
                 return at + real[len(top) :]

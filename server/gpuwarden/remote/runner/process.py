@@ -1,4 +1,4 @@
-"""Who lives: told by pid, start ticks and boot id, never by a pid alone; and signals to exactly those."""
+"""Identify processes by pid, start ticks and boot id, never by a pid alone, and signal exactly those."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PROC = "/proc"
 
 
 def has_proc() -> bool:
-    """Whether processes can be told apart by their start ticks."""
+    """Return whether processes have start ticks to identify them."""
     return os.path.exists(PROC + "/self/stat")
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot, or an empty string."""
+    """Return the kernel's id of this boot, or an empty string."""
     try:
         return read_small(PROC + "/sys/kernel/random/boot_id", 64).decode("ascii").strip()
     except (OSError, ValueError):
@@ -25,7 +25,7 @@ def boot_id() -> str:
 
 
 def proc_stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on: 0 state, 2 process group, 19 start ticks. None: no such process."""
+    """Return the fields of /proc/PID/stat from the state on: 0 state, 2 process group, 19 start ticks."""
     try:
         raw = read_small(f"{PROC}/{pid}/stat", 8192)
     except OSError:
@@ -35,7 +35,7 @@ def proc_stat(pid: int) -> list[str] | None:
 
 
 def start_mark(pid: int) -> str:
-    """What tells this process from a later one with the same pid: start ticks, or `ps`'s start time without /proc."""
+    """Return a process's identity besides its pid: start ticks, or `ps`'s start time without /proc."""
     if has_proc():
         fields = proc_stat(pid)
         return fields[19] if fields else ""
@@ -50,14 +50,14 @@ def start_mark(pid: int) -> str:
 
 
 def machine_mark() -> str:
-    """What tells this machine since its last start from a later start of it, a container's too. Empty: can't tell."""
+    """Return an id of this start of the machine or container; empty when unknown."""
     first = proc_stat(1) if has_proc() else None
     here = boot_id()
     return f"{here}/{first[19]}" if first and here else ""
 
 
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
-    """Whether exactly that process lives; None where this machine can't tell. A zombie is dead."""
+    """Return whether exactly that process lives; None where that is unknown. A zombie is dead."""
     if not isinstance(pid, int) or pid <= 1:
         return False
     here = boot_id()
@@ -77,7 +77,7 @@ def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
 
 
 def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
-    """Signal that process and no later one with its pid. Needs a proof of identity; False when there is none."""
+    """Signal that process and no later one with its pid. Return False without a proof of identity."""
     opener, sender = getattr(os, "pidfd_open", None), getattr(signal, "pidfd_send_signal", None)
     handle = -1
     if opener and sender:
@@ -103,7 +103,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
 
 
 def group_members(pgid: int) -> list[int] | None:
-    """Living processes of a process group; None without /proc."""
+    """Return the living processes of a process group; None without /proc."""
     if not has_proc():
         return None
     stats = ((pid, proc_stat(pid)) for pid in all_pids())
@@ -111,7 +111,7 @@ def group_members(pgid: int) -> list[int] | None:
 
 
 def all_pids() -> list[int]:
-    """All processes of this machine or container; empty without /proc."""
+    """Return all processes of this machine or container; empty without /proc."""
     try:
         return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
     except OSError:
@@ -119,7 +119,7 @@ def all_pids() -> list[int]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty where it can't be read."""
+    """Return the environment that a process was started with; empty where it can't be read."""
     try:
         raw = read_small(f"{PROC}/{pid}/environ", 1 << 20)
     except OSError:

@@ -1,4 +1,4 @@
-"""How far a job has come, by its metrics or else by its output, and what is odd about that."""
+"""Track a job's progress by its metrics or else its output, and flag anomalies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LOSSES = ("loss", "train_loss", "train/loss")
 
 
 class Progress:
-    """Reads what the job writes of itself from now on, and puts it into the record."""
+    """Read the job's metrics from now on, and put them into the record."""
 
     def __init__(self, folder: str, record: Record) -> None:
         self.record, self.course = record, Course()
         self.metrics = Tail(folder + "/metrics.jsonl")
-        self.metrics.skip()  # what an earlier attempt wrote is no news
+        self.metrics.skip()  # lines of an earlier attempt are old
         self.moved, self.stalled = time.monotonic(), False
         self.bad_names: dict[str, bool] = {}
 
     def launched(self) -> None:
-        """The command was started."""
+        """Record that the command was started."""
         self.moved = time.monotonic()
 
     def heard(self) -> None:
@@ -32,7 +32,7 @@ class Progress:
             self.moved = time.monotonic()
 
     def take(self, times: int) -> None:
-        """Read what the job wrote; flag what is not finite."""
+        """Read new metrics; flag values that are not finite."""
         for _ in range(times):
             rows = self.metrics.read()
             for row in rows:
@@ -44,7 +44,7 @@ class Progress:
                 self.tell(self.course.pace(step, time.monotonic()))
 
     def take_row(self, row: Json) -> None:
-        """One line of metrics."""
+        """Take one line of metrics."""
         step, finite, bad = split_metrics(row)
         if step is not None:
             self.record.status["step"] = step
@@ -56,7 +56,7 @@ class Progress:
             if name in LOSSES:
                 self.tell(self.course.loss(name, value, step))
         for name in bad:
-            known.pop(name, None)  # an older value would read as the present one
+            known.pop(name, None)  # an older value would appear as the present one
             if name not in self.bad_names and len(self.bad_names) < 64:
                 self.bad_names[name] = True
                 self.record.alert("nonfinite", "{} is not finite at step {}".format(name, self.record.status["step"]))
@@ -65,12 +65,12 @@ class Progress:
         self.moved, self.stalled = time.monotonic(), False
 
     def tell(self, alert: tuple[str, str] | None) -> None:
-        """Pass an alert on where there is one."""
+        """Raise an alert where there is one."""
         if alert:
             self.record.alert(*alert)
 
     def tell_stall(self, patience: float | None) -> None:
-        """Say once that nothing new came for so long."""
+        """Alert once when nothing new came for so long."""
         idle = time.monotonic() - self.moved
         if patience and idle > patience and not self.stalled:
             self.stalled = True

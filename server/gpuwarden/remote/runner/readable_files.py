@@ -1,40 +1,40 @@
-"""What may be read from outside."""
+"""Restrict which files may be read from outside."""
 
 from __future__ import annotations
 
 import os
 
-from gpuwarden.remote.runner.path_mapping import Ground, inside, printable
+from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.protocol import Problem
-from gpuwarden.remote.runner.safe_open import Door
+from gpuwarden.remote.runner.safe_open import SafeOpener
 from gpuwarden.remote.runner.status import read_status
 
 
-class Shelf:
-    """What may be read from outside: the working folder and the declared outputs."""
+class ReadableFiles:
+    """The files that may be read from outside: the working folder and the declared outputs."""
 
-    def __init__(self, folder: str, ground: Ground) -> None:
-        self.folder, self.ground = folder, ground
+    def __init__(self, folder: str, mapping: PathMapping) -> None:
+        self.folder, self.mapping = folder, mapping
         status = read_status(folder) or {}
-        tops = [ground.locate(folder, p)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
+        tops = [mapping.locate(folder, p)[0] for p in status.get("outputs") or [] if str(p).startswith("/")]
         self.allowed = [folder + "/work", *map(os.path.realpath, tops)]
-        self.door = Door()
+        self.opener = SafeOpener()
         self.known: dict[str, str] = {}
 
     def open(self, path: str) -> int:
-        """Open one file of a roster. The folder it lies in is looked at once."""
+        """Open one file of a roster. Its folder is checked once."""
         above, name = os.path.split(path)
         if above not in self.known:
-            self.known[above] = os.path.realpath(os.path.dirname(self.ground.locate(self.folder, path)[0]))
+            self.known[above] = os.path.realpath(os.path.dirname(self.mapping.locate(self.folder, path)[0]))
         folder = self.known[above]
         if name not in ("", ".", "..") and any(inside(folder, bound) for bound in self.allowed):
             try:
-                return self.door.open(folder + "/" + name)
+                return self.opener.open(folder + "/" + name)
             except OSError:
-                pass  # a link, or nothing: the long way says which
-        real = os.path.realpath(self.ground.locate(self.folder, path)[0])
+                pass  # a link, or missing: the full check says which
+        real = os.path.realpath(self.mapping.locate(self.folder, path)[0])
         if not os.path.lexists(real):
-            raise Problem("not_found", f"there is no file {printable(path)}")
+            raise Problem("not_found", f"no such file: {printable(path)}")
         if not any(inside(real, bound) for bound in self.allowed):
-            raise Problem("bad_request", f"{printable(path)} lies outside the working folder and the declared outputs")
-        return self.door.open(real)
+            raise Problem("bad_request", f"{printable(path)} is outside the working folder and the declared outputs")
+        return self.opener.open(real)

@@ -1,4 +1,4 @@
-"""Secret values, kept out of everything that is written."""
+"""Redact secret values in everything that is written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ MIN_SECRET = 4  # masking every "1" or "no" would ruin a log and hide nothing
 
 
 class Redactor:
-    """Masks secret values in a stream, however it is cut: the result equals masking the whole at once.
-
-    It holds back only an end that may be the beginning of a secret. Of a secret with several lines each is masked too.
+    """Mask secret values in a stream, however it is cut: the result equals masking the whole at once. Only an end that
+    may begin a secret is held back. Of a secret with several lines each is masked too.
     """
 
     def __init__(self, secrets: list[str]) -> None:
@@ -27,7 +26,7 @@ class Redactor:
         self.held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next piece, give what is certain."""
+        """Take the next piece, return the part that is certain."""
         if self.pattern is None:
             return data
         data, out, at = self.held + data, [], 0
@@ -43,7 +42,7 @@ class Redactor:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Give what was held back."""
+        """Return the part that was held back."""
         held, self.held = self.held, b""
         return self.pattern.sub(MASK, held) if self.pattern else held
 

@@ -1,4 +1,4 @@
-"""Files opened through no link."""
+"""Open files without following links."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import stat
 
 
-class Door:
-    """Opens regular files by their real path without following any link on the way.
+class SafeOpener:
+    """Open regular files by their real path without following any link.
 
     It keeps the last folder open, because rosters come folder by folder.
     """
@@ -17,7 +17,7 @@ class Door:
         self.folder, self.at = "", -1
 
     def open(self, real: str) -> int:
-        """A descriptor of one file."""
+        """Return a descriptor of one file."""
         folder, name = os.path.split(real)
         if folder != self.folder or self.at < 0:
             at = open_folder(folder)
@@ -30,14 +30,14 @@ class Door:
         return fd
 
     def close(self) -> None:
-        """Forget the folder."""
+        """Close the folder."""
         if self.at >= 0:
             os.close(self.at)
             self.at = -1
 
 
 def open_folder(real: str) -> int:
-    """A folder by its real path, through no link."""
+    """Open a folder by its real path, following no link."""
     step = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
     at = os.open("/", step)
     try:

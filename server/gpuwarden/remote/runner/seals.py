@@ -1,4 +1,4 @@
-"""Digests of finished checkpoints: who takes them, and the book that they are in."""
+"""Digests of finished checkpoints: start the sealer, and read its seal log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from gpuwarden.remote.runner.files import read_small, write_all
-from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json
 
 MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
@@ -19,16 +19,16 @@ ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 
 
 def start_sealer(folder: str, spec: Json, key: str) -> Any:
-    """Start the shipped archive beside the job, giving way to it. None where that can't be: then the pull seals.
+    """Start the shipped archive beside the job at low priority. Return None where that fails: then the pull seals.
 
-    It lives as long as somebody holds the other end of its stdin, so it never outlives a killed supervisor for long.
-    The key goes there as well, and nowhere else.
+    It ends when the other end of its stdin closes, so it never outlives a killed supervisor for long. The key is sent
+    on stdin and nowhere else.
     """
     import shutil
     import subprocess
 
     archive = find_archive(folder, spec.get("archive"))
-    tops = [os.path.realpath(Ground(spec).locate(folder, str(p))[0]) for p in spec.get("outputs") or []]
+    tops = [os.path.realpath(PathMapping(spec).locate(folder, str(p))[0]) for p in spec.get("outputs") or []]
     if not archive or not tops:
         return None
     ionice = shutil.which("ionice")
@@ -49,7 +49,7 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
 
 
 def find_archive(folder: str, name: Any) -> str:
-    """The path of the shipped archive of that name, or nothing."""
+    """Return the path of the shipped archive of that name, or nothing."""
     if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
         return ""
     import hashlib
@@ -63,9 +63,9 @@ def find_archive(folder: str, name: Any) -> str:
 
 
 def seals(folder: str) -> dict[str, Json]:
-    """Real path -> the last line of the book about it. A line that a kill cut short is passed over.
+    """Return the seal log's last line about each real path. A line that a kill cut short is skipped.
 
-    Who wrote a line can't be told here, for the job may write them as well; who holds the key can tell by its `mac`.
+    The author of a line is unknown here, since the job may write lines as well; the key's owner verifies its `mac`.
     """
     try:
         data = read_small(folder + "/seals.jsonl", MAX_BOOK)

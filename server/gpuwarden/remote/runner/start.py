@@ -1,4 +1,4 @@
-"""Launching once, detached from who asked for it."""
+"""Launch a job once, detached from the caller."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gpuwarden.remote.runner.supervisor import Supervisor
 
 
 def check_order(order: Json) -> None:
-    """Refuse an order that can't be carried out."""
+    """Refuse a request that can't be carried out."""
     spec = order.get("spec")
     argv = spec.get("argv") if isinstance(spec, dict) else None
     sound = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
     if not sound or not isinstance(order.get("token"), str) or not isinstance(order.get("attempt"), int):
-        raise Problem("bad_request", "start needs spec.argv (a list of words), a token and an attempt number")
+        raise Problem("bad_request", "start needs spec.argv (a list of strings), a token and an attempt number")
     url = (spec or {}).get("post_url") or ""
     if url and not url.startswith(("https://", "http://")):
         raise Problem("bad_request", "post_url must be http or https")
 
 
 def adopted(folder: str, order: Json) -> Json | None:
-    """The answer when that attempt, or a later one, was launched before; None when it was not."""
+    """Return the answer when that attempt, or a later one, was launched before; None when it was not."""
     status = read_status(folder)
     if status is None:
         return None
@@ -71,7 +71,7 @@ def start(folder: str, order: Json) -> Json:
 
 
 def detached(folder: str) -> Any:
-    """Start a supervisor in a session of its own. It takes its order from stdin and answers with a line."""
+    """Start a supervisor in a new session. It reads its request from stdin and answers with a line."""
     import subprocess
 
     errors = os.open(
@@ -86,7 +86,7 @@ def detached(folder: str) -> Any:
 
 
 def supervise(folder: str, order: Json) -> Json | None:
-    """Take the lock, launch, watch to the end. Answers `start` with one line and then lets go of its pipes."""
+    """Take the lock, launch, watch to the end. Answers `start` with one line and then closes its pipes."""
     check_order(order)
     lock = -1
     begun = time.monotonic()
@@ -113,7 +113,7 @@ def supervise(folder: str, order: Json) -> Json | None:
 
 
 def take_lock(folder: str) -> int:
-    """The job's lock, or -1 while another supervisor holds it."""
+    """Return the descriptor of the job's lock, or -1 while another supervisor has it."""
     import fcntl
 
     fd = os.open(folder + "/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -129,7 +129,7 @@ def take_lock(folder: str) -> int:
 
 
 def let_go() -> None:
-    """Detach from the pipes of whoever launched us."""
+    """Detach from the caller's pipes."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         sys.stdout.flush()

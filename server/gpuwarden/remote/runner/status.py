@@ -1,4 +1,4 @@
-"""status.json, the one place that says what is known of a job."""
+"""Read and write status.json, the known state of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAD = 16_384  # room for a status to grow into blocks that it owns already
 
 
 def write_status(folder: str, status: Json) -> bool:
-    """Write status.json; on a full disk into the blocks that it has already. False: it could not be written."""
+    """Write status.json, on a full disk into its present blocks. Return False where it can't be written."""
     path = folder + "/status.json"
     data = json.dumps(status, allow_nan=False).encode("ascii")
     data = data.ljust(-(-len(data) // PAD) * PAD)
@@ -37,14 +37,14 @@ def write_status(folder: str, status: Json) -> bool:
 
 
 def read_status(folder: str) -> Json | None:
-    """The status; None when none was ever written. Raises Problem when it is there and makes no sense."""
+    """Return the status; None when none was ever written. Raises Problem when it is invalid."""
     why = ""
     for _ in range(3):  # it may be rewritten in place on a full disk
         try:
             found = json.loads(read_small(folder + "/status.json", 1 << 20).decode("utf-8"))
             if isinstance(found, dict) and isinstance(found.get("state"), str):
                 return found
-            why = "it holds no status"
+            why = "it contains no status"
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What is told of an attempt: in its status, in alerts.jsonl, and to a URL where there is one."""
+"""Report an attempt: in its status, in alerts.jsonl, and to a URL where one is given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ALERTS = 500
 
 
 def first_status(order: Json, beat_every: float) -> Json:
-    """The status of an attempt that begins."""
+    """Return the status of an attempt that begins."""
     return {
         "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),
@@ -30,7 +30,7 @@ def first_status(order: Json, beat_every: float) -> Json:
 
 
 class Record:
-    """Keeps the status and tells what happens. `dirty` says that the status holds what the file does not."""
+    """Keep the status and report events. `dirty`: the status is newer than the file."""
 
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, post: Post | None) -> None:
         self.folder, self.status, self.log, self.redactor, self.post = folder, status, log, redactor, post
@@ -38,7 +38,7 @@ class Record:
         self.alert_texts: list[str] = []
 
     def alert(self, kind: str, text: str) -> None:
-        """Tell it: in alerts.jsonl, in the status, to the URL. The file is bounded."""
+        """Report an alert in alerts.jsonl, in the status and to the URL. The file is bounded."""
         text = self.redactor.text(text)[:300]
         self.status["alerts"] += 1
         self.alert_texts = [*self.alert_texts, f"{kind}: {text}"][-8:]
@@ -57,7 +57,7 @@ class Record:
         os.close(fd)
 
     def event(self, kind: str, body: Json) -> None:
-        """Queue something for the URL, where there is one."""
+        """Queue an event for the URL, where one is given."""
         if self.post:
             self.post.put({"at": time.time(), "attempt": self.status["attempt"], **body, "event": kind})
 

@@ -1,4 +1,4 @@
-"""Ending a job, and nothing whose identity is not proven."""
+"""End a job, and nothing whose identity is not proven."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
 
 def stop(folder: str, request: Json) -> Json:
-    """End a job and say what became of it. Nothing is signaled whose identity is not proven."""
+    """End a job and print the outcome. Nothing is signaled whose identity is not proven."""
     status = read_status(folder) if os.path.isdir(folder) else None
     if status is None or (request.get("token") and status.get("token") != request["token"]):
         return {"ok": True, "result": "gone"}
@@ -27,7 +27,7 @@ def stop(folder: str, request: Json) -> Json:
     try:
         write_atomic(folder + "/stop.json", json.dumps({"grace_s": grace}).encode("ascii"))
     except OSError:
-        pass  # then the spec's grace holds
+        pass  # then the spec's grace applies
     identity = (status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
     if not isinstance(identity[0], int) or not signal_exactly(identity[0], identity[1], identity[2], signal.SIGUSR1):
         if is_alive(*identity) is not False:
@@ -44,7 +44,7 @@ def stop(folder: str, request: Json) -> Json:
 
 
 def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: str) -> str:
-    """End what outlived its supervisor: the group, if its leader or members are proven to be ours."""
+    """End processes that outlived their supervisor: the group, if its leader or members are proven to be ours."""
     group = status.get("pgid")
 
     def living() -> bool:

@@ -1,4 +1,4 @@
-"""Bytes of files, to stdout."""
+"""Write the bytes of files to stdout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 from typing import Callable
 
 from gpuwarden.remote.runner.files import stamp
-from gpuwarden.remote.runner.path_mapping import Ground
+from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json, Problem
-from gpuwarden.remote.runner.readable_files import Shelf
+from gpuwarden.remote.runner.readable_files import ReadableFiles
 
 MAX_MEMBER = 1 << 20
 PIECE = 1 << 18
@@ -28,9 +28,9 @@ def put_out(data: bytes | bytearray | memoryview) -> None:
 def read(folder: str, request: Json) -> None:
     """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1.
 
-    With `seal` the file is hashed on its way: exactly `size` bytes, then one line with its digest and times.
+    With `seal` the file is hashed while it is sent: exactly `size` bytes, then one line with its digest and times.
     """
-    fd = Shelf(folder, Ground(request)).open(str(request["path"]))
+    fd = ReadableFiles(folder, PathMapping(request)).open(str(request["path"]))
     try:
         offset, size = int(request.get("offset") or 0), os.fstat(fd).st_size
         if not 0 <= offset <= size:
@@ -48,7 +48,9 @@ def read(folder: str, request: Json) -> None:
 
 
 def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int:
-    """Write a file on to stdout, at most `size` bytes, in pieces that stay in the processor's cache; their number."""
+    """Copy a file to stdout, at most `size` bytes, in pieces that fit the processor's cache; return the number of
+    bytes.
+    """
     piece, count = memoryview(bytearray(PIECE)), 0
     while size is None or count < size:
         got = os.readv(fd, [piece if size is None else piece[: size - count]])
@@ -61,7 +63,7 @@ def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int
 
 
 def sealed(fd: int, size: int) -> None:
-    """A whole file, then what was hashed."""
+    """Write a whole file, then the line with its digest."""
     import hashlib
 
     sha = hashlib.sha256()
@@ -71,7 +73,7 @@ def sealed(fd: int, size: int) -> None:
 
 
 def widen(pipe: int) -> None:
-    """Let more wait between us and the server, where the system can: fewer changes between the two."""
+    """Enlarge the pipe to the server where the system can, for fewer context switches."""
     try:
         import socket
 
@@ -88,16 +90,16 @@ def widen(pipe: int) -> None:
 
 
 def bundle(folder: str, request: Json) -> None:
-    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`, and says in
-    its link name, which a file has no use for, its digest and times. A file that can't be read, or is larger than a
-    member may be, is left out.
+    """Write many small files to stdout as one tar stream. Each member is named by its number in `paths`, and has its
+    digest and times in its link name, which a file doesn't use. A file that can't be read, or is larger than a member
+    may be, is left out.
     """
     import hashlib
 
-    shelf, out = Shelf(folder, Ground(request)), bytearray()
+    readable, out = ReadableFiles(folder, PathMapping(request)), bytearray()
     for number, path in enumerate(request.get("paths") or []):
         try:
-            fd = shelf.open(str(path))
+            fd = readable.open(str(path))
         except (OSError, Problem):
             continue
         try:
@@ -117,7 +119,7 @@ def bundle(folder: str, request: Json) -> None:
 
 
 def tar_header(name: int, size: int, link: bytes) -> bytes:
-    """A ustar header of a regular file; `tarfile` takes five times as long to load and to write it."""
+    """Return a ustar header of a regular file; `tarfile` takes five times as long to load and to write it."""
     numbers = (b"0000600", b"0000000", b"0000000", b"%011o" % size, b"%011o" % 0)
     fields = (b"%d" % name, *numbers, b" " * 8, b"0", link, b"ustar\x0000")
     block = struct.pack("100s8s8s8s12s12s8sc100s8s247x", *fields)

@@ -25,7 +25,7 @@ TICK_S = 0.25
 
 
 class Supervisor:
-    """Runs one attempt of a job from launch to final status."""
+    """Run one attempt of a job from launch to final status."""
 
     def __init__(self, folder: str, order: Json) -> None:
         spec = order["spec"]
@@ -55,7 +55,7 @@ class Supervisor:
         self.child: Any = None
         self.sealer: Any = None
 
-    # -- the course of an attempt
+    # -- the phases of an attempt
 
     def run(self, ready: Callable[[], None]) -> None:
         """Launch, watch, restart where that is due, and leave a final status. Calls `ready` after the first launch."""
@@ -89,12 +89,12 @@ class Supervisor:
             signal.signal(number, lambda *_: self.intend("preempted"))
 
     def intend(self, intent: str, override: bool = False) -> None:
-        """Decide that the job ends; the first reason stands, except that our own stop goes before."""
+        """Record that the job shall end; the first reason counts, except that our own stop takes precedence."""
         if override or not self.intent:
             self.intent = intent
 
     def launch(self) -> bool:
-        """Start the command. False: it could not be started, and the status says why."""
+        """Start the command. Return False when it could not be started; the status has the reason."""
         import subprocess
 
         reader, writer = os.pipe()
@@ -116,7 +116,7 @@ class Supervisor:
         return True
 
     def watch(self) -> tuple[str, str]:
-        """Wait for the command's end; the final state and why, or no state where a restart is due."""
+        """Wait for the command's end; return the final state and why, or no state where a restart is due."""
         while not exited(self.child):
             self.wait()
             self.tick()
@@ -130,7 +130,7 @@ class Supervisor:
         return meaning(code, self.intent, self.spec, self.status["restarts"])
 
     def sweep(self) -> None:
-        """A job is its command: what the command left running in its group is ended, with the same grace."""
+        """End what the command left running in its group, with the same grace: a job is its command."""
         end = time.monotonic() + self.grace
         group = self.child.pid
         kill_group(group, signal.SIGTERM)
@@ -141,7 +141,7 @@ class Supervisor:
             kill_group(group, signal.SIGKILL)
 
     def pause(self, seconds: float) -> bool:
-        """Wait before a restart; true when the job is to be ended instead."""
+        """Wait before a restart; return True when the job is to be ended instead."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.intent:
             self.wait(min(TICK_S, seconds))
@@ -149,10 +149,10 @@ class Supervisor:
         return bool(self.intent)
 
     def finish(self, state: str, why: str) -> None:
-        """Leave the final status; on a full disk keep trying for five minutes, since everything hangs on it."""
+        """Leave the final status; on a full disk keep trying for five minutes, since everything depends on it."""
         self.progress.take(64)
         if self.sealer and self.sealer.stdin:
-            self.sealer.stdin.close()  # it looks a last time, and nobody waits for it
+            self.sealer.stdin.close()  # it checks a last time, and nobody awaits it
         self.status.update(state=state, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.record.event("state", {"state": state, "why": why})
@@ -177,7 +177,7 @@ class Supervisor:
             self.progress.heard()
 
     def tick(self) -> None:
-        """Everything that is due now."""
+        """Do everything that is due now."""
         self.guard()
         self.vitals.kills.look(self.child.pid)  # at every tick, since an ended process has no group any more
         self.progress.take(1)
@@ -194,12 +194,12 @@ class Supervisor:
             self.record.write()
 
     def beat(self, last: bool = False) -> None:
-        """How the machine is now."""
+        """Measure the machine for the status."""
         self.status["beat"] = self.vitals.take(last)
         self.record.dirty = True
 
     def guard(self) -> None:
-        """When the run folder is gone, the machine is being torn down: end the job and leave."""
+        """End the job and leave when the run folder is gone: the machine is being torn down."""
         try:
             if os.stat(self.folder).st_ino == self.inode:
                 return
@@ -212,7 +212,7 @@ class Supervisor:
         os._exit(3)
 
     def limits(self) -> None:
-        """The time limit, and the warning before it."""
+        """Enforce the time limit, and warn before it."""
         timeout, warn = self.spec.get("timeout_s"), self.spec.get("warn_before_s")
         if not timeout:
             return
@@ -226,7 +226,7 @@ class Supervisor:
             self.intend("timeout")
 
     def escalate(self) -> None:
-        """Once the job is to end: SIGTERM, the grace, SIGKILL."""
+        """Send SIGTERM, and SIGKILL after the grace, once the job is to end."""
         if not self.intent or self.child is None or self.child.returncode is not None:
             return
         now = time.monotonic()
@@ -240,7 +240,7 @@ class Supervisor:
             kill_group(self.child.pid, signal.SIGKILL)
 
     def asked_grace(self) -> float:
-        """The grace that `stop` asked for; a signal can't carry it."""
+        """Return the grace that `stop` asked for; a signal can't carry it."""
         try:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Callable, NoReturn
 
-from gpuwarden.remote.runner.crash import tell_crash
+from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.log import logs
@@ -24,7 +24,7 @@ MAX_INPUT = 16 << 20
 
 
 def serve() -> None:
-    """Answer polls, one line for each line of stdin, until it closes: a poll without the price of starting Python."""
+    """Answer polls, one line for each line of stdin, until it closes: a poll without the cost of starting Python."""
     for line in sys.stdin:
         try:
             reply(poll("", json.loads(line)))
@@ -59,15 +59,15 @@ def answer(argv: list[str]) -> Json | None:
     try:
         request = json.loads(sys.stdin.buffer.read(MAX_INPUT) or b"{}")
     except (ValueError, RecursionError):
-        raise Problem("bad_request", "stdin holds no JSON object") from None
+        raise Problem("bad_request", "stdin contains no JSON object") from None
     if not isinstance(request, dict):
-        raise Problem("bad_request", "stdin holds no JSON object")
+        raise Problem("bad_request", "stdin contains no JSON object")
     return verb(folder, request)
 
 
 def main(argv: list[str]) -> NoReturn:
     """Run a verb; a failure is one JSON object too, and exit code 1."""
-    sys.excepthook = tell_crash
+    sys.excepthook = report_crash
     try:
         found = answer(argv)
     except Problem as problem:
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def fail(argv: list[str], code: str, error: str) -> NoReturn:
-    """Say what is wrong, where the caller looks for it."""
+    """Report an error where the caller reads it."""
     line = {"ok": False, "code": code, "error": error}
     if argv[:1] in (["read"], ["bundle"]):
         sys.stderr.write(json.dumps(line) + "\n")

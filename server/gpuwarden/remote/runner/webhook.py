@@ -1,4 +1,4 @@
-"""Events, sent to a URL."""
+"""Send events to a URL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Post:
-    """Sends events to a URL from a thread of its own: bounded queue, retries with back-off, never in the job's way."""
+    """Send events to a URL from a separate thread: bounded queue, retries with back-off, never blocks the job."""
 
     def __init__(self, url: str, token: str, job: str) -> None:
         import collections
@@ -30,7 +30,7 @@ class Post:
         self.wake.set()
 
     def flush(self, seconds: float) -> None:
-        """Wait until everything was sent, but not long."""
+        """Wait briefly until everything was sent."""
         self.idle.wait(seconds)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""What the user's SSH configuration says about a host.
+"""Read the user's SSH configuration for a host.
 
 The installed OpenSSH client is asked (`ssh -G`), because only it knows `Include`, `Match` and its own defaults;
 where there is none, paramiko's reader of `~/.ssh/config` answers.
@@ -37,7 +37,7 @@ class Endpoint:
 
     @property
     def known_as(self) -> str:
-        """The name under which known_hosts files list this host."""
+        """Return the name under which known_hosts files list this host."""
         name = self.host_key_alias or self.host
         return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
 
@@ -48,7 +48,7 @@ class Endpoint:
 def check_host(host: str) -> str:
     """Return a host name or alias that is safe in argument lists and `ProxyCommand`, or raise `BadRequest`."""
     if not _HOST.fullmatch(host):
-        raise BadRequest(f"{host[:100]!r} is no usable host name", "Use letters, digits, dots, colons and dashes.")
+        raise BadRequest(f"{host[:100]!r} is not a valid host name", "Use letters, digits, dots, colons and dashes.")
     return host
 
 
@@ -62,9 +62,11 @@ def resolve(
     """
     check_host(host)
     if user is not None and not _USER.fullmatch(user):
-        raise BadRequest(f"{user[:100]!r} is no usable user name", "Use letters, digits, dots, underscores and dashes.")
+        raise BadRequest(
+            f"{user[:100]!r} is not a valid user name", "Use letters, digits, dots, underscores and dashes."
+        )
     if port is not None and not 0 < port < 65536:
-        raise BadRequest(f"{port} is no TCP port", "Ports go from 1 to 65535.")
+        raise BadRequest(f"{port} is not a TCP port", "Ports go from 1 to 65535.")
     ssh = shutil.which("ssh")
     found = _ask_openssh(ssh, host, port, user, config, timeout_s) if ssh else _ask_paramiko(host, config)
     return _endpoint(host, port, user, found)

@@ -1,4 +1,4 @@
-"""Open one authenticated SSH transport, and know whose it is. Blocking: call it from a worker thread.
+"""Open one authenticated SSH transport and verify its host key. Blocking: call it from a worker thread.
 
 Host keys: a key pinned for the instance is the only one accepted. Without a pin the user's known_hosts decide;
 a host they don't list is trusted once, and the key is handed back so that the caller records it as the pin. A
@@ -33,7 +33,7 @@ MAX_HOPS = 4
 # paramiko deadlocks when a channel closes while it renews keys, which it does every 512 MiB by default.
 # OpenSSH renews AES keys after 64 GiB.
 REKEY_BYTES = 16 << 30
-# paramiko says in words alone that the line went while a key was being looked at; the key was not refused.
+# paramiko's message alone shows that the connection was lost while a key was tried; the key was not refused.
 _LOST = ("transport shut down", "saw EOF", "timeout")
 CERTIFIED = "@cert-authority"
 # As `ssh-keygen -H` writes a name: a salt and a digest of 20 bytes each.
@@ -47,8 +47,8 @@ class HostKeyChanged(Refused):
     def __init__(self, where: str, pinned: str, seen: str) -> None:
         super().__init__(
             f"the host key of {where} changed: recorded {pinned}, now {seen}. Nothing was sent to it",
-            "It is another machine at the same address, or somebody in between. If the instance was re-created, "
-            "verify the new fingerprint in the provider's console and register the instance anew; for an entry in "
+            "It is another machine at the same address, or an attacker in between. If the instance was re-created, "
+            "verify the new fingerprint in the provider's console and register the instance again; for an entry in "
             f"known_hosts: ssh-keygen -R '{where}'.",
         )
         self.pinned, self.seen = pinned, seen
@@ -67,7 +67,7 @@ class HostKeyRevoked(HostKeyChanged):
 
 
 class HostKeyUnproven(HostKeyChanged):
-    """The user has an authority vouch for the host by certificate, which is not read here, and knows no key of it."""
+    """The user's known_hosts trust the host by certificate only, which is not supported here, and list no key of it."""
 
     def __init__(self, endpoint: Endpoint, line: str) -> None:
         where, seen = endpoint.known_as, fingerprint(line)
@@ -75,7 +75,7 @@ class HostKeyUnproven(HostKeyChanged):
         Refused.__init__(
             self,
             f"known_hosts leave {where} to a @cert-authority, and gpuwarden reads no host certificates: whether {seen} "
-            "is its key can't be told. Nothing was sent to it",
+            "is its key can't be checked. Nothing was sent to it",
             "ssh does read them. Let it fetch the key itself, then try again: "
             f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts',
         )
@@ -91,22 +91,22 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """`SHA256:...`, as `ssh-keygen -l` shows it."""
+        """Return `SHA256:...`, as `ssh-keygen -l` shows it."""
         return fingerprint(self.line)
 
 
 def fingerprint(line: str) -> str:
-    """The SHA256 fingerprint of a public key line. Raises `BadRequest` for something else."""
+    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` for something else."""
     try:
         blob = base64.b64decode(line.split()[1], validate=True)
     except (IndexError, ValueError):
-        raise BadRequest(f"{line[:80]!r} is no public key", "Expected `type base64`.") from None
+        raise BadRequest(f"{line[:80]!r} is not a public key", "Expected `type base64`.") from None
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An open transport, its host key, and what it runs through. `client` owns the transport."""
+    """An open transport, its host key, and its jump host's connection. `client` owns the transport."""
 
     client: paramiko.SSHClient
     transport: paramiko.Transport
@@ -116,11 +116,11 @@ class Opened:
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be sent."""
+        """Return whether commands can be sent."""
         return bool(self.transport.is_active())
 
     def close(self) -> None:
-        """Close this one, then what it runs through."""
+        """Close this connection, then the jump host's."""
         self.client.close()
         _close(self.jumps, self.proxy)
 
@@ -177,7 +177,7 @@ def _through_jump(endpoint: Endpoint, jump: Opened) -> Any:
 
 
 def _through_command(command: str) -> tuple[Any, subprocess.Popen[bytes] | None]:
-    """The user's own ProxyCommand, which ssh_config(5) defines as a line for the shell."""
+    """Return the user's own ProxyCommand, which ssh_config(5) defines as a line for the shell."""
     if sys.platform == "win32":
         import paramiko
 
@@ -202,7 +202,7 @@ def _direct(endpoint: Endpoint) -> socket.socket:
 
 
 def _tune(sock: socket.socket) -> None:
-    """No Nagle delay (paramiko leaves it on: execs in a row stall), and a dead peer is noticed."""
+    """Turn Nagle's delay off (it stalls execs in a row), and keepalives on to notice a dead peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
@@ -262,7 +262,7 @@ def _load_known(keys: Any, endpoint: Endpoint, pin: str | None) -> tuple[set[str
 
 
 def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
-    """Marker and key of each line of a known_hosts file that is about `host`; an unreadable line is skipped."""
+    """Yield marker and key of each line of a known_hosts file that is about `host`; an unreadable line is skipped."""
     import paramiko
 
     try:
@@ -284,7 +284,7 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_about(patterns: Sequence[str], host: str) -> bool:
-    """Whether a line's host patterns mean this host, as sshd(8) describes them: hashed, with `*`, `?` and `!`."""
+    """Return whether a line's host patterns match this host, as in sshd(8): hashed, with `*`, `?` and `!`."""
     import paramiko
 
     found: bool | None = False
@@ -334,7 +334,7 @@ def _transport_factory() -> Callable[..., paramiko.Transport]:
 
 
 def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
-    """The problem in our words."""
+    """Return the `WardenError` for a connection failure."""
     import paramiko
 
     text = str(problem) or type(problem).__name__
@@ -347,17 +347,17 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
         case paramiko.BadAuthenticationType():
             allowed = ", ".join(problem.allowed_types) or "nothing we have"
             return AuthFailed(
-                f"{endpoint} takes no public key, only {allowed}",
+                f"{endpoint} accepts no public key, only {allowed}",
                 "gpuwarden uses keys and the agent: add your public key there.",
             )
         case paramiko.PasswordRequiredException():
             return AuthFailed(f"a key for {endpoint} is encrypted", "Add it to the agent: ssh-add.")
         case paramiko.AuthenticationException() if any(words in text for words in _LOST):
-            return Unreachable(f"the connection to {endpoint} ended before it let us in: {text[:200]}", "Try again.")
+            return Unreachable(f"the connection to {endpoint} ended before the login: {text[:200]}", "Try again.")
         case paramiko.AuthenticationException():
             keys = ", ".join(endpoint.identities) or "no key file"
             return AuthFailed(
-                f"{endpoint} took none of our keys ({keys}, agent): {text}",
+                f"{endpoint} accepted none of our keys ({keys}, agent): {text}",
                 "Is the public key in the instance's authorized_keys, or in the provider's account?",
             )
         case paramiko.SSHException() if "Indecipherable" in text:

@@ -1,8 +1,7 @@
-"""Large streams through the system's own `ssh`, which decrypts in a process of its own: twice paramiko's rate.
+"""Large streams through the system's own `ssh`, which decrypts in a separate process: twice paramiko's rate.
 
-It is held to the key that our own connection was held to, never asks anything, and shares nothing with the user's
-other connections. Where there is no usable client, `Unusable` says so before the first byte, and the caller takes
-paramiko's way.
+It accepts only the host key of the paramiko connection, never prompts, and shares nothing with the user's other
+connections. Without a usable client it raises `Unusable` before the first byte, and the caller uses paramiko.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Unusable(Exception):
 
 
 def available() -> bool:
-    """Whether there is a client to try."""
+    """Return whether a client is installed."""
     return shutil.which("ssh") is not None
 
 
@@ -70,8 +69,8 @@ async def bulk_pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: byt
     """Hand the output of a command that only writes to `take`, which runs in one worker thread. Its stdin is small.
 
     A view that `take` was given is overwritten after its return. Raises `Unusable` before the first byte,
-    `Unreachable` when the line is lost, `CommandFailed` at the end, and what `take` raises. Leaving early closes the
-    line, on which a command that only writes ends; `take` is never called after that.
+    `Unreachable` when the connection is lost, `CommandFailed` at the end, and what `take` raises. Leaving early closes
+    the connection, on which a command that only writes ends; `take` is never called after that.
     """
     key = await machine.open()
     with tempfile.TemporaryDirectory(prefix="gpuwarden-") as folder:
@@ -87,12 +86,14 @@ async def bulk_pour(machine: Ssh, argv: Sequence[str], take: Take, *, stdin: byt
 
 
 def _plain_env() -> dict[str, str]:
-    """Our environment without its secrets: a `SendEnv` of the user's configuration would take them to the machine."""
+    """Return the environment without its secrets: a `SendEnv` of the user's configuration would take them to the
+    machine.
+    """
     return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
 
 
 class _Client:
-    """One run of `ssh`. What it decrypts goes through one buffer that stays in the processor's cache."""
+    """One run of `ssh`. Its output goes through one buffer that stays in the processor's cache."""
 
     def __init__(self, machine: Ssh, argv: Sequence[str], known_hosts: Path) -> None:
         self.machine, self.argv = machine, argv
@@ -110,7 +111,7 @@ class _Client:
         self.ended = threading.Event()
 
     def pour(self, take: Take, stdin: bytes) -> None:
-        """The whole course, in one thread."""
+        """Run the whole transfer in one thread."""
         try:
             self._start(stdin)
             self._skip_noise(take)
@@ -122,7 +123,7 @@ class _Client:
             self.ended.set()
 
     def _start(self, stdin: bytes) -> None:
-        """Run it, unless the caller has gone, and send its stdin."""
+        """Run it, unless the caller has left, and send its stdin."""
         with self.gate, self.err.open("wb") as err:
             if self.stopped.is_set():
                 return
@@ -141,7 +142,7 @@ class _Client:
             self.process.stdin.close()
 
     def _read_into(self, piece: memoryview) -> int:
-        """How many bytes came; 0 at the end, and once the caller has gone."""
+        """Read into the buffer; return the number of bytes, 0 at the end or once the caller has left."""
         if self.process is None or self.stopped.is_set():
             return 0
         count = cast("io.RawIOBase", self.process.stdout).readinto(piece) or 0

@@ -2,9 +2,9 @@
 
 paramiko works in worker threads. Each machine has one transport, which is opened when it is first needed, reused,
 and opened again when it died. Commands are argument lists; secrets go to stdin. What a login shell's rc file
-prints before the command is cut off at a random mark, so it can't be taken for an answer.
+prints before the command is cut off at a random mark, so it can't be mistaken for output.
 
-Closing a channel does not stop the far process. A command that is canceled or runs out of time is ended by its
+Closing a channel does not stop the remote process. A command that is canceled or runs out of time is ended by its
 process group, over a second channel, before the caller goes on.
 """
 
@@ -38,7 +38,7 @@ READ_BYTES = 1 << 20
 # sshd allows ten sessions on one connection by default, and counts those that just ended for a moment longer.
 SESSIONS = 5
 
-# TERM to the group, two seconds, KILL. A shell without a group of its own is signalled alone.
+# TERM to the group, two seconds, KILL. A shell without its own group is signalled alone.
 _END = """
 kill -s TERM -- "-$1" 2>/dev/null || { kill -s TERM "$1" 2>/dev/null; sleep 1; kill -s KILL "$1" 2>/dev/null; exit 0; }
 i=0
@@ -49,19 +49,19 @@ exit 0
 
 
 class CommandFailed(BadReply):
-    """A far command ended with another code than 0. `code` is None when a signal ended it."""
+    """A remote command ended with another code than 0. `code` is None when a signal ended it."""
 
     def __init__(self, argv: Sequence[str], code: int | None, err: bytes) -> None:
         self.exit_code = code
         self.err = err
         how = f"exit code {code}" if code is not None else "a signal"
         tail = err.decode("utf-8", "replace").strip()[-500:]
-        super().__init__(f"{argv[0]} on the machine ended with {how}: {tail or 'it said nothing'}")
+        super().__init__(f"{argv[0]} on the machine ended with {how}: {tail or 'no output'}")
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did. `code` is None when a signal ended it; `err` is the beginning of stderr."""
+    """The result of a command. `code` is None when a signal ended it; `err` is the beginning of stderr."""
 
     code: int | None
     out: bytes
@@ -88,7 +88,7 @@ class Ssh:
     ) -> Ran:
         """Run a command to its end and return its bounded output.
 
-        Raises `Unreachable` when the line or the time is lost (the command was ended, or may have been carried
+        Raises `Unreachable` when the connection or the time is lost (the command was ended, or may have been carried
         out), and `BadReply` when it printed more than `limit` bytes.
         """
         async with self._session(argv) as session:
@@ -96,7 +96,7 @@ class Ssh:
                 return await to_thread.run_sync(session.exchange, stdin, limit, abandon_on_cancel=True)
 
     async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
-        """The command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
+        """Return the command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
 
         Leaving the iteration early ends the command. The caller bounds the wait for each piece.
         """
@@ -160,7 +160,7 @@ class Ssh:
             return self._opened
 
     def channel(self) -> Any:
-        """A fresh channel. Nothing has run yet, so a dead transport is opened again, once.
+        """Return a fresh channel. Nothing has run yet, so a dead transport is opened again, once.
 
         A session that just ended still counts on the far side for a moment, so a refused one is asked for again.
         """
@@ -172,7 +172,7 @@ class Ssh:
             try:
                 return opened.transport.open_session(timeout=OPEN_S)
             except (paramiko.SSHException, EOFError, OSError) as problem:
-                # The class tells nothing: of two refusals at once, paramiko reports one as a plain SSHException.
+                # The class proves nothing: of two refusals at once, paramiko reports one as a plain SSHException.
                 if time.monotonic() + wait > end or (reopened and not opened.alive):
                     raise Unreachable(f"{self.endpoint} opens no session: {problem}", "Try again.") from problem
                 reopened = reopened or not opened.alive
@@ -181,9 +181,9 @@ class Ssh:
 
 
 class Dialogue:
-    """A command that answers one line for every line it is given, kept running between questions.
+    """A command that answers one line for every line it is given, kept running between requests.
 
-    After a failure it is gone; the next question starts it anew. One question at a time.
+    After a failure it is gone; the next request starts it again. One request at a time.
     """
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
@@ -197,14 +197,14 @@ class Dialogue:
             with _deadline(self.machine.endpoint, timeout_s):
                 return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
         except BaseException:
-            self.close()  # an answer that comes late must not be taken for the next one
+            self.close()  # a late answer must not be mistaken for the next one
             raise
 
     def _ask(self, line: bytes) -> bytes:
         with self._turn:
             session = self._session
             if session is None or session.channel is None or session.channel.closed:
-                self.close()  # a dead one holds its place until then
+                self.close()  # a dead one keeps its slot until then
                 session = self._session = _Session(self.machine, self.argv)
                 session.start(None)
             session.send(line + b"\n")
@@ -228,14 +228,14 @@ class Dialogue:
 
 @contextmanager
 def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
-    """`anyio.fail_after`, in our words."""
+    """Limit the time of a block: `anyio.fail_after` that raises `Unreachable`."""
     try:
         with anyio.fail_after(seconds):
             yield
     except TimeoutError:
         raise Unreachable(
             f"{endpoint} gave no answer in {seconds:g} s; the command was ended there if it could be",
-            "It may have been carried out. Look before asking again.",
+            "It may have been carried out. Check before trying again.",
         ) from None
 
 
@@ -253,7 +253,7 @@ class _Session:
         self._gate = threading.Lock()
         self._holds = self._begun = self._over = self._closed = False
 
-    # -------------------------------------------------------------------------------------------------- the course
+    # -------------------------------------------------------------------------------------------------- the phases
 
     def start(self, stdin: bytes | None) -> None:
         """Start the command and wait for its pid; None leaves its stdin open for `send`."""
@@ -269,7 +269,7 @@ class _Session:
         self._skip_noise()
 
     def _adopt(self, make: Callable[[], Any]) -> Any:
-        """Take a place and a channel, unless the caller has gone meanwhile."""
+        """Take a slot and a channel, unless the caller has left meanwhile."""
         try:
             channel = make()
         except BaseException:
@@ -285,13 +285,13 @@ class _Session:
         return channel
 
     def running(self) -> bool:
-        """Whether something may run on the machine. If not, nothing will be started any more."""
+        """Return whether something may run on the machine. If not, nothing will be started any more."""
         with self._gate:
             self._closed = self._closed or not self._begun
             return self._begun and not self._over
 
     def exchange(self, stdin: bytes, limit: int) -> Ran:
-        """The whole course of a short command."""
+        """Return Run a short command from start to end."""
         self.start(stdin)
         return self.drain(limit, shut=False)
 
@@ -328,7 +328,7 @@ class _Session:
         return not self._closed
 
     def read(self) -> bytes:
-        """The next piece of stdout after the mark; empty at the end."""
+        """Return the next piece of stdout after the mark; empty at the end."""
         if self._buffer:
             first, self._buffer = bytes(self._buffer), bytearray()
             return first
@@ -337,7 +337,7 @@ class _Session:
     # ------------------------------------------------------------------------------------------------------ pieces
 
     def _end_input(self) -> None:
-        """Close stdin. What went wrong is seen, and told apart, when the output is read."""
+        """Close stdin. Errors are detected and classified when the output is read."""
         with suppress(OSError, EOFError):
             self.channel.shutdown_write()
 
@@ -361,13 +361,13 @@ class _Session:
                 )
 
     def _number(self, said: bytes) -> int:
-        """The pid behind the mark, which the machine has read too."""
+        """Return the pid behind the mark, which the machine has read too."""
         if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
             raise BadReply(f"{self.machine.endpoint} names {said[:40]!r} as a process", "Is its shell a real shell?")
         return int(said)
 
     def _recv(self) -> bytes:
-        """At least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
+        """Return at least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
         with self._translated():
             while not self._closed:
                 self._drain_stderr()
@@ -388,7 +388,7 @@ class _Session:
             self.err += chunk[: MAX_STDERR - len(self.err)]
 
     def _code(self) -> int | None:
-        """The exit code; None for a signal. Raises `Unreachable` when the line went before it came."""
+        """Return the exit code; None for a signal. Raises `Unreachable` when the connection was lost before it came."""
         end = time.monotonic() + OPEN_S
         while not self.channel.status_event.wait(0.2) and time.monotonic() < end and not self._closed:
             pass
@@ -404,14 +404,14 @@ class _Session:
         raise self._lost("the connection ended before the command did")
 
     def _await_close(self) -> None:
-        """Let the far side close first, as it is about to: until then the session counts against its limit."""
+        """Let the remote side close first, as it is about to: until then the session counts against its limit."""
         end = time.monotonic() + 0.5
         while not self.channel.closed and time.monotonic() < end:
             time.sleep(0.0005)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn what paramiko raises for a lost line into `Unreachable`."""
+        """Turn paramiko's errors for a lost connection into `Unreachable`."""
         import paramiko
 
         try:
@@ -424,13 +424,13 @@ class _Session:
     def _lost(self, why: object) -> Unreachable:
         return Unreachable(
             f"the connection to {self.machine.endpoint} was lost: {why or 'no reason given'}",
-            "The command may have been carried out. Look before asking again.",
+            "The command may have been carried out. Check before trying again.",
         )
 
     # --------------------------------------------------------------------------------------------------------- end
 
     def kill(self) -> None:
-        """End the far command by its process group; only while its exit is not known, so the pid is still its own."""
+        """End the remote command by its process group, only before its exit is known, so that the pid is valid."""
         channel = self.channel
         end = time.monotonic() + KILL_S / 2
         while self.pid is None and time.monotonic() < end and channel.transport.is_active():
@@ -438,7 +438,7 @@ class _Session:
         if self.pid is None or channel.exit_status_ready() or not channel.transport.is_active():
             return
         killer = _Session(self.machine, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
-        with suppress(Exception):  # a lost line is what the caller will hear of anyway
+        with suppress(Exception):  # the caller sees a lost connection anyway
             killer.channel = channel.transport.open_session(timeout=OPEN_S)
             killer.channel.settimeout(0.2)
             killer.channel.exec_command(killer.line)
@@ -446,7 +446,7 @@ class _Session:
         killer.close()
 
     def close(self) -> None:
-        """Close the channel and free its place."""
+        """Close the channel and free its slot."""
         with self._gate:
             self._closed = True
             held, self._holds = self._holds, False

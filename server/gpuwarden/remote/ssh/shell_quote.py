@@ -1,4 +1,4 @@
-"""The one place where an argument list becomes a line for a far shell."""
+"""Quote argument lists for a remote shell; nothing else builds such lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpuwarden.core.errors import BadRequest
 MAX_LINE_BYTES = 120_000
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
-# Announces the command's pid after whatever a login shell's rc file printed, then becomes the command.
+# Prints the command's pid after any output of a login shell's rc file, then becomes the command.
 _ANNOUNCE = r"""printf "\n%s %s\n" "$0" "$$"; exec "$@" """.strip()
 
 
 def quote(word: str) -> str:
-    """One word, as sh, bash, zsh, dash, ksh and fish all read it back unchanged.
+    """Return one quoted word, which sh, bash, zsh, dash, ksh and fish all read back unchanged.
 
-    Backslashes stand outside the single quotes because fish interprets them inside.
+    Backslashes are outside the single quotes because fish interprets them inside.
     """
     if _SAFE.fullmatch(word):
         return word
@@ -26,15 +26,14 @@ def quote(word: str) -> str:
 
 
 def command_line(argv: Sequence[str], mark: str) -> bytes:
-    """The line that runs `argv` under any login shell and prints `mark` and the pid on a line of its own before it.
-
-    Lone surrogates stand for bytes that are no UTF-8, as Python names files. Raises `BadRequest` for what no
-    command line can hold.
+    """Return the line that runs `argv` under any login shell and prints `mark` and the pid on a separate line before
+    it. Lone surrogates represent bytes that are not UTF-8, as in Python's file names. Raises `BadRequest` for arguments
+    that no command line can contain.
     """
     if not argv or not argv[0]:
-        raise BadRequest("there is no command", "Give at least one word.")
+        raise BadRequest("the command is empty", "Give at least one word.")
     if any("\0" in word for word in argv):
-        raise BadRequest("an argument holds a NUL character, which no command line can hold", "Send it on stdin.")
+        raise BadRequest("an argument contains a NUL character, which no command line can contain", "Send it on stdin.")
     words = ["/bin/sh", "-c", _ANNOUNCE, mark, *argv]
     line = ("exec " + " ".join(map(quote, words))).encode("utf-8", "surrogateescape")
     if len(line) > MAX_LINE_BYTES:

@@ -1,4 +1,4 @@
-"""The folder that files are received into: one writer, safe names, room, and durable at the end. Blocking."""
+"""The folder that files are received into: one writer, safe names, enough space, and durable at the end. Blocking."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ Entry = tuple[Artifact, PurePosixPath]
 
 
 def _refuse_others(dest: Path, owner: str) -> None:
-    """Refuse a folder in another owner's, or that holds anything before it was claimed."""
+    """Refuse a folder in another owner's, or that has any content before it was claimed."""
     holder = next((h for h in map(_holder, (dest, *dest.parents)) if h), "")
     others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
     if others or holder not in {"", owner}:
-        what = f"the files of {holder[:80]}" if holder else "files that are no copies of this job"
+        what = f"the files of {holder[:80]}" if holder else "files that are not copies of this job"
         raise BadRequest(
             f"{dest} holds {what}; nothing there is replaced", "Choose a new or an empty folder, one for each job."
         )
 
 
 def _holder(folder: Path) -> str:
-    """Whose folder it is, empty when nobody's."""
+    """Return the folder's owner, empty without one."""
     mark = folder / STAGING / OWNER
     return mark.read_text("utf-8", "replace") if mark.is_file() and not mark.is_symlink() else ""
 
 
 def _claim(dest: Path, owner: str) -> None:
-    """Write down whose folder this is. The caller holds the folder's lock."""
+    """Record the folder's owner. The caller has the folder's lock."""
     _refuse_others(dest, owner)
     draft = dest / STAGING / f"{OWNER}.draft"
     draft.write_text(owner, "utf-8")
@@ -60,8 +60,8 @@ def _claim(dest: Path, owner: str) -> None:
 class Destination:
     """A folder and the staging folder in it. Use it as `with Destination(path).only_writer() as dest`.
 
-    It belongs to one `owner`, a job, where one is given: a folder that holds anything else is refused, so that no
-    file of anybody is ever replaced by another's of the same name.
+    It belongs to one `owner`, a job, where one is given: a folder with anything else is refused, so that no file is
+    ever replaced by another owner's of the same name.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -80,7 +80,7 @@ class Destination:
 
     @contextmanager
     def only_writer(self) -> Iterator[Destination]:
-        """Hold the folder's lock, which the kernel releases when we die. Raises `Conflict` when another has it."""
+        """Lock the folder until this process ends. Raises `Conflict` while another process has it."""
         lock = FileLock(self.staging / "lock")
         try:
             lock.acquire(blocking=False)
@@ -96,7 +96,7 @@ class Destination:
             lock.release()
 
     def roster(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
-        """Where each file goes, and for those that can't be taken their path and why."""
+        """Return each file's destination, and the path and reason of those that can't be taken."""
         entries: list[Entry] = []
         refused: dict[str, str] = {}
         taken: dict[str, str] = {}
@@ -130,19 +130,19 @@ class Destination:
                 "Free some space or choose another destination; nothing was copied.",
             )
         if hasattr(os, "statvfs"):
-            room = os.statvfs(self.path)
-            if room.f_files and room.f_favail < files + SPARE_INODES:
+            fs = os.statvfs(self.path)
+            if fs.f_files and fs.f_favail < files + SPARE_INODES:
                 raise BadRequest(
-                    f"{self.path} has {room.f_favail:,} free inodes and the transfer needs {files:,}",
-                    "Bytes are not the problem: that file system can't hold more files. Choose another destination.",
+                    f"{self.path} has {fs.f_favail:,} free inodes and the transfer needs {files:,}",
+                    "Bytes are not the problem: that file system has no inodes left. Choose another destination.",
                 )
 
     def part(self, artifact: Artifact) -> Path:
-        """Where a file grows."""
+        """Return the partial file of an artifact."""
         return self.staging / part_name(artifact)
 
     def target(self, name: PurePosixPath) -> Path:
-        """Where a file goes, with the folders above it made; never through a symbolic link."""
+        """Return a file's destination, with its parent folders created; never through a symbolic link."""
         if name.parent not in self._made:
             make_parents(self.path, name)
             self._made.add(name.parent)
@@ -150,11 +150,11 @@ class Destination:
         return self.path / name
 
     def holds(self, artifact: Artifact, name: PurePosixPath) -> bool:
-        """Whether a file of this name and size was here before: perhaps the same."""
+        """Return whether a file of this name and size was present before: perhaps the same."""
         return not self._fresh and size_of(self.path / name) == artifact.size
 
     def has(self, artifact: Artifact, name: PurePosixPath, sha256: str | None) -> bool:
-        """Whether exactly this file was here before, by its digest."""
+        """Return whether exactly this file was here before, by its digest."""
         try:
             return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256
         except (UnsafeName, OSError):
@@ -165,7 +165,7 @@ class Destination:
         self._changed |= folders
 
     def settle(self, *, complete: bool) -> None:
-        """Make the names durable; once everything is here, drop parts that belong to nothing any more."""
+        """Make the names durable; once everything is here, drop parts that are no longer needed."""
         for folder in sorted(self._changed):
             sync_folder(folder)
         if complete:
@@ -174,12 +174,12 @@ class Destination:
 
 
 def bare(sha256: str) -> str:
-    """A digest without its `sha256:` prefix."""
+    """Return a digest without its `sha256:` prefix."""
     return sha256.removeprefix("sha256:")
 
 
 def size_of(path: Path) -> int | None:
-    """The size of a regular file; None for anything else."""
+    """Return the size of a regular file; None for anything else."""
     try:
         found = path.lstat()
     except OSError:

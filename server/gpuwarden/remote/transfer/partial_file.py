@@ -1,6 +1,6 @@
 """One file on its way in: a part file that grows, is hashed as it grows, and becomes the real file at the end.
 
-The part lies in a staging folder of the destination under a name made from the artifact's identity, so a newer
+The part is stored in a staging folder of the destination under a name made from the artifact's identity, so a newer
 version of the same file never continues an older part. `kill -9` at any line leaves a part that the next call
 continues, or a finished file.
 """
@@ -22,14 +22,14 @@ FLUSH_BYTES = 32 << 20
 
 
 def part_name(artifact: Artifact) -> str:
-    """The part file's name: made of path, size and digest (or times), never of the far side's letters."""
+    """Return the part file's name: made of path, size and digest (or times), never of the remote side's names."""
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
 
 
 def hash_file(path: Path) -> str:
-    """Hex sha256 of a file."""
+    """Return the hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -45,7 +45,7 @@ class Part:
         self._file: io.FileIO | None = None
 
     def open(self) -> int:
-        """Open and hash what is there already; return how many bytes that is. Too long a part starts anew."""
+        """Open and hash what is there already; return how many bytes that is. Too long a part starts again from 0."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         fd = os.open(self.path, flags, 0o666)
         file = self._file = io.FileIO(fd, "r+b")
@@ -72,9 +72,9 @@ class Part:
         return taken
 
     def _begin_flush(self) -> None:
-        """Let the disk begin with what came, so that it works while the line does and `finish` waits for little.
+        """Start writing to disk what came, so that disk and network work in parallel and `finish` waits briefly.
 
-        Linux starts to write a range that it is told nobody needs in memory, and keeps it there until that is done.
+        Linux starts to write a range that is marked as not needed, and keeps it in memory until that is done.
         """
         if hasattr(os, "posix_fadvise"):
             assert self._file is not None
@@ -83,7 +83,7 @@ class Part:
         self._begun = self.offset
 
     def restart(self) -> None:
-        """Forget everything: the content turned out to be wrong."""
+        """Discard everything: the content turned out to be wrong."""
         assert self._file is not None
         self._file.truncate(0)
         self._file.seek(0)
@@ -91,11 +91,11 @@ class Part:
         self._hash = hashlib.sha256()
 
     def sha256(self) -> str:
-        """Hex digest of what is there."""
+        """Return the hex digest of what is there."""
         return self._hash.hexdigest()
 
     def finish(self, target: Path, mtime_ns: int) -> None:
-        """Make the part durable and give it its name in one step."""
+        """Make the part durable and rename it atomically."""
         assert self._file is not None
         os.fsync(self._file.fileno())
         self.close()
@@ -110,7 +110,7 @@ class Part:
 
 
 def set_time(path: Path | str | int, mtime_ns: int) -> None:
-    """Give a file the time it has on the machine; a time this disk can't hold is left out."""
+    """Give a file the time it has on the machine; a time that this disk can't store is left out."""
     if mtime_ns > 0:
         with contextlib.suppress(OSError, OverflowError):
             os.utime(path, ns=(mtime_ns, mtime_ns))

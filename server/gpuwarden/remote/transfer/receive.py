@@ -1,6 +1,6 @@
 """Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
 
-The digests stand in the manifest, or the machine makes them while it sends (`Sealing`), so that it reads each file
+The digests are in the manifest, or the machine makes them while it sends (`Sealing`), so that it reads each file
 once; a digest from right after the save is not made again. Either way a file that arrived was hashed twice: there by
 the machine, here by us.
 
@@ -42,12 +42,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Source(Protocol):
-    """Where the bytes come from."""
+    """The source of the bytes."""
 
     def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file from `offset`. An end without an error is the file's end.
 
-        Raises `NotFound` when the file is gone and `Unreachable` when the line is.
+        Raises `NotFound` when the file is gone and `Unreachable` when the connection is.
         """
         ...
 
@@ -57,30 +57,30 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """A tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
+        """Return a tar stream of these files; each member is named by its number in `artifacts` and may be left out."""
         ...
 
 
 @runtime_checkable
 class Sealing(Bundling, Protocol):
-    """A source whose machine hashes what it sends: a manifest without digests is enough. Bundles carry theirs."""
+    """A source whose machine hashes what it sends: a manifest without digests is enough. Bundles have digests."""
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
         """Hand a file's bytes from `offset` to `take`, in a worker thread, none after it was canceled.
 
-        The answer is the file's hex sha256 where the machine hashed it on the way: it does from offset 0, when the
+        Returns the file's hex sha256 where the machine hashed it while sending: it does from offset 0, when the
         artifact has no digest. Raises as `read` does, and `BadReply` for a file that is not the artifact any more.
         """
         ...
 
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
-        """The hex sha256, by path, that the machine makes of these files now; one that changed is left out."""
+        """Return fresh hex sha256 digests from the machine, by path; a file that changed is left out."""
         ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a transfer is. Bytes that were there already count as done."""
+    """The progress of a transfer. Bytes that were there already count as done."""
 
     path: str
     bytes_done: int
@@ -107,7 +107,7 @@ class Problem(Frozen):
 
 
 class Received(Frozen):
-    """What came of a transfer. `bytes_sent` crossed the line, `bytes_resumed` were found in parts and
+    """The result of a transfer. `bytes_sent` crossed the network, `bytes_resumed` were found in parts and
     `bytes_skipped` in finished files; `retries` counts connections that were opened again.
     """
 
@@ -120,11 +120,11 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Whether every file of the manifest is here with the digest the machine computed."""
+        """Return whether every file of the manifest is here with the digest the machine computed."""
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, roster: Manifest) -> Manifest:
-        """The manifest with the digests that the machine made while it sent; a file not taken may have none."""
+        """Return the manifest with the digests that the machine made while it sent; a file not taken may have none."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
         files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in roster.files)
         return roster.model_copy(update={"files": tuple(files)})
@@ -144,10 +144,10 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` below `dest` and compare digests.
 
-    `owner`, where given, is whose files these are: `dest` is new or empty then, or was this owner's before.
+    `owner`, where given, is the owner of these files: `dest` is new or empty then, or was this owner's before.
     `tries` is how often in a row a file may fail without a new byte before `Unreachable` is raised; what arrived
-    stays and the next call continues. Raises `BadRequest` when space or inodes can't hold it or `dest` holds what is
-    not the owner's, and `Conflict` when another process is receiving into `dest`.
+    stays and the next call continues. Raises `BadRequest` when space or inodes don't suffice or `dest` has files that
+    are not the owner's, and `Conflict` when another process is receiving into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
     with folder.only_writer():
@@ -207,7 +207,7 @@ class _Receiver:
         )
 
     def _portions(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-        """What a worker takes at a time: one file, the large ones first, or a bundle of small ones."""
+        """Yield the units of work: one file, the large ones first, or a bundle of small ones."""
         bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
         small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
@@ -227,7 +227,7 @@ class _Receiver:
     # -------------------------------------------------------------------------------------------------- small files
 
     async def _bundle(self, portion: Sequence[Entry]) -> Sequence[Entry]:
-        """Take small files as tar streams; return those that did not come that way, to be taken alone."""
+        """Take small files as tar streams; return those that did not arrive, to be taken alone."""
         here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
         for artifact, name in compress(portion, here):
             self.skipped += artifact.size
@@ -249,7 +249,7 @@ class _Receiver:
         return wanted
 
     async def _unpack(self, unpacker: Unpacker) -> bool:
-        """Read one tar stream; whether the line was lost before its end."""
+        """Read one tar stream; return whether the connection was lost before its end."""
         assert isinstance(self.source, Bundling)
         artifacts = [a for a, _ in unpacker.wanted]
         try:
@@ -270,7 +270,7 @@ class _Receiver:
         return False
 
     def _publish(self, entries: Sequence[Entry]) -> None:
-        """Give the small files that came their names; what has no place is a problem of its own."""
+        """Rename the small files that came; one that can't be placed is a separate problem."""
         try:
             changed, kept = self.tree.publish(self.dest.path)
         except OSError as problem:
@@ -311,7 +311,7 @@ class _Receiver:
         self._done(artifact, name, part.sha256())
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
-        """Fill the part and compare. A part from before that turns out wrong is fetched anew, once."""
+        """Fill the part and compare. An earlier part that turns out wrong is fetched again, once."""
         resumed = part.offset
         await self._stream(artifact, part)
         if resumed and not await self._matches(artifact, part):
@@ -323,7 +323,7 @@ class _Receiver:
             raise await self._blamed(artifact)
 
     async def _blamed(self, artifact: Artifact) -> BadReply:
-        """What to say of a file whose bytes are not those of its digest: written to since, or damaged untouched."""
+        """Return the error for a file whose bytes don't match its digest: written to since, or damaged untouched."""
         if artifact.sealed_at is None:
             return _changed(artifact)
         if isinstance(self.source, Sealing) and artifact.path not in await self.source.digests([artifact]):
@@ -331,13 +331,13 @@ class _Receiver:
         return _damaged(artifact)
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
-        """Whether the part has the digest that the machine has, where it can tell one."""
+        """Return whether the part's digest equals the machine's, where it has one."""
         await self._learn([artifact])
         digest = self.digests.get(artifact.path)
         return part.sha256() == digest if digest or isinstance(self.source, Sealing) else True
 
     async def _learn(self, artifacts: Sequence[Artifact]) -> None:
-        """Ask the machine for digests that nobody told yet."""
+        """Ask the machine for digests that are missing."""
         wanted = [a for a in artifacts if a.path not in self.digests]
         if not wanted or not isinstance(self.source, Sealing):
             return
@@ -352,7 +352,7 @@ class _Receiver:
                 await self._pause(failures)
 
     async def _stream(self, artifact: Artifact, part: Part) -> None:
-        """Read until the part has its size, opening the stream again after a stall or a lost line."""
+        """Read until the part has its size, opening the stream again after a stall or a lost connection."""
         failures = 0
         while part.offset < artifact.size:
             before = part.offset
@@ -386,7 +386,7 @@ class _Receiver:
                 self._report(artifact)
 
     async def _pour(self, source: Sealing, artifact: Artifact, part: Part) -> None:
-        """Let a thread fill the part, and look at it now and then."""
+        """Let a thread fill the part, and check its progress now and then."""
         begun, sent = part.offset, 0
 
         def count() -> None:
@@ -412,7 +412,7 @@ class _Receiver:
                 finally:
                     count()
                 group.cancel_scope.cancel()
-        if digest is not None and artifact.sha256 is None:  # a digest from the time of the save goes before
+        if digest is not None and artifact.sha256 is None:  # a digest from the time of the save takes precedence
             self.digests[artifact.path] = digest
 
     async def _pause(self, failures: int) -> None:
@@ -443,8 +443,8 @@ def _changed(artifact: Artifact) -> BadReply:
 
 def _damaged(artifact: Artifact) -> BadReply:
     return BadReply(
-        f"{artifact.path} no longer holds the bytes whose digest was recorded right after its save, though its times "
-        "say that nobody wrote to it",
+        f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
+        "though by its times nobody wrote to it",
         "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
     )
 

@@ -11,7 +11,7 @@ from gpuwarden.core.errors import BadRequest
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file, for reading. Raises `BadRequest` for anything else."""
+    """Open the file for reading. Raises `BadRequest` for anything else."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         fd = os.open(path, flags)
@@ -21,5 +21,5 @@ def open_regular(path: Path) -> BufferedReader:
         ) from problem
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise BadRequest(f"{path} is no regular file", "Devices, pipes and sockets are never sent.")
+        raise BadRequest(f"{path} is not a regular file", "Devices, pipes and sockets are never sent.")
     return os.fdopen(fd, "rb")

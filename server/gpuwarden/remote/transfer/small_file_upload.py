@@ -1,4 +1,4 @@
-"""Push many small files a handful at a time, as tar streams that the machine confirms. It needs Python there."""
+"""Push many small files in batches, as tar streams that the machine confirms. It needs Python there."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpuwarden.remote.ssh.session import Dialogue, Ssh
 from gpuwarden.remote.transfer.safe_open import open_regular
 
 SMALL_BYTES = 64 << 10
-HANDFUL = 500
+BATCH = 500
 ASK = 5000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One file to push: its name below the far folder, where it lies here, size and hex sha256."""
+    """One file to push: its name below the remote folder, its local path, size and hex sha256."""
 
     name: str
     path: Path
@@ -32,15 +32,15 @@ class Row:
     sha256: str
 
 
-class Handfuls:
-    """A talk with one machine about files below one folder of it. Close it after an error."""
+class UploadSession:
+    """Upload session for one remote directory. Close it after an error."""
 
     def __init__(self, machine: Ssh, python: str, folder: str, stall_s: float) -> None:
         self.folder, self.stall_s = folder, stall_s
-        self.talk = Dialogue(machine, [python, "-I", "-c", _source(), folder])
+        self.session = Dialogue(machine, [python, "-I", "-c", _source(), folder])
 
     async def here(self, rows: Sequence[Row]) -> set[str]:
-        """The names of those that are there already, by their digest."""
+        """Return the names of those that are there already, by their digest."""
         found: set[str] = set()
         for at in range(0, len(rows), ASK):
             found |= await self._ask(rows[at : at + ASK], b"", 4 * self.stall_s)
@@ -56,7 +56,7 @@ class Handfuls:
 
     def close(self) -> None:
         """End it."""
-        self.talk.close()
+        self.session.close()
 
     async def _ask(self, rows: Sequence[Row], data: bytes, timeout_s: float) -> set[str]:
         request = {"files": [[r.name, r.size, r.sha256] for r in rows], "bytes": len(data)}
@@ -66,7 +66,7 @@ class Handfuls:
         return {rows[n].name for n in numbers}
 
     async def _say(self, request: dict[str, object], data: bytes, timeout_s: float) -> list[int]:
-        text = await self.talk.ask(json.dumps(request).encode() + b"\n" + data, timeout_s=timeout_s)
+        text = await self.session.ask(json.dumps(request).encode() + b"\n" + data, timeout_s=timeout_s)
         try:
             answer = json.loads(text)
             if "error" in answer:
@@ -76,17 +76,17 @@ class Handfuls:
                 )
             return [int(n) for n in answer["here"]]
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise BadReply(f"the machine's answer to a push makes no sense: {text[:80]!r}", "Push again.") from error
+            raise BadReply(f"invalid reply to a push: {text[:80]!r}", "Push again.") from error
 
 
-def handful(rows: Sequence[Row], most: int) -> Sequence[Row]:
-    """The first rows that fit into `most` bytes, at least one."""
+def next_batch(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """Return the first rows that fit into `most` bytes, at least one."""
     size = 0
-    for at, row in enumerate(rows[:HANDFUL]):
+    for at, row in enumerate(rows[:BATCH]):
         size += row.size
         if at and size > most:
             return rows[:at]
-    return rows[:HANDFUL]
+    return rows[:BATCH]
 
 
 def _packed(rows: Sequence[Row]) -> bytes:

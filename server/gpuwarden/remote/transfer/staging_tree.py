@@ -1,7 +1,7 @@
-"""Small files that are complete, under their own names, kept aside until all get their place: with one rename for a
-folder that is new in the destination, instead of one for each file. Blocking.
+"""Stage complete small files under their own names until all are moved into place: with one rename for a folder that is
+new in the destination, instead of one for each file. Blocking.
 
-Whoever is killed before that leaves the tree; the next call looks through it, and takes only what has its digest.
+A process that is killed before that leaves the tree; the next call takes from it only files with the right digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[PurePosixPath], Path]) -> None:
-        """Give what a killed process left here its place, unproven as it is, if it is of this roster; drop the rest."""
+        """Move a killed process's files of this roster into place, still unverified; drop the rest."""
         if not os.path.lexists(self._root):
             return
         for artifact, name in entries:
@@ -39,7 +39,7 @@ class Tree:
         shutil.rmtree(self.path)
 
     def place(self, name: PurePosixPath) -> str:
-        """Where a file is to be written, with the folders above it made. Raises `UnsafeName` or `OSError`."""
+        """Return the path to write a file to, with its parent folders created. Raises `UnsafeName` or `OSError`."""
         path = f"{self._root}/{name}"
         folder = path[: path.rindex("/")]
         if folder not in self._made:
@@ -49,7 +49,7 @@ class Tree:
         return path
 
     def publish(self, dest: Path) -> tuple[set[Path], set[PurePosixPath]]:
-        """Make everything durable, then give it its place below `dest`.
+        """Make everything durable, then move it below `dest`.
 
         Returns the folders whose names changed, and what could not be placed, files or folders, relative to `dest`.
         """
@@ -85,7 +85,7 @@ def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
 
 
 def _kind(path: str) -> int:
-    """The file type bits of a path itself; 0 where nothing is."""
+    """Return the file type bits of a path itself; 0 where nothing is."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:

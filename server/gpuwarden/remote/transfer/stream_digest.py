@@ -12,14 +12,14 @@ MAX_LINE = 4096
 
 
 class Seal:
-    """Hands a file's bytes on to `take` and keeps the line after them."""
+    """Pass a file's bytes on to `take` and keep the line after them."""
 
     def __init__(self, artifact: Artifact, take: Callable[[memoryview], object], size: int) -> None:
         self.artifact, self.take, self.left = artifact, take, size
         self.line = b""
 
     def __call__(self, view: memoryview) -> None:
-        """The next piece of the stream."""
+        """Take the next piece of the stream."""
         count = min(self.left, len(view))
         if count:
             self.take(view[:count])
@@ -28,7 +28,7 @@ class Seal:
             self.line = (self.line + bytes(view[count : count + MAX_LINE]))[:MAX_LINE]
 
     def digest(self) -> str:
-        """What the machine hashed, in hex. Raises `BadReply` when that is not the artifact, or no line came."""
+        """Return the machine's digest in hex. Raises `BadReply` when that is not the artifact, or no line came."""
         try:
             said = json.loads(self.line) if self.left == 0 else {}
             seen = Artifact.model_validate({"path": self.artifact.path, **said})

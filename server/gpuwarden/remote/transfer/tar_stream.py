@@ -1,9 +1,9 @@
 """Many small files as one tar stream.
 
-The far side packs an explicit roster and names each member by its number in that roster, so no name from there
-is ever used: a member without a number of ours, of another size or kind than announced, is dropped. A member of
-ours says in its link name, for which a file has no use, its digest and times as the machine saw them while it packed.
-A file that can't be packed is simply not in the stream; it is asked for alone afterwards, which says why.
+The remote side packs an explicit roster and names each member by its number in that roster, so no name from there
+is ever used: a member without a known number, of another size or kind than announced, is dropped. A member has in its
+link name, which a file doesn't use, its digest and times as the machine saw them while it packed. A file that can't be
+packed is simply not in the stream; it is asked for alone afterwards, which says why.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Unpacker:
         self._left = sum(artifact.size + 4 * _BLOCK for artifact, _ in wanted) + SMALL_BYTES
 
     def feed(self, chunk: bytes) -> int:
-        """Take the next piece; how many bytes of files it completed. Raises `BadReply` for no tar, or no end."""
+        """Take the next piece; return how many bytes of files it completed. Raises `BadReply` for no tar, or no end."""
         self._left -= len(chunk)
         if self._left < 0:
             raise BadReply("the machine's bundle is longer than the files that were asked for", "Pull again.")
@@ -105,7 +105,9 @@ class _Member:
     link: bytes
 
     def sealed(self, artifact: Artifact) -> str:
-        """The digest that the machine put on it; empty where it has none, or packed a later file than `artifact`."""
+        """Return the digest that the machine put on it; empty where it has none, or packed a later file than
+        `artifact`.
+        """
         try:
             sha256, mtime, ctime = self.link.rstrip(b"\0").decode("ascii").split(" ")
             same = (int(mtime, 16), int(ctime, 16)) == (artifact.mtime_ns, artifact.ctime_ns)
@@ -115,16 +117,15 @@ class _Member:
 
 
 def _read_header(block: bytes) -> _Member | None:
-    """A member's name, size and link; None for the zeros at the end. What is no regular file has no name of ours.
-
-    Its checksum is left unread: the content's digest says more, and a sum of 512 numbers is slow.
+    """Return a member's name, size and link; None for the zeros at the end. Anything but a regular file gets an unknown
+    name. Its checksum is not read: the content's digest is stronger, and a sum of 512 numbers is slow.
     """
     if not any(block):
         return None
     try:
         size = int(block[124:136].strip(b"\0 "), 8)
     except ValueError:
-        raise BadReply("the machine's bundle is no tar stream", "Pull again.") from None
+        raise BadReply("the machine's bundle is not a tar stream", "Pull again.") from None
     if block[257:262] != b"ustar" or not 0 <= size <= SMALL_BYTES:
-        raise BadReply("the machine's bundle is no tar stream, or holds a large file", "Pull again.")
+        raise BadReply("the machine's bundle is not a tar stream, or contains a large file", "Pull again.")
     return _Member(block[:100].rstrip(b"\0") if block[156:157] in b"0\0" else b"", size, block[157:257])

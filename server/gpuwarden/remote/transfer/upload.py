@@ -1,10 +1,11 @@
 """Put files on a machine: resumed, compared by digest there, and named only when complete.
 
-It needs no more than a POSIX shell and `sha256sum` on the far side, because the runner itself arrives this way. A
+It only needs a POSIX shell and `sha256sum` on the remote side, because the runner itself arrives this way. A
 file grows as `.NAME.DIGEST.part` beside its name; a cut continues there, and another version never continues it.
 
-What is under way when the line is cut is lost, so the machine confirms each piece before the next one goes. Pieces
-grow with what one connection has carried: a cut costs a small share of that, and a line that holds is not kept waiting.
+Bytes in flight when the connection is cut are lost, so the machine confirms each piece before the next one goes. Pieces
+grow with what one connection has carried: a cut costs a small share of that, and a stable connection is not kept
+waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpuwarden.core.task_groups import first_error
 from gpuwarden.remote.ssh.session import CommandFailed, Dialogue, Ran, Ssh
 from gpuwarden.remote.transfer.receive import Progress
 from gpuwarden.remote.transfer.safe_open import open_regular
-from gpuwarden.remote.transfer.small_file_upload import SMALL_BYTES, Handfuls, Row, handful
+from gpuwarden.remote.transfer.small_file_upload import SMALL_BYTES, Row, UploadSession, next_batch
 
 PUT_S = 60.0
 PARALLEL = 3
@@ -37,7 +38,7 @@ PIECE = 64 << 10
 MAX_PIECE = 2 << 20
 SHARE = 40
 
-# $1 folder, $2 name, $3 size. What is there under its name is complete.
+# $1 folder, $2 name, $3 size. A file under its final name is complete.
 _PUT = r"""
 umask 077
 [ -f "$1/$2" ] && [ "$(wc -c < "$1/$2")" -eq "$3" ] && exec cat > /dev/null
@@ -68,7 +69,7 @@ if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
 """.strip()
 
 # $1 part, $2 offset: append pieces, unless somebody else wrote meanwhile. Each comes as a line with its size, its
-# bytes and a line end; each is confirmed by a line with what the part holds then.
+# bytes and a line end; each is confirmed by a line with the part's size after it.
 _APPEND = r"""
 umask 077
 : >> "$1" || exit 74
@@ -86,7 +87,7 @@ umask 077
 : >> "$1" || exit 74
 """.strip()
 
-# $1 file, $2 part, $3 digest: give it its name; a wrong part is dropped.
+# $1 file, $2 part, $3 digest: rename it; a wrong part is dropped.
 _FINISH = r"""
 if [ "$(sha256sum < "$2" | cut -c1-64)" != "$3" ]; then rm -f -- "$2"; exit 76; fi
 sync "$2" 2>/dev/null
@@ -96,7 +97,7 @@ mv -f -- "$2" "$1"
 
 @dataclass(frozen=True)
 class Pushed:
-    """What came of a push. `bytes_sent` crossed the line, `bytes_resumed` and `bytes_skipped` were there already."""
+    """The result of a push. `bytes_sent` crossed the network; `bytes_resumed` and `bytes_skipped` were present."""
 
     files: int
     bytes_sent: int
@@ -108,7 +109,7 @@ class Pushed:
 async def put(machine: Ssh, path: str, content: bytes) -> None:
     """Write one small file whose name is made of its content: atomic, private, and left alone when it is there.
 
-    Raises `BadRequest` when the machine can't hold it.
+    Raises `BadRequest` when the machine has no room for it.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
 
@@ -144,9 +145,9 @@ async def push(
 
 
 def _entry(name: str, path: Path) -> Row:
-    """One file of the roster: a regular file, hashed; never a link, a device or a name that leaves the folder."""
+    """Return one hashed file of the roster; never a link, a device or a name that leaves the folder."""
     if name.startswith("/"):
-        raise BadRequest(f"{name!r} is absolute; a roster holds names below the folder", "Make it relative.")
+        raise BadRequest(f"{name!r} is absolute; a roster has names below the folder", "Make it relative.")
     local_name(name, windows=False)
     with open_regular(path) as file:
         return Row(name, path, os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
@@ -183,33 +184,33 @@ class _Pusher:
         return Pushed(self.count, self.sent, self.resumed, self.skipped, self.retries)
 
     async def _send_small(self, entries: list[Row]) -> list[Row]:
-        """Small files by the handful; those that did not arrive as they should, to be sent alone."""
+        """Send small files in batches; return those that did not arrive intact, to be sent alone."""
         wrong: list[Row] = []
         rest, failures, asked = entries, 0, False
         while rest:
-            talk, carried = Handfuls(self.machine, self.python or "", self.folder, self.stall_s), 0
+            session, carried = UploadSession(self.machine, self.python or "", self.folder, self.stall_s), 0
             try:
-                here = await talk.here(rest)
+                here = await session.here(rest)
                 self.skipped += sum(e.size for e in rest if e.name in here) if not asked else 0
                 asked, rest = True, self._arrived(rest, here)
                 while rest:
-                    some = handful(rest, min(max(PIECE, carried // SHARE), MAX_PIECE))
+                    some = next_batch(rest, min(max(PIECE, carried // SHARE), MAX_PIECE))
                     size = sum(e.size for e in some)
                     self.sent += size
-                    here = await talk.send(some)
+                    here = await session.send(some)
                     carried, failures = carried + size, 0
                     wrong += [e for e in some if e.name not in here]
                     self._arrived(some, here)
                     rest = rest[len(some) :]
-                await talk.sync()
+                await session.sync()
             except Unreachable as lost:
                 failures = await self._lost(lost, rest[0].name if rest else self.folder, failures)
             finally:
-                talk.close()
+                session.close()
         return wrong
 
     def _arrived(self, entries: Sequence[Row], here: set[str]) -> list[Row]:
-        """Count what is there; the rest."""
+        """Count what is there; return the rest."""
         for entry in entries:
             if entry.name in here:
                 self._report(entry, 1)
@@ -243,7 +244,7 @@ class _Pusher:
             await self._send(entry)
 
     async def _send(self, entry: Row) -> None:
-        """One file, from wherever it stopped, until the machine has computed the same digest."""
+        """Send one file from where it stopped, until the machine has computed the same digest."""
         target, part = self._names(entry)
         failures, reached, wrong = 0, -1, False
         while True:
@@ -272,7 +273,7 @@ class _Pusher:
         return target, f"{above}/.{name[:120]}.{entry.sha256[:16]}.part"
 
     async def _offset(self, entry: Row, target: str, part: str) -> int | None:
-        """How many bytes are there; None when the whole file is."""
+        """Return how many bytes are there; None when the file is complete."""
         ran = await self._shell(_HERE, target, part, str(entry.size), entry.sha256)
         word = ran.out.decode("ascii", "replace").strip()
         if word == "done":
@@ -282,7 +283,7 @@ class _Pusher:
         return int(word)
 
     async def _append(self, entry: Row, target: str, part: str, offset: int) -> bool:
-        """Send the rest and give it its name; False when the part turned out wrong and was dropped."""
+        """Send the rest and rename it; return False when the part turned out wrong and was dropped."""
         if offset < entry.size:
             await self._send_pieces(entry, target, part, offset)
         elif entry.size == 0:
@@ -294,7 +295,7 @@ class _Pusher:
         return True
 
     async def _send_pieces(self, entry: Row, target: str, part: str, offset: int) -> None:
-        talk = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
+        session = Dialogue(self.machine, ["/bin/sh", "-c", _APPEND, "sh", part, str(offset)])
         at = offset
         try:
             with await to_thread.run_sync(open_regular, entry.path) as file:
@@ -305,7 +306,7 @@ class _Pusher:
                     if len(piece) < size:
                         raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
                     self.sent += size
-                    answer = await talk.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
+                    answer = await session.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
                     at += size
                     if answer.strip() != b"%d" % at:
                         raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.")
@@ -315,7 +316,7 @@ class _Pusher:
                 raise Unreachable(f"an earlier push of {entry.name} was still writing", "Push again.") from failed
             _check(Ran(failed.exit_code, b"", failed.err), target)
         finally:
-            talk.close()
+            session.close()
 
     async def _shell(self, script: str, *args: str) -> Ran:
         ran = await self.machine.run(["/bin/sh", "-c", script, "sh", *args], timeout_s=600)
@@ -331,7 +332,7 @@ class _Pusher:
 
 def _check(ran: Ran, path: str) -> None:
     if ran.code != 0:
-        why = ran.err.decode("utf-8", "replace").strip()[-300:] or "it did not say why"
+        why = ran.err.decode("utf-8", "replace").strip()[-300:] or "no reason given"
         raise BadRequest(
             f"{path} can't be written on the machine: {why}", "Check free space, inodes and permissions there."
         )

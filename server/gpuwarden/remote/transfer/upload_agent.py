@@ -1,11 +1,11 @@
-"""Runs on the machine that small files are pushed to: takes them as tar streams, and confirms each stream.
+"""Receive small files as tar streams on the machine that they are pushed to, and confirm each stream.
 
     python -I -c SOURCE FOLDER
 
-stdin is a row of requests: a line of JSON, `{"files": [[name, size, sha256], ...], "bytes": N}`, and N bytes of tar
-whose members are named by their number in `files`. Each is answered by a line: `{"here": [number, ...]}`, the files
-that now are there with size and digest; or `{"error": ...}`. Without bytes that is a question. `{"sync": true}` makes
-all of it durable. Python >= 3.8, standard library only.
+stdin is a sequence of requests: a line of JSON, `{"files": [[name, size, sha256], ...], "bytes": N}`, and N bytes of
+tar whose members are named by their number in `files`. Each is answered by a line: `{"here": [number, ...]}`, the files
+that now are there with size and digest; or `{"error": ...}`. Without bytes the request only asks. `{"sync": true}`
+makes all of it durable. Python >= 3.8, standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
 def place(root: str, name: str) -> str:
-    """Where a file goes, with the folders above it made. Raises `ValueError` for a name or a link that leaves."""
+    """Return a file's destination, with its parents created. Raises `ValueError` for a name or link that leaves."""
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(f"the name {name!r} leaves the folder")
@@ -38,7 +38,7 @@ def place(root: str, name: str) -> str:
 
 
 def is_here(path: str, size: int, sha256: str) -> bool:
-    """Whether exactly this file is there."""
+    """Return whether exactly this file is there."""
     try:
         info = os.lstat(path)
         if not stat.S_ISREG(info.st_mode) or info.st_size != size:
@@ -60,7 +60,7 @@ def unpack(root: str, files: List[Any], data: bytes) -> None:  # noqa: UP006
 
 
 def write(path: str, content: bytes) -> None:
-    """One file, atomically."""
+    """Write one file atomically."""
     folder, name = os.path.split(path)
     draft = os.path.join(folder, f".{name[:60]}.{os.getpid()}.part")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -81,7 +81,7 @@ def answer(root: str, request: Json, stdin: BinaryIO) -> Json:
     files = request["files"]
     data = stdin.read(request["bytes"])
     if len(data) < request["bytes"]:
-        sys.exit(0)  # the line was cut
+        sys.exit(0)  # the connection was cut
     if data:
         unpack(root, files, data)
     rows = [(place(root, name), size, sha256) for name, size, sha256 in files]
