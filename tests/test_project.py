@@ -7,7 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from packaging.requirements import Requirement
@@ -46,7 +46,7 @@ def test_the_lock_names_the_public_index_only() -> None:
 
 def picture() -> str:
     """The words of the picture, with the lines that were wrapped joined."""
-    parts = ElementTree.fromstring(PICTURE.read_text("utf-8")).iter("{http://www.w3.org/2000/svg}text")
+    parts = ET.fromstring(PICTURE.read_text("utf-8")).iter("{http://www.w3.org/2000/svg}text")
     return " ".join("".join("".join(part.itertext()) for part in parts).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
