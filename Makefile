@@ -53,7 +53,7 @@ bench: $(READY)  ## measure, each figure as a ratio to a named peer in the same 
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 docs: $(VENV)/.docs  ## build the documentation site into site/; a warning or a broken link fails it
-	$(BIN)/python tools/site.py
+	$(BIN)/python tools/build_site.py
 
 picture: $(READY)  ## run the demo and draw docs/demo.svg from what it printed
 	$(BIN)/python tools/picture.py docs/demo.svg
