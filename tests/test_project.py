@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from packaging.requirements import Requirement
+from tools.readability import PAGES, chosen, vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -68,3 +69,19 @@ def test_the_picture_loads_nothing_and_gives_nothing_away() -> None:
     assert set(re.findall(r"https?://([^/\"\s]+)", text)) <= {"www.w3.org", "www.textualize.io"}
     assert "@font-face" not in text and "<script" not in text
     assert not re.search(r"/(?:home|root|Users|tmp|work|private)/|\d\d:\d\d", picture())
+
+
+def test_pages_keep_to_plain_words() -> None:
+    over = [(name, value, limit) for name, value, limit in vocabulary(list(chosen(PAGES, ".md"))) if value > limit]
+    assert over == [], "`python tools/readability.py --markdown --list MEASURE` shows the places"
+
+
+def test_a_phrase_is_counted_in_prose_and_not_in_code_or_in_a_log(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    entry = "```yaml gotcha\nsymptom: it lies here\ncause: it\n  lies there\n```\n"
+    page.write_text(
+        f"---\ntitle: where it lies\n---\nIt `lies in` code,\n```sh\nit lies\n```\n{entry}and\nlies.\n", "utf-8"
+    )
+    counted = {name: value for name, value, _ in vocabulary([page])}
+    words = 3 + 2 + 3 + 2
+    assert counted["lies, per 10,000 words"] == pytest.approx(3 * 10_000 / words)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tools.build_site import COPIED, ROOT, Pages, broken_links, plain
 
 
@@ -49,12 +48,13 @@ def test_entries_are_text_with_an_anchor(written: tuple[Path, object, Pages]) ->
 
 def test_ids_and_page_names_become_links_outside_of_code(written: tuple[Path, object, Pages]) -> None:
     _, _, pages = written
-    text = "See PLAT-005, `monitoring.md` and [the rest](SECURITY.md#limits).\n```sh\necho PLAT-005\n```\n"
-    assert pages.relinked(text, "docs/policy.md") == (
-        "See PLAT-005, `monitoring.md` and [the rest](SECURITY.md#limits).\n```sh\necho PLAT-005\n```\n"
-    ).replace("PLAT-005,", "[PLAT-005](../references/gotchas/platforms.md#plat-005),").replace(
-        "`monitoring.md`", "[monitoring.md](../references/monitoring.md)"
-    ).replace("(SECURITY.md#limits)", "(https://github.com/gpuwarden/gpuwarden/blob/main/docs/SECURITY.md#limits)")
+    told = "See PLAT-005, `monitoring.md`, [limits](../SECURITY.md#limits) and [evals](../evals/cases.jsonl).\n"
+    linked = (
+        "See [PLAT-005](../references/gotchas/platforms.md#plat-005), [monitoring.md](../references/monitoring.md), "
+        "[limits](security.md#limits) and [evals](https://github.com/gpuwarden/gpuwarden/blob/main/evals/cases.jsonl).\n"
+    )
+    code = "```sh\necho PLAT-005\n```\n"
+    assert pages.relinked(told + code, "docs/policy.md") == linked + code
 
 
 @pytest.mark.parametrize(
