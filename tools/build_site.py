@@ -177,7 +177,8 @@ class Pages:
             text += f"\n## {title}\n"
             for file in sorted((PACKAGE / "checkpoints" / kind).glob("[a-z]*.py")):
                 module = import_module(f"gpuwarden.checkpoints.{kind}.{file.stem}")
-                text += f"\n### {module.NAME} {{ #{kind}-{file.stem.replace('_', '-')} }}\n\n{(module.__doc__ or '').strip()}\n"
+                about, anchor = (module.__doc__ or "").strip(), f"{kind}-{file.stem.replace('_', '-')}"
+                text += f"\n### {module.NAME} {{ #{anchor} }}\n\n{about}\n"
                 text += f"\nLoaded: {LOADS[module.LOAD]}.\n" if kind == "formats" else ""
         return self.put("formats.md", text)
 
