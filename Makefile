@@ -6,19 +6,22 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types selftest prove bench clean
+.PHONY: help demo test check format lint types selftest prove bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-# uv where it is there and works; else what Python brings along.
-$(READY): pyproject.toml
-	@{ [ -n "$(UV)" ] \
-	  && $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV) \
-	  && $(UV) pip install --quiet --python $(BIN)/python --editable . --group dev; } \
-	|| { $(PYTHON) -m venv $(VENV) \
-	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" \
-	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev; }
+# uv and its lock file where uv is there and the lock is current; else what Python brings along.
+SYNC = UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked --inexact --python $(PYTHON)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+$(READY): pyproject.toml $(wildcard uv.lock)
+	@{ [ -n "$(UV)" ] && $(SYNC); } \
+	|| { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" && $(PIP) --editable . --group dev; }
+	@touch $@
+
+$(VENV)/.docs: $(READY)
+	@{ [ -n "$(UV)" ] && $(SYNC) --group docs; } || $(PIP) --group docs
 	@touch $@
 
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
@@ -49,5 +52,14 @@ prove: $(READY)  ## the slow proofs
 bench: $(READY)  ## measure, each figure as a ratio to a named peer in the same run
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+docs: $(VENV)/.docs  ## build the documentation site into site/; a warning or a broken link fails it
+	$(BIN)/python tools/build_site.py
+
+picture: $(READY)  ## run the demo and draw docs/demo.svg from what it printed
+	$(BIN)/python tools/picture.py docs/demo.svg
+
+wheel: $(READY)  ## build the wheel into dist/
+	$(BIN)/python -m hatchling build --target wheel
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build site .cache

@@ -1,7 +1,7 @@
 """A fact has one home: sentences of all pages with their places, near-duplicates among them, and restated numbers.
 
-A *place* is a file and a line. Sentences come from the prose of references, skills, profiles and the README, and from
-the symptom, cause and fix of entries; code blocks, generated blocks and tables of numbers are left out.
+A *place* is a file and a line. Sentences come from the prose of references, skills, profiles, docs and the README, and
+from the symptom, cause and fix of entries; code blocks, generated blocks and tables of numbers are left out.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def sentences(root: Path) -> list[Sentence]:
         found += split(name, front.body_line, front.body, about)
         if about:
             found += [Sentence(name, _line_of(text, file), text, about, data=True) for text in _texts(front.data)]
-    for page in sorted(root.glob("*.md")):
+    for page in sorted([*root.glob("*.md"), *root.glob("docs/*.md")]):
         if page.name != "CHANGELOG.md":  # it tells what was, and may say it again
-            found += split(page.name, 1, page.read_text("utf-8"))
+            found += split(page.relative_to(root).as_posix(), 1, page.read_text("utf-8"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the README promises, a test holds: its commands, its configurations, its names."""
+"""What the README and docs/ promise, a test proves: their commands, their configurations, their names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from gpuwarden.interfaces.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = sorted(ROOT.glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+GUIDE = "\n".join([README, *(p.read_text("utf-8") for p in PAGES if p.parent != ROOT)])
+SCREENS = 3 * 50  # lines
 
 
 def blocks(language: str) -> list[str]:
     """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
 def test_the_two_commands_are_targets_that_exist() -> None:
@@ -55,7 +57,7 @@ def test_every_command_and_option_shown_exists() -> None:
 
 
 def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
-    named = set(re.findall(r"`([a-z]+_[a-z_]+)`", README.split("The tools are")[1].split(";")[0]))
+    named = set(re.findall(r"`([a-z]+_[a-z_]+)`", GUIDE.split("The tools are")[1].split(";")[0]))
     code = "import anyio\nfrom gpuwarden.app import open_context\n"
     code += "from gpuwarden.interfaces.mcp.server import make_server\n"
     code += "s = make_server(open_context('test'))\nprint(*[t.name for t in anyio.run(s.list_tools)])"
@@ -72,5 +74,17 @@ def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:|#)([^)#\s]+)(?:#([^)\s]+))?", page.read_text("utf-8")):
+        there = page.parent / target
+        assert there.exists(), target
+        headings = re.findall(r"^#+ (.*)$", there.read_text("utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, anchor
+
+
+def test_the_readme_fits_three_screens_and_opens_with_the_picture() -> None:
+    assert README.count("\n") <= SCREENS
+    assert README.index("(docs/demo.svg)") < README.index("\n## ")
+
+
+def test_the_readme_leads_to_every_page_of_the_guide() -> None:
+    assert {f"docs/{p.name}" for p in PAGES if p.parent != ROOT} <= set(re.findall(r"\]\(([^)#]+)", README))

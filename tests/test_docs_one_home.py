@@ -58,6 +58,8 @@ def test_every_kind_of_page_is_read() -> None:
         "README.md",
         "AGENTS.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/policy.md",
         "references/principles.md",
         "references/gotchas/platforms.md",
     }

@@ -1,6 +1,10 @@
 """Measure how the code reads: its vocabulary, its one-use helpers, its smallest modules and its import cycles.
 
     python tools/readability.py [--check] [FOLDER...]
+    python tools/readability.py --markdown [--check] [FILE or FOLDER...]
+
+With `--markdown` only the vocabulary is counted, in pages: text outside of code, and the sentences of YAML in front
+matter and entries. What a log or a user says (symptom, signatures, examples, aliases) is not counted.
 
 The limits are the highest values found among nine well-read projects (anyio, attrs, click, httpx, huggingface_hub,
 packaging, rich, starlette, submitit). `--check` exits with 1 where a limit is exceeded.
@@ -16,11 +20,16 @@ import statistics
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("server/gpuwarden", "evals")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md", "docs", "skills", "profiles", "references")
+GENERATED = "references/rules.md"
+NOT_OURS = {"symptom", "signatures", "examples", "aliases", "source", "sources", "scope", "see", "signs", "description"}
 PER_10_000_WORDS = {
     "is no X": (r"\bis no [a-z]+", 5.9),
     "tell, told": (r"\b(?:tells?|told|telling)\b", 3.3),
@@ -36,6 +45,8 @@ ONE_USE_LIMIT = 0.12
 SMALL_LINES = 30
 SMALL_LIMIT = 0.08
 _WORD = re.compile(r"[A-Za-z']+")
+_YAML = re.compile(r"(?s)\A---\n(.*?)^---$|^```yaml gotcha\n(.*?)^```$", re.MULTILINE)
+_NOT_PROSE = re.compile(r"(?s)^ *```.*?^ *```$|<!-- generated:\w+ -->.*?<!-- /generated -->|`[^`\n]+`", re.MULTILINE)
 
 
 def main() -> int:
@@ -43,34 +54,50 @@ def main() -> int:
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     ask.add_argument("--check", action="store_true")
     ask.add_argument("--list", choices=[*PER_10_000_WORDS, "one-use", "small", "verbs"], help="list the places instead")
-    ask.add_argument("folders", nargs="*", default=FOLDERS)
+    ask.add_argument("--markdown", action="store_true", help="count the vocabulary of pages")
+    ask.add_argument("folders", nargs="*")
     args = ask.parse_args()
-    files = [path for folder in args.folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    ending = ".md" if args.markdown else ".py"
+    files = list(chosen(args.folders or (PAGES if args.markdown else FOLDERS), ending))
     if args.list:
         print(*places(files, args.list), sep="\n")
         return 0
     over = False
-    for name, value, limit in measures(files):
+    for name, value, limit in (vocabulary if args.markdown else measures)(files):
         bad = value > limit
         over |= bad
         print(f"{name:32} {value:8.3f}   at most {limit:6.3f}{'   OVER' if bad else ''}")
     return int(over and args.check)
 
 
-def measures(files: list[Path]) -> Iterator[tuple[str, float, float]]:
-    """Yield name, value and limit of every measure."""
+def chosen(names: Iterable[str], ending: str) -> Iterator[Path]:
+    """Yield the files with this ending that are named or lie below a named folder."""
+    for name in names:
+        path = ROOT / name
+        found = [path] if path.is_file() else sorted(path.rglob(f"*{ending}"))
+        yield from (file for file in found if file != ROOT / GENERATED)
+
+
+def vocabulary(files: list[Path]) -> Iterator[tuple[str, float, float]]:
+    """Yield name, value and limit of every phrase that is counted."""
     texts = [piece for path in files for _, piece in prose(path)]
     words = sum(len(_WORD.findall(text)) for text in texts)
     for name, (pattern, limit) in PER_10_000_WORDS.items():
         found = sum(len(re.findall(pattern, text, re.IGNORECASE)) for text in texts)
         yield f"{name}, per 10,000 words", found * 10_000 / max(1, words), limit
+    print(f"{words:,} words of prose")
+
+
+def measures(files: list[Path]) -> Iterator[tuple[str, float, float]]:
+    """Yield name, value and limit of every measure of code."""
+    yield from vocabulary(files)
     docs = [doc for path in files for _, doc in docstrings(path)]
     yield "docstrings without a verb", share(sum(bool(NOT_A_VERB.match(d)) for d in docs), docs), NOT_A_VERB_LIMIT
     functions = [row for path in files for row in helpers(path)]
     yield "helpers used once", share(sum(once for _, _, once in functions), functions), ONE_USE_LIMIT
     lengths = [path.read_text("utf-8").count("\n") for path in files if path.name != "__init__.py"]
     yield f"modules under {SMALL_LINES} lines", share(sum(n < SMALL_LINES for n in lengths), lengths), SMALL_LIMIT
-    print(f"{words:,} words of prose, {len(functions):,} functions, {len(lengths)} modules of a median of "
+    print(f"{len(functions):,} functions, {len(lengths)} modules of a median of "
           f"{statistics.median(lengths):.0f} lines")  # fmt: skip
 
 
@@ -101,14 +128,44 @@ def _around(text: str, match: re.Match[str]) -> str:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every comment and of every string that has more than one word."""
+    """Yield line and text of every comment and of every string that has more than one word, or of a page's text."""
     source = path.read_text("utf-8")
+    if path.suffix == ".md":
+        yield from page_prose(source)
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
             yield node.lineno, node.value
+
+
+def page_prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of a page's sentences."""
+    for block in _YAML.finditer(source):
+        first = source.count("\n", 0, block.start())
+        lines = block[0].split("\n")
+        for text in sentences(yaml.safe_load(block[1] or block[2])):
+            near = next((n for n, line in enumerate(lines, 1) if text[:25] in line), 1)
+            yield first + near, _NOT_PROSE.sub("", text)
+    for pattern in (_YAML, _NOT_PROSE):
+        source = pattern.sub(lambda block: "\n" * block[0].count("\n"), source)
+    for paragraph in re.finditer(r"\S.*?(?=\n\s*\n|\Z)", source, re.DOTALL):
+        yield source.count("\n", 0, paragraph.start()) + 1, " ".join(paragraph[0].split())
+
+
+def sentences(value: object) -> Iterator[str]:
+    """Yield the texts in YAML data that this project worded."""
+    if isinstance(value, str) and " " in value:
+        yield " ".join(value.split())
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key not in NOT_OURS:
+                yield from sentences(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from sentences(item)
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:

@@ -127,7 +127,7 @@ def setting_rows(config: Config) -> list[SettingReply]:
     return places + values
 
 
-NO_POLICY = "There is no policy file, so every spending is a question. `Your policy` in the README shows one."
+NO_POLICY = "There is no policy file, so every spending is a question. docs/policy.md shows one."
 PROGRAMS = (("uv", "runs scripts whose packages are not here"), ("ssh", "reaches real machines"))
 
 

@@ -4,7 +4,7 @@ A job runs as the same user as the sealer, so it can write whatever it likes int
 therefore carries a MAC under a key of this job, which the runner is given over stdin and which lies on no disk of the
 machine. A line whose maker can't be shown counts as no seal, and the report says so.
 
-What a seal can't prove stands in the README, under what the gates can't stop.
+SECURITY.md lists what a seal can't prove.
 """
 
 from __future__ import annotations

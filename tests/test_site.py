@@ -1,0 +1,76 @@
+"""The documentation site's pages, without the program that renders them; `make docs` does that in strict mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tools.build_site import COPIED, ROOT, Pages, broken_links, plain
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, object, Pages]:
+    pages = Pages(tmp_path_factory.mktemp("pages"))
+    return pages.target, pages.write(), pages
+
+
+def leaves(nav: object) -> Iterator[str]:
+    """The pages of a navigation."""
+    if isinstance(nav, str):
+        yield nav
+    for item in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ():
+        yield from leaves(item)
+
+
+def test_every_page_is_in_the_navigation_once(written: tuple[Path, object, Pages]) -> None:
+    target, nav, _ = written
+    listed = list(leaves(nav))
+    assert sorted(listed) == sorted(p.relative_to(target).as_posix() for p in target.rglob("*.md"))
+    assert len(listed) > 60
+
+
+def test_no_page_of_the_repository_is_forgotten(written: tuple[Path, object, Pages]) -> None:
+    target, _, pages = written
+    for folder in ("references", "profiles"):
+        for file in (ROOT / folder).rglob("*.md"):
+            assert (target / file.relative_to(ROOT)).exists(), file
+    assert {f"docs/{p.name}" for p in ROOT.glob("docs/*.md")} <= set(COPIED) and pages.ids
+
+
+def test_entries_are_text_with_an_anchor(written: tuple[Path, object, Pages]) -> None:
+    target, _, pages = written
+    text = "\n".join(p.read_text("utf-8") for p in (target / "references").rglob("*.md"))
+    assert "yaml gotcha" not in text
+    assert set(pages.ids) == {a.upper() for a in re.findall(r"^## .*\{ #(\S+) \}$", text, re.MULTILINE)}
+
+
+def test_ids_and_page_names_become_links_outside_of_code(written: tuple[Path, object, Pages]) -> None:
+    _, _, pages = written
+    told = "See PLAT-005, `monitoring.md`, [limits](../SECURITY.md#limits) and [evals](../evals/cases.jsonl).\n"
+    linked = (
+        "See [PLAT-005](../references/gotchas/platforms.md#plat-005), [monitoring.md](../references/monitoring.md), "
+        "[limits](security.md#limits) and [evals](https://github.com/gpuwarden/gpuwarden/blob/main/evals/cases.jsonl).\n"
+    )
+    code = "```sh\necho PLAT-005\n```\n"
+    assert pages.relinked(told + code, "docs/policy.md") == linked + code
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a [rank 2][c10d] *x* __init__", r"a \[rank 2\]\[c10d\] \*x\* \_\_init\_\_"), ("`*.py`", "`*.py`")],
+)
+def test_an_entry_is_not_read_as_markdown(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("link", "found"),
+    [("../b/", 0), ("../b/#there", 0), ("#here", 0), ("https://example.org/x", 0), ("../b/#gone", 1), ("../c/", 1)],
+)
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, link: str, found: int) -> None:
+    for name, text in {"a": f'<p id="here"><a href="{link}">x</a>', "b": '<h1 id="there">'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").write_text(text, "utf-8")
+    assert len(list(broken_links(tmp_path))) == found
