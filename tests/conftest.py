@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +39,15 @@ def need_program() -> Callable[[str], str]:
 def anyio_backend() -> str:
     """Async tests run on asyncio."""
     return "asyncio"
+
+
+_USERS = count()
+
+
+@pytest.fixture(autouse=True)
+def fresh_account(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give each test an account without a ledger and a policy, whatever whoever runs the tests has."""
+    home = tmp_path_factory.getbasetemp() / f"account{next(_USERS)}"
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setattr("gpuwarden.policy_record.account_home", lambda: Path(home))

@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ def account_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [n for n in os.environ if n.startswith(("GPUWARDEN_", "XDG_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
+    monkeypatch.setattr("gpuwarden.policy_record.account_home", lambda: home)
     config = load_config()
     config.policy_file.parent.mkdir(parents=True)
     config.policy_file.write_text(STRICT)

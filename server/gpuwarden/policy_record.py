@@ -152,16 +152,22 @@ def usual_homes() -> list[Path]:
     The second entry comes from the account itself, because HOME and the XDG variables can be set by a client too.
     """
     homes = [absolute(Path(platformdirs.user_data_dir("gpuwarden", appauthor=False)))]
-    if sys.platform != "win32":
-        import pwd
-
-        try:
-            account = Path(pwd.getpwuid(os.getuid()).pw_dir)
-        except KeyError:  # a container may run under a number that has no account
-            return homes
+    if (account := account_home()) is not None:
         data = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
         homes.append(account / data / "gpuwarden")
     return list(dict.fromkeys(homes))
+
+
+def account_home() -> Path | None:
+    """Return the home folder that the system records for this account; None where it records none."""
+    if sys.platform == "win32":
+        return None
+    import pwd
+
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a container may run under a number that has no account
+        return None
 
 
 def _usual_record(home: Path) -> tuple[Path, Record] | None:
