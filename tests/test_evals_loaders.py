@@ -173,7 +173,7 @@ def test_a_problem_names_file_line_and_remedy(tmp_path: Path) -> None:
     (problem,) = load_text(canon(call()) + '{"type": "cal', tmp_path).problems[:1]
     assert str(problem).startswith("t.jsonl:4: no JSON") and str(problem).endswith("with --format")
     (problem, *_) = load_text(canon(call(), result(), result(ok=False)), tmp_path).problems
-    assert str(problem).startswith("t.jsonl:4: two different results") and "a file of its own" in str(problem)
+    assert str(problem).startswith("t.jsonl:4: two different results") and "a separate file" in str(problem)
 
 
 def test_a_gigantic_line_is_named_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

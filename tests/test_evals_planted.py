@@ -63,7 +63,7 @@ PLANTED = [
 
 def planted(module: str, source: str) -> None:
     """Run a changed copy of a module's source in its place: its kinds register themselves over the real ones."""
-    copy = ModuleType(f"evals.{module}")
+    copy = ModuleType(f"evals.scoring.{module}")
     exec(compile(source, f"{module} (planted)", "exec"), copy.__dict__)
 
 
@@ -83,7 +83,7 @@ def test_without_a_bug_nothing_is_noticed() -> None:
 
 def subset(module: str) -> dict:
     """The cases that use the kinds of a module, twins included; enough to notice a bug in it, and fast."""
-    tree = importlib.import_module(f"evals.{module}")
+    tree = importlib.import_module(f"evals.scoring.{module}")
     kinds = {name for name, kind in checks.load_kinds().items() if kind.run.__module__ == tree.__name__}
     mine = {c.id for c in CASES.values() if any(k.kind in kinds for k in c.checks)}
     pairs = sorted({tuple(sorted((name, CASES[name].twin))) for name in mine})

@@ -76,7 +76,7 @@ async def test_a_dry_run_with_a_receipt_launches_nothing(ctx: Context) -> None:
 
 @pytest.mark.parametrize("field", [{"env": {"A": "\ud800"}}, {"args": ["\udfff"]}, {"script": "x = '\ud800'"}])
 def test_half_a_character_is_a_bad_argument_and_no_crash(field: dict[str, object]) -> None:
-    with pytest.raises(BadRequest, match=f"{next(iter(field))} holds half a character"):
+    with pytest.raises(BadRequest, match=f"{next(iter(field))} has an unpaired surrogate"):
         build(JobSpec, {"platform": "local", "script": "print(1)", **field})
 
 

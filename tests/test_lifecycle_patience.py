@@ -57,7 +57,7 @@ def house(home: Path, server: Web) -> tuple[Context, Vast, VastCloud]:
 
 
 def slowly(provider: Vast, monkeypatch: pytest.MonkeyPatch) -> None:
-    send: Send = provider.door._send
+    send: Send = provider.client._send
 
     async def slow(*args: Any) -> Any:
         await anyio.sleep(PAGE_S)

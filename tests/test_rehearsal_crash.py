@@ -134,7 +134,7 @@ DYING = """
 import os, signal, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
-from gpuwarden.rehearsal import disk, procs, store
+from gpuwarden.rehearsal import disk, processes, store
 from gpuwarden.profiles import load_profile
 from rehearsal_kit import World, on
 
@@ -150,7 +150,7 @@ def arm(owner, name):
         if seen == nth: os.kill(os.getpid(), signal.SIGKILL)
         return out
     setattr(owner, name, dying)
-home = {{"save": store.Store, "trash": disk, "sweep": disk, "kill": procs}}.get(step, disk.Disk)
+home = {{"save": store.Store, "trash": disk, "sweep": disk, "kill": processes}}.get(step, disk.Disk)
 world = World(Path(sys.argv[1]), load_profile("runpod"))
 arm(home, step)
 box = world.rent()

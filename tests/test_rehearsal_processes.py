@@ -18,7 +18,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.models import InstanceState, Known, Place, Resources
 from gpuwarden.core.profile import Profile
 from gpuwarden.profiles import load_profile
-from gpuwarden.rehearsal import supervisor
+from gpuwarden.rehearsal import processes
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import MARKER, Fault, Settings
 from rehearsal_kit import World, on, process
@@ -237,5 +237,5 @@ def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
 
 
 def test_a_host_without_a_cloud_ends(tmp_path: Path) -> None:
-    supervisor.wake(tmp_path, "nothing")
+    processes.wake_supervisor(tmp_path, "nothing")
     wait_for("the host's end", lambda: not hosts(tmp_path))

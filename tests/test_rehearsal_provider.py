@@ -71,7 +71,7 @@ class TestRehearsal(ProviderContract):
 
     async def test_the_price_is_labelled_as_pretend(self, rig: Rig) -> None:
         quote = known(await rig.provider.quote(Resources(gpu="h100", gpu_count=2)))
-        assert quote.source == SOURCE and "pretend" in SOURCE
+        assert quote.source == SOURCE and "simulated" in SOURCE
         assert quote.price_usd_per_hour == pytest.approx(5.6)
         assert quote.platform == f"rehearsal/{rig.provider.profile.id}"
 

@@ -291,7 +291,7 @@ async def test_half_a_character_is_a_bad_argument_of_every_tool(ctx: Context, to
     result = await make_server(ctx).call_tool(tool, {**base, name: "\ud800"})
     assert not isinstance(result, InputRequiredResult) and result.structured_content is not None
     assert result.structured_content["code"] == "bad_request"
-    assert f"{name} holds half a character" in result.structured_content["message"]
+    assert f"{name} has an unpaired surrogate" in result.structured_content["message"]
 
 
 async def test_whatever_a_job_can_say_can_be_said_to_the_tool(ctx: Context) -> None:
