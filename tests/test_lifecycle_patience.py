@@ -63,7 +63,7 @@ def slowly(provider: Vast, monkeypatch: pytest.MonkeyPatch) -> None:
         await anyio.sleep(PAGE_S)
         return await send(*args)
 
-    monkeypatch.setattr(provider.door, "_send", slow)
+    monkeypatch.setattr(provider.client, "_send", slow)
 
 
 async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(

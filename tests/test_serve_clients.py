@@ -82,7 +82,7 @@ def ask_claude(env: dict[str, str], work: Path, *words: str) -> list[dict[str, A
 
 def ask_codex(env: dict[str, str], work: Path, of: str) -> None:
     model_of = ["--model", of] if of else []
-    said(["codex", "exec", "--json", "--skip-git-repo-check", "--sandbox", "workspace-write", *model_of, "-"],
+    said(["codex", "exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *model_of, "-"],
          env, work, stdin="Which machines bill?")  # fmt: skip
 
 
