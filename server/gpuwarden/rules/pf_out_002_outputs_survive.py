@@ -19,7 +19,7 @@ def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     gate will insist on.
 
     Example:
-        submit_job(platform="runpod", outputs=["/root/out"], teardown="stop")  # a stop wipes /root
+        submit_job(platform="runpod", outputs=["/opt/out"], teardown="stop")  # a stop wipes /opt
 
     Instead:
         submit_job(platform="runpod", outputs=["/workspace/out"], teardown="stop")

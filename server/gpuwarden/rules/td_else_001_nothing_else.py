@@ -20,7 +20,7 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     matters, so it is shown to whoever approves.
 
     Example:
-        teardown_request(job_id="j1", verb="terminate")  # somebody edits /root/notes.txt in vim there
+        teardown_request(job_id="j1", verb="terminate")  # somebody edits /opt/notes.txt in vim there
 
     Instead:
         teardown_request(job_id="j1", verb="terminate")  # only the job's own processes and files were found

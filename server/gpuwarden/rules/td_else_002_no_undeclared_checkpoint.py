@@ -22,11 +22,11 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
     delete them. They are declared and pulled after the fact, or a person at a terminal gives them up by name.
 
     Example:
-        teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /root/extra/model.safetensors is there
+        teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /opt/extra/model.safetensors is there
 
     Instead:
 
-        pull_artifacts(job_id="j1", also=["/root/extra"])
+        pull_artifacts(job_id="j1", also=["/opt/extra"])
         verify_checkpoint(job_id="j1", level="load")
         teardown_request(job_id="j1", verb="terminate")
 

@@ -19,7 +19,7 @@ def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
     the declared outputs.
 
     Example:
-        teardown_request(job_id="j1", verb="terminate")  # out/cache is a link to /root/.cache
+        teardown_request(job_id="j1", verb="terminate")  # out/cache is a link to /opt/cache
 
     Instead:
         teardown_request(job_id="j1", verb="terminate")  # out contains plain files only
