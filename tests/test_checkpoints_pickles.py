@@ -109,7 +109,7 @@ def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
     why: str,
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "1000")
     path = zip_file(tmp_path / "training_args.bin", data)
     assert run(["verify", str(path)]) == code
     assert why in " ".join(capsys.readouterr().out.split())

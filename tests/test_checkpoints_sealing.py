@@ -288,7 +288,7 @@ def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> N
 PEEK = """
 import ctypes, os, sys, time
 sys.path.insert(0, sys.argv[1])
-from gpuwarden.checkpoints import seal
+from gpuwarden.checkpoints.sealing import seal
 from gpuwarden.remote.runner import process
 
 def same_user():
@@ -324,7 +324,7 @@ print(*map(readable, (lambda: None, seal.hide_memory, process.hide_memory)))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
 def test_a_process_of_the_same_user_can_not_read_the_key_out_of_the_memory() -> None:
-    server = Path(str(seal_log.__file__)).parents[2]
+    server = Path(str(seal_log.__file__)).parents[3]
     done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=60)
     open_one, *hidden = done.stdout.split()
     if open_one == "False":
