@@ -278,7 +278,7 @@ async def test_job_and_supervisor_are_gone_without_a_word(jobs: Jobs) -> None:
     for pid in (status["pid"], status["child_pid"]):
         os.kill(pid, signal.SIGKILL)
     reply = await jobs.until(job_id)
-    told(reply, "UNI-003", "observed: the runner: died:", sure=False)
+    told(reply, "UNI-003", "observed: the runner: its process is gone", sure=False)
 
 
 # ------------------------------------------------------------------------------------------------- only the metrics

@@ -17,6 +17,7 @@ from gpuwarden.core.errors import NotFound, NotSupported, Refused
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
@@ -79,17 +80,19 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
     folder = Path(seen.job.handle.run_dir)
     with pytest.raises(NotSupported, match=r"nothing of it bills.*is succeeded") as early:
         await request(ctx, done.job.id, "terminate")
-    assert "the only proven copy" in early.value.hint and "pull_artifacts and verify" in early.value.hint
+    assert "the only proven copy" in in_calls(early.value.next_steps) and "pull_artifacts and verify" in in_calls(
+        early.value.next_steps
+    )
     pulled = await pull(ctx, done.job.id)
     with pytest.raises(NotSupported) as unproven:
         await request(ctx, done.job.id, "terminate")
-    assert ": verify_checkpoint first" in unproven.value.hint
+    assert ": verify_checkpoint first" in in_calls(unproven.value.next_steps)
     assert [f.path for f in pulled.manifest.files] == ["out/model.safetensors"]
     assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
     with pytest.raises(NotSupported, match="nothing to tear down") as refused:
         await request(ctx, done.job.id, "terminate")
-    assert str(pulled.dest) in refused.value.hint
-    *ssh, far = shlex.split(refused.value.hint.split("by hand: ")[1])
+    assert str(pulled.dest) in in_calls(refused.value.next_steps)
+    *ssh, far = shlex.split(in_calls(refused.value.next_steps).split("by hand: ")[1])
     assert ssh == ["ssh", "box"] and shlex.split(far) == ["rm", "-r", "--", str(folder)]
     assert (folder / "work/out/model.safetensors").exists(), "nothing was touched"
     subprocess.run(
@@ -114,7 +117,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     assert [j.id for j in (await list_instances(ctx)).jobs] == [two.job.id]
     with pytest.raises(NotSupported, match=f"Job {two.job.id} is running") as refused:
         await request(ctx, two.job.id, "terminate")
-    assert "cancel_job" in refused.value.hint
+    assert "cancel_job" in in_calls(refused.value.next_steps)
     assert (await cancel(ctx, two.job.id)).state is Job.CANCELED
 
 

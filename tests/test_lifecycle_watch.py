@@ -35,7 +35,6 @@ from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
-from gpuwarden.remote.launch import DIED
 from gpuwarden.remote.ssh.connect import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
 
@@ -196,7 +195,7 @@ async def test_a_job_that_died_without_a_status_is_told(tmp_path: Path) -> None:
     while not news:
         news = [a for a in (await watcher.round()).news if a.kind == "failed"]
         await anyio.sleep(0.05)
-    assert DIED in news[0].text and read_job(ctx.ledger, job).state is Job.FAILED
+    assert "left no final status" in news[0].text and read_job(ctx.ledger, job).state is Job.FAILED
     assert cloud.truth(machine.id).meter and promises(ctx.ledger, cloud) == [], "its machine stays"
 
 
@@ -351,7 +350,7 @@ def test_the_command_line_prints_one_round(
     body = json.loads(capsys.readouterr().out)
     assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])
     assert main.run(["watch", "--once"]) == 0  # told once
-    assert "No alert stands" in capsys.readouterr().out
+    assert "No open alert" in capsys.readouterr().out
     assert main.run(["watch", "--json"]) == 2
     assert "--once" in json.loads(capsys.readouterr().out)["hint"]
 

@@ -15,6 +15,7 @@ from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.mcp.resources import NOTES_URI, documents
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.notes import Notes, change, load_notes, looks_secret, read_notes
 from lifecycle_kit import open_house
 
@@ -101,7 +102,9 @@ SECRETS = [
 def test_what_looks_like_a_secret_is_refused_and_not_repeated(secret: str, where: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read_notes(where.format(secret), "mine")
-    assert caught.value.message.startswith("mine:") and secret not in str(caught.value) + caught.value.hint
+    assert caught.value.message.startswith("mine:") and secret not in str(caught.value) + in_calls(
+        caught.value.next_steps
+    )
     assert "looks like a secret" in caught.value.message
 
 
@@ -144,7 +147,7 @@ def test_notes_that_others_may_use_are_refused(tmp_path: Path, mode: int) -> Non
     file.chmod(mode)
     with pytest.raises(BadRequest, match=f"others may use the notes .mode {mode:04o}") as caught:
         load_notes(file)
-    assert caught.value.hint == f"chmod 600 {file}"
+    assert in_calls(caught.value.next_steps) == f"chmod 600 {file}"
 
 
 def test_what_is_no_plain_text_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict, LedgerError
+from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
 
@@ -149,7 +150,7 @@ class Ledger:
                     raise
                 raise Conflict(
                     f"{kind} happened already for {token}; it can happen only once",
-                    "Look at what became of it with check_job or list_instances.",
+                    do(Action.LIST_INSTANCES, "to see what became of it"),
                 ) from clash
         assert seq is not None
         return Event(seq, at, subject, kind, state, token, self.actor, json.loads(text))
@@ -256,11 +257,11 @@ def _translated(path: Path) -> Iterator[None]:
     except OSError as error:
         raise LedgerError(
             f"the ledger {path} can't be opened: {error.strerror or error}",
-            "Check the folder and its permissions; gpuwarden doctor shows which one is in use.",
+            ("Check the folder and its permissions.", do(Action.DOCTOR, "to see which one is in use")),
         ) from error
 
 
-def _explain(path: Path, text: str) -> tuple[str, str]:
+def _explain(path: Path, text: str) -> tuple[str, Hint]:
     if any(words in text for words in ("malformed", "not a database", "Could not decode")):
         return (
             f"the ledger {path} is damaged ({text}); nothing was written to it",
@@ -276,4 +277,4 @@ def _explain(path: Path, text: str) -> tuple[str, str]:
             f"the ledger {path} can't be opened for writing: {text}",
             "Check its permissions, or set GPUWARDEN_HOME to a folder of yours.",
         )
-    return f"the ledger {path} answered: {text}", "Call again; if it stays, gpuwarden doctor says more."
+    return f"the ledger {path} answered: {text}", (do(Action.RETRY), do(Action.DOCTOR, "if it stays"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from gpuwarden.backends.base import Backend, load_backend
 from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
+from gpuwarden.core.guidance import Action, NextStep, do, manual_text
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
@@ -58,6 +59,8 @@ class Context:
     """By job: what its backend said at this process's last look, or why it said nothing."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
     """By platform: the account's money at this process's last look; None where nothing could bill."""
+    phrase: Callable[[Sequence[NextStep]], str] = manual_text
+    """Renders the next steps of an alert for people; the interface that opens this context supplies it."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 
@@ -143,7 +146,7 @@ class Context:
         if run_root.startswith("/") and profile.tier_of(run_root) is None:
             raise BadRequest(
                 f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
-                f"gpuwarden profiles {platform} lists it.",
+                do(Action.SHOW_PROFILE, "for its storage", name=profile.id),
             )
         alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None
         return Place(platform=platform, run_root=run_root, host=alias or told.host)
@@ -162,7 +165,8 @@ class Context:
             except Timeout:
                 if anyio.current_time() > deadline:
                     raise Conflict(
-                        f"another process has been working on {job_id} for {patience_s:g} s", "Call again in a moment."
+                        f"another process has been working on {job_id} for {patience_s:g} s",
+                        do(Action.RETRY, "in a moment"),
                     ) from None
                 await anyio.sleep(0.02)
         try:

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import NotFound
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Handle, InputFile, Instance, JobSpec, Place, Verb
+from gpuwarden.core.reasons import Code, known_code
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.store import Event, Ledger, damaged
 
@@ -34,6 +36,8 @@ class JobRecord:
     handle: Handle | None
     cancel_requested: bool
     inputs: tuple[InputFile, ...] = ()
+    reason: Code | None = None
+    """The code of `why`; None in a ledger of an older version."""
 
     @property
     def subject(self) -> str:
@@ -107,7 +111,7 @@ def _job(ledger: Ledger, job_id: str) -> JobRecord:
     subject = f"job/{job_id}"
     accepted = ledger.last(subject, "job.accepted")
     if accepted is None:
-        raise NotFound(f"there is no job {job_id!r} in this ledger", "list_instances shows the jobs that it knows.")
+        raise NotFound(f"there is no job {job_id!r} in this ledger", do(Action.LIST_INSTANCES, "to see its jobs"))
     events = ledger.events(subject)
     moved = [e for e in events if e.state is not None][-1]
     by_kind = {e.kind: e for e in events}
@@ -129,6 +133,7 @@ def _job(ledger: Ledger, job_id: str) -> JobRecord:
         worst_cost=accepted.body.get("worst_cost"),
         price=accepted.body.get("price"),
         why=str(moved.body.get("why", "")),
+        reason=known_code((moved.body.get("reason") or {}).get("code")),
         attempt=int(intent.body["attempt"]) if intent else 0,
         generation=int(rented.body["generation"]) if rented else 0,
         lease=lease,
@@ -193,7 +198,7 @@ def _teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
     events = ledger.events(subject)
     moves = [e for e in events if e.state is not None]
     if not moves:
-        raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", "teardown_request makes one.")
+        raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", do(Action.TEARDOWN, "for a ticket"))
     judged = [e for e in events if "digest" in e.body]
     last = judged[-1].body if judged else {}
     return TeardownRecord(

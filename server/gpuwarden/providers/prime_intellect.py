@@ -155,7 +155,7 @@ class PrimeIntellect(Rented):
         try:
             await self._key_id()
         except BadRequest as refusal:
-            return [self.finding(Severity.ERROR, refusal.message, refusal.hint)]
+            return [self.finding(Severity.ERROR, refusal.message, refusal.next_steps)]
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:

@@ -16,11 +16,13 @@ from typing import TextIO
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.sanitize import line, plain
 from gpuwarden.core.states import Teardown
+from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
@@ -107,7 +109,7 @@ async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: b
 
 def _warn(ctx: Context, terminal: Terminal) -> None:
     for notice in ctx.notices:
-        terminal.say(f"warning: {notice.text}")
+        terminal.say(f"warning: {notice.text} {in_commands(notice.next_steps)}")
 
 
 def _show(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
@@ -153,7 +155,7 @@ async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
     if not issued.body["ask"]:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
-            hint=f"Run the submit again with --receipt {receipt}.",
+            next=(do(Action.SUBMIT, receipt=receipt),),
         )
     if ctx.clock.now() > issued.body["expires_at"]:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
@@ -164,8 +166,8 @@ async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
     await check_pin(ctx, terminal)
     grant_spending(ctx, issued, "terminal", user())
     job = issued.body.get("job")
-    hint = f"check_job {job} goes on with it." if job else f"Run the same submit again with --receipt {receipt}."
-    return Result(code="approved", message="Approved.", hint=hint)
+    resume = do(Action.CHECK, "to launch it", job_id=str(job)) if job else do(Action.SUBMIT, receipt=receipt)
+    return Result(code="approved", message="Approved.", next=(resume,))
 
 
 def _show_spending(issued: Event, terminal: Terminal) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from gpuwarden.core.errors import WardenError
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.context import Context
+    from gpuwarden.policy_record import Notice
 
+R = TypeVar("R", bound="Result")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
@@ -65,8 +67,19 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 def open_context(actor: str = "cli") -> Context:
     """The use cases over this user's settings and ledger."""
     from gpuwarden.app import open_context
+    from gpuwarden.interfaces.cli.wording import in_commands
 
-    return open_context(actor)
+    ctx = open_context(actor)
+    ctx.phrase = in_commands  # alerts are sent to people
+    return ctx
+
+
+def warned(reply: R, notices: Sequence[Notice]) -> R:
+    """Add what is wrong with the policy to a reply."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.interfaces.cli.wording import in_commands
+
+    return results.warned(reply, notices, in_commands)
 
 
 def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
@@ -83,9 +96,10 @@ def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[...
 
 def answer(reply: Result, as_json: bool, show: str) -> int:
     """Print a reply, in the words of the command line, and return its exit code."""
-    from gpuwarden.interfaces.cli.words import in_commands
+    from gpuwarden.interfaces.cli.wording import in_commands
+    from gpuwarden.interfaces.results import worded
 
-    reply = in_commands(reply)
+    reply = worded(reply, in_commands)
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:

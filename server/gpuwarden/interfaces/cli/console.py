@@ -20,6 +20,7 @@ from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain
 from gpuwarden.interfaces.results import (
     AccountReply,
+    AlertReply,
     CheckReply,
     DiagnosisReply,
     ErrorReply,
@@ -91,8 +92,7 @@ def failed(reply: ErrorReply) -> None:
     err.print(f"[red bold]{escape(reply.code)}[/] {shown(reply.message)}")
     if isinstance(reply, RefusalReply):
         _findings(reply.findings, err)
-    if reply.hint:
-        err.print(f"[dim]next:[/] {shown(reply.hint)}")
+    _hint(reply, err)
 
 
 def _findings(findings: list[FindingReply], console: Console = out) -> None:
@@ -108,14 +108,18 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
     console.print(table)
 
 
+def _hint(reply: Result | AlertReply, console: Console = out) -> None:
+    if reply.hint:
+        console.print(f"[dim]next:[/] {shown(reply.hint)}", soft_wrap=True)
+
+
 def message(reply: Result) -> None:
     """A reply's warnings, its sentence and what to do next."""
     for text in getattr(reply, "warnings", ()):
         out.print(f"[yellow]warning[/] {shown(text)}")
     if reply.message:
         out.print(shown(reply.message))
-    if reply.hint:
-        out.print(f"[dim]next:[/] {shown(reply.hint)}")
+    _hint(reply)
 
 
 def submitted(reply: SubmitReply) -> None:
@@ -221,6 +225,7 @@ def watched(reply: WatchReply) -> None:
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
         out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {escape(alert.kind)}: {shown(alert.text)}")
+        _hint(alert)
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {escape(what)}: {escape(why)}")
 
@@ -231,6 +236,7 @@ def standing(reply: WatchReply) -> None:
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
         out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {escape(alert.kind)}: {shown(alert.text)}")
+        _hint(alert)
     message(reply)
 
 

@@ -31,6 +31,8 @@ from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.cli.approval import ask, open_terminal
 from gpuwarden.interfaces.cli.console import colored, when
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.results import error_reply, worded
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
@@ -81,7 +83,7 @@ async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:
         except WardenError as error:
             if not as_json:
                 raise
-            result = error.as_dict()
+            result = worded(error_reply(error), in_commands).model_dump(mode="json")
         if as_json:
             print(json.dumps(result))
         elif keep:

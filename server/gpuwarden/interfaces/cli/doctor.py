@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from gpuwarden.app import open_context
 from gpuwarden.config import Config, in_short, load_config
 from gpuwarden.core.errors import WardenError
+from gpuwarden.interfaces.cli.base import warned
 from gpuwarden.interfaces.cli.notes_service import summary
-from gpuwarden.interfaces.results import WarnedReply, warned
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.results import WarnedReply
 from gpuwarden.policy_record import absolute, usual_homes
 
 
@@ -90,14 +92,14 @@ def _ledger(config: Config) -> CheckedReply:
     try:
         ctx = open_context("doctor")
     except WardenError as error:
-        return CheckedReply(what="ledger", ok=False, found=f"{error.message} {error.hint}")
+        return CheckedReply(what="ledger", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
     usual = usual_homes()
     other = "" if absolute(config.home) in usual else f"; not the usual one, which is in {usual[0]}"
     return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
 
 
 def _policy(config: Config) -> CheckedReply:
-    other = [n.text for n in config.notices if n.kind == "other_policy"]
+    other = [f"{n.text} {in_commands(n.next_steps)}" for n in config.notices if n.kind == "other_policy"]
     there = "" if config.policy_file.exists() else ", which does not exist"
     return CheckedReply(
         what="policy", ok=not other, found=" ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
@@ -109,7 +111,7 @@ def _notes() -> CheckedReply:
         ok, found = summary(open_context("doctor"))
         return CheckedReply(what="notes", ok=ok, found=found)
     except WardenError as error:
-        return CheckedReply(what="notes", ok=False, found=f"{error.message} {error.hint}")
+        return CheckedReply(what="notes", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
 
 
 def _disk(home: Path) -> CheckedReply:

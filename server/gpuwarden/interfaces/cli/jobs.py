@@ -16,6 +16,7 @@ from gpuwarden.interfaces.cli.base import (
     fail,
     open_context,
     runs_async,
+    warned,
 )
 
 LEVELS = click.Choice(["structure", "content", "load", "resume"])
@@ -68,7 +69,7 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
     spec = build(JobSpec, {**{k: v for k, v in given.items() if v is not None}, **_what(what, given["name"])})
     ctx = open_context()
     reply = results.submitted(await use_case(ctx, spec, dry_run=dry_run, receipt=receipt))
-    return answer(results.warned(reply, ctx.notices), as_json, "submitted")
+    return answer(warned(reply, ctx.notices), as_json, "submitted")
 
 
 def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
@@ -131,7 +132,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
         ended = not follow or result.job.state in TERMINAL_JOBS
         if ended or not as_json:  # one JSON object, so only the last look
             reply = results.checked(result, secret_values(ctx.env, result.job.spec.secrets))
-            code = answer(results.warned(reply, ctx.notices), as_json, "checked")
+            code = answer(warned(reply, ctx.notices), as_json, "checked")
         if ended:
             return code
         cursor = result.log.next if result.log else cursor
@@ -151,7 +152,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
     ctx = open_context()
     job = await use_case(ctx, job_id)
     reply = results.canceled(job, read_lease(ctx.ledger, job.lease) if job.lease else None)
-    return answer(results.warned(reply, ctx.notices), as_json, "checked")
+    return answer(warned(reply, ctx.notices), as_json, "checked")
 
 
 @cli.command()

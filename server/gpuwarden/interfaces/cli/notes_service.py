@@ -10,6 +10,7 @@ from pydantic import Field
 from gpuwarden.core.errors import BadRequest, NotFound, WardenError
 from gpuwarden.core.plural import counted
 from gpuwarden.core.profile import Profile
+from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result
 from gpuwarden.lifecycle.context import SSH, Context
 from gpuwarden.notes import Notes, change, load_notes
@@ -76,7 +77,7 @@ def summary(ctx: Context) -> tuple[bool, str]:
     try:
         notes = load_notes(file)
     except WardenError as error:
-        return False, f"{error.message} {error.hint}"
+        return False, f"{error.message} {in_commands(error.next_steps)}"
     wrong = complaints(ctx, notes)
     return not wrong, " ".join(wrong) or f"{file}, {counted(len(notes.platforms), 'platform')}"
 

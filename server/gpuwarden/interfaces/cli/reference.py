@@ -39,7 +39,7 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
 
     QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole.
     """
-    from gpuwarden.interfaces.results.references import entry, look_up
+    from gpuwarden.interfaces.results.references import LEAD, entry, look_up
 
     words = " ".join(query).strip()
     whole = entry(words)
@@ -47,7 +47,7 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
         return answer(whole, as_json, "entry")
     reply = look_up(words, limit)
     if reply.hits:  # a resource's address is of use to an MCP client only
-        reply.hint = "A match is a lead, no proof. `gpuwarden search ID` shows one entry whole."
+        reply.hint = f"{LEAD} `gpuwarden search ID` shows one entry whole."
     return answer(reply, as_json, "found")
 
 
@@ -66,12 +66,14 @@ def _written(changed: int, as_json: bool) -> int:
 def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """List the rules of both gates, or show one with its reason."""
     from gpuwarden.interfaces.cli import console
-    from gpuwarden.interfaces.cli.words import said
+    from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.rules.catalog import all_rules
     from gpuwarden.rules.page import write_page
 
     if write:
-        return _written(write_page(), as_json)
+        from gpuwarden.interfaces.mcp.wording import in_calls
+
+        return _written(write_page(in_calls), as_json)
     found = [r for r in all_rules() if rule_id is None or r.id == rule_id.upper()]
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
@@ -82,7 +84,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
             "severity": r.severity,
             "title": r.title,
             "why": " ".join(r.why.split()),
-            "fix": said(r.fix),
+            "fix": in_commands(r.fix),
         }
         for r in found
     ]

@@ -11,7 +11,6 @@ from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verd
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain
 from gpuwarden.interfaces.cli.console import colored, out
-from gpuwarden.interfaces.cli.words import said
 
 SHOWN = 40
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -35,7 +34,7 @@ def show(report: Report) -> None:
         bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
         out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
     _said(report.proved, "green", "")
-    _said([said(text) for text in report.not_checked], "dim", "not checked: ")
+    _said(report.not_checked, "dim", "not checked: ")
 
 
 def _table(rows: Sequence[CheckpointEvidence | FileEvidence]) -> Table:

@@ -14,6 +14,7 @@ from mcp_types import INVALID_PARAMS, RequestParams
 from gpuwarden.core.errors import NotFound
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import skills
+from gpuwarden.interfaces.mcp.wording import in_calls
 
 SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
 """What came with this installation changes only when it is installed anew."""
@@ -55,7 +56,9 @@ def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
         try:
             found = look(params.uri)
         except NotFound as error:
-            raise MCPError(code=INVALID_PARAMS, message=line(f"{error.message}. {error.hint}")) from error
+            raise MCPError(
+                code=INVALID_PARAMS, message=line(f"{error.message}. {in_calls(error.next_steps)}")
+            ) from error
         return {"resultType": "complete", **found, "ttlMs": SHIPPED.ttl_ms, "cacheScope": SHIPPED.scope}
 
     return handle

@@ -1,7 +1,7 @@
-"""What a use case answers, in the one form that tools and `--json` share.
+"""Replies: the result of a use case in the form that tools and `--json` share.
 
-Every reply carries `ok` and `code`, because transcript formats lose error flags. Text that somebody else wrote is
-fenced and bounded here, on its way out.
+Every reply carries `ok` and `code`, because transcript formats lose error flags. Foreign text is fenced and bounded
+here. Next steps are values until `worded` renders them for one interface.
 """
 
 from gpuwarden.interfaces.results.alerts import AlertReply, WatchReply, watched
@@ -12,9 +12,11 @@ from gpuwarden.interfaces.results.base import (
     RefusalReply,
     Result,
     WarnedReply,
+    Words,
     error_reply,
     findings,
     warned,
+    worded,
 )
 from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, canceled, checked
 from gpuwarden.interfaces.results.copies import (
@@ -62,6 +64,7 @@ __all__ = [
     "VerifyReply",
     "WarnedReply",
     "WatchReply",
+    "Words",
     "canceled",
     "checked",
     "datasets_found",
@@ -75,4 +78,5 @@ __all__ = [
     "verified",
     "warned",
     "watched",
+    "worded",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuwarden.backends.base import Backend, roster, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Handle, Manifest
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
@@ -45,7 +46,9 @@ async def pull(
     """
     job = await advance(ctx, job_id)
     if job.handle is None:
-        raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
+        raise Conflict(
+            f"job {job_id} is {job.state} and was never launched, so it has no files", do(Action.CHECK, job_id=job_id)
+        )
     target = dest_of(ctx, job, dest)
     backend = ctx.backend(job.handle.backend)
     listed = believed(ctx, job_id, await roster(backend, job.handle, job.spec.outputs))

@@ -15,6 +15,7 @@ from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Manifest, Report
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.artifacts.local_copies import (
@@ -99,7 +100,8 @@ async def verify_job(
     job = read_job(ctx.ledger, job_id)
     pulled = last_pull(ctx, job_id)
     if pulled is None:
-        raise Conflict(f"nothing of job {job_id} was pulled yet, so there is no copy to verify", "Call pull_artifacts.")
+        pull = do(Action.PULL, job_id=job_id)
+        raise Conflict(f"nothing of job {job_id} was pulled yet, so there is no copy to verify", pull)
     before = seal(pulled)
     dest = Path(pulled.dest)
     roster = _as_it_lies_here(pulled)

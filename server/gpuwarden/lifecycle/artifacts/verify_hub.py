@@ -22,6 +22,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder, Tree
 from gpuwarden.checkpoints.verify import report, verify
 from gpuwarden.core.errors import DiskError, Refused, Unreachable
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient, HubConfig
@@ -55,7 +56,10 @@ async def verify_hub(
     if budget and listing.bytes > MOST_UNASKED:
         raise Refused(
             f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
-            f"Ask for level structure, or let the user run: gpuwarden verify {address} --level {level}",
+            (
+                do(Action.VERIFY, path=address, level="structure"),
+                f"To go as deep as {level}, a person verifies it on a terminal, which has no size limit.",
+            ),
         )
     folder = await _thread(partial(_downloaded, listing, config))
     work = partial(

@@ -17,6 +17,7 @@ from gpuwarden.checkpoints.compare import Compared
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, clean_path
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.files import SCHEME
@@ -25,10 +26,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 LOOK_S = 3600.0
 _MOST = 2_000
-CLAIM = (
-    "these are the words of the machine itself: they say that the files there are whole, and count as no copy; "
-    "pull_artifacts brings one here"
-)
+CLAIM = "a copy: the machine looked at its own files, which is a claim, and nothing was pulled"
 
 
 class _Foreign(BaseModel):
@@ -86,7 +84,9 @@ async def verify_there(
     if against is not None:
         against = _path_there(against)
     if job.handle is None:
-        raise Conflict(f"job {job.id} {job.state.told} and was never launched, so it has no files", job.why)
+        raise Conflict(
+            f"job {job.id} {job.state.told} and was never launched, so it has no files", do(Action.CHECK, job_id=job.id)
+        )
     backend = ctx.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
         raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")
@@ -94,7 +94,7 @@ async def verify_there(
     answer = await backend.examine(job.handle, outputs, level=level, seconds=seconds, against=against)
     found, compared = _findings(answer)
     made = report(found, level, f"{job.id} on {job.spec.platform}", compared=_other(against, compared))
-    made = made.model_copy(update={"not_checked": (CLAIM, *made.not_checked)})
+    made = made.model_copy(update={"claimed": True, "not_checked": (CLAIM, *made.not_checked)})
     body = {"verdict": made.verdict, "level": level, "files": len(made.files), "problems": list(made.reasons[:20])}
     ctx.ledger.add(job.subject, "artifacts.examined_there", body)
     return made

@@ -12,7 +12,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError, by_a_person
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
+from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
@@ -88,18 +89,17 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         f"Job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
-        return NotSupported(message, "cancel_job ends the job's processes; the machine and its files stay as they are.")
+        cancel = do(Action.CANCEL, "to end its processes; the machine and its files stay as they are", job_id=job.id)
+        return NotSupported(message, cancel)
     if job.handle is None:
         return NotSupported(message, "It was never launched there, so it left nothing behind.")
     pulled = last_pull(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.spec.outputs and not proven:
-        what = "pull_artifacts and verify_checkpoint" if pulled is None else "verify_checkpoint"
-        return NotSupported(
-            message,
-            f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved: {what} first. "
-            "Then nothing there is needed any more.",
-        )
+        only = f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved."
+        pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
+        verify = do(Action.VERIFY, "and nothing there is needed any more", job_id=job.id)
+        return NotSupported(message, [only, *pull, verify])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
     remove = ["rm", "-r", "--", job.handle.run_dir]
     if job.handle.place.host:
@@ -235,9 +235,8 @@ async def approve(
     async with ctx.lock(job_id):
         record = read_teardown(ctx.ledger, ticket)
         if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
-            raise Conflict(
-                f"ticket {ticket} is {record.state}; it can't be approved (again)", "Ask for the teardown anew."
-            )
+            again = do(Action.TEARDOWN, "for a new ticket", job_id=job_id)
+            raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved (again)", again)
         if record.expires_at is not None and ctx.clock.now() > record.expires_at:
             await _judge_afresh(ctx, record)
             raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
@@ -264,7 +263,7 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
             f"the policy takes no approval by {channel}", f"It takes: {', '.join(ctx.policy.approval.channels)}."
         )
     if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
-        raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
+        raise Refused("a flag approves nothing on a real platform", approval(record.id))
     futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
     if futile:
         raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
@@ -277,7 +276,7 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
     if channel == "elicitation" and not view.complete:
         raise Refused(
             "a click in a client is not enough here: something is not proven",
-            f"{by_a_person(record.id)}.",
+            approval(record.id),
             view.findings,
         )
 

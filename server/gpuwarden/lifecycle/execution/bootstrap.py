@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gpuwarden.backends.base import Backend, Keyed
 from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.lifecycle.context import Context
@@ -39,7 +40,7 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
     if errors:
         raise Unfit(
             "; ".join(f.message for f in errors),
-            " ".join(dict.fromkeys(f.fix for f in errors if f.fix)),
+            [step for f in errors for step in f.fix],
             tuple(errors),
         )
     return place
@@ -77,8 +78,8 @@ async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
 
 def _another(place: Place, before: str, now: str) -> HostKeyChanged:
     changed = HostKeyChanged(str(place.host), before, now)
-    changed.hint = (
-        "It is another machine at that address, or somebody in between. If you set it up anew, compare the "
+    changed.next_steps = steps(
+        "Another machine has that address, or somebody is in between. If you reinstalled the machine, compare the "
         f"fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
     )
     return changed

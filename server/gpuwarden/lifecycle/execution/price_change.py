@@ -8,9 +8,10 @@ nobody says yes in time.
 from __future__ import annotations
 
 import secrets as random
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from gpuwarden.core.errors import by_a_person
+from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Instance
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.states import Job
@@ -41,15 +42,25 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
     return "ask" if ctx.clock.now() <= asked.body["expires_at"] else "no"
 
 
-def price_question(ctx: Context, job: JobRecord) -> str:
-    """What a person is asked about a job's machine and has not answered; empty when nothing is open."""
+@dataclass(frozen=True)
+class PriceQuestion:
+    """What a person is asked about the price of a job's machine, and the steps that answer it."""
+
+    text: str
+    next_steps: tuple[NextStep, ...]
+
+
+def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
+    """Return the question about a job's machine that a person has not answered; None when nothing is open."""
     asked = ctx.ledger.last(job.subject, "price.ask")
     if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.body["ticket"]):
-        return ""
-    return (
-        f"{asked.body['why']}. Nothing is launched, and the machine bills. {by_a_person(asked.body['ticket'])}; "
-        "check_job goes on then. Without a yes it is given back when the boot limit is over."
+        return None
+    text = (
+        f"{asked.body['why']}. Nothing is launched, and the machine bills. Without an approval it is given back when "
+        "the boot limit is over."
     )
+    resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
+    return PriceQuestion(text, (approval(str(asked.body["ticket"])), resume))
 
 
 def _allowed(ctx: Context, job: JobRecord) -> float | None:

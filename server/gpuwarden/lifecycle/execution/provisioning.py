@@ -12,6 +12,7 @@ import anyio
 from gpuwarden.core.errors import RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
+from gpuwarden.core.reasons import Code, because
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.ending.termination import request_end
@@ -30,7 +31,7 @@ FETCH_S: Final = 3600
 async def accepted(ctx: Context, job: JobRecord) -> bool:
     """Begin: rent a machine, or contact the user's own."""
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+        return move(ctx, job, Job.CANCELED, because(Code.CANCELED_EARLY))
     if ctx.profile(job.spec.platform).meter.metered:
         return await _rent(ctx, job)
     try:
@@ -39,7 +40,8 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     except (*MAYBE_DONE, TimeoutError):
         return False  # it does not answer now; the job waits
     except WardenError as refusal:
-        return move(ctx, job, Job.FAILED, f"{refusal.message}. {refusal.hint}", code=refusal.code)
+        reason = because(Code.REFUSED_HOST, message=refusal.message)
+        return move(ctx, job, Job.FAILED, reason, code=refusal.code, next=[s.as_dict() for s in refusal.next_steps])
     return move(ctx, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
 
 
@@ -93,9 +95,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
         return False
     except WardenError as refusal:
         ctx.ledger.add(lease.subject, "create.refused", {"why": refusal.message}, state=Lease.NONE)
-        return move(
-            ctx, job, Job.FAILED, f"the platform refused to rent a machine: {refusal.message}", code=refusal.code
-        )
+        return move(ctx, job, Job.FAILED, because(Code.REFUSED_RENT, message=refusal.message), code=refusal.code)
     if isinstance(answer, Known) and answer.value.token != lease.id:
         answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
@@ -124,13 +124,13 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
     """Wait for the machine that was rented; find it first, where the answer was lost."""
     assert job.lease is not None
     if job.cancel_requested:
-        return move(ctx, job, Job.CANCELED, "canceled before it was launched")
+        return move(ctx, job, Job.CANCELED, because(Code.CANCELED_EARLY))
     if over_cap(ctx, job):
-        return move(ctx, job, Job.CANCELED, f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch")
+        return move(ctx, job, Job.CANCELED, because(Code.COST_CAP_EARLY, cap=usd(job.spec.max_cost_usd)))
     lease = read_lease(ctx.ledger, job.lease)
     if lease.state is Lease.NONE:
         if job.generation >= MAX_GENERATIONS:
-            return move(ctx, job, Job.FAILED, f"no machine was rented in {job.generation} tries")
+            return move(ctx, job, Job.FAILED, because(Code.NO_INSTANCE_RENTED, tries=job.generation))
         return await _rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
@@ -195,7 +195,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance is None:
         if read_lease(ctx.ledger, lease.id).state is not Lease.STOPPED:
             return False
-        return move(ctx, job, Job.FAILED, "the instance was gone before the job could start")
+        return move(ctx, job, Job.FAILED, because(Code.GONE_EARLY))
     if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
         settled = price_settled(ctx, job, instance)
         if settled == "no":
@@ -234,9 +234,10 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
             return await _abandon(ctx, job, lease, why)
         return False
     except Refused as unfit:
-        why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
         found = [f.model_dump(mode="json") for f in unfit.findings]
-        return move(ctx, job, Job.FAILED, why, code=unfit.code, findings=found)
+        reason = because(Code.UNFIT_HOST, message=unfit.message)
+        steps = [s.as_dict() for s in unfit.next_steps]
+        return move(ctx, job, Job.FAILED, reason, code=unfit.code, findings=found, next=steps)
     return move(ctx, job, Job.SUBMITTING, place=place.model_dump(mode="json"))
 
 
@@ -246,7 +247,7 @@ async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -
         ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
-    return move(ctx, job, Job.FAILED, f"the instance was given back because {why}; cost so far: {usd(paid)}")
+    return move(ctx, job, Job.FAILED, because(Code.GIVEN_BACK, cause=why, cost=usd(paid)))
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:

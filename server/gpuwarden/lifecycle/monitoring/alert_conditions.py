@@ -6,13 +6,14 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.price_change import price_question
-from gpuwarden.lifecycle.execution.recovery_advice import onward
+from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
@@ -44,6 +45,7 @@ class Condition:
     since: float | None = None
     same: str = ""
     mark: str = ""
+    next_steps: tuple[NextStep, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -77,14 +79,16 @@ def _recent(ctx: Context, at: float) -> bool:
 def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
-        yield Condition(job.subject, "failed", f"{job.id} failed: {why}{_next(ctx, job)}", mark=str(job.since))
+        text, following = f"{job.id} failed: {why}.", recovery_steps(ctx, job)
+        yield Condition(job.subject, "failed", text, mark=str(job.since), next_steps=following)
     taken = ctx.ledger.last(job.subject, "job.preempted")
     if taken is not None and _recent(ctx, taken.at):
-        yield Condition(job.subject, "preempted", f"{job.id} was interrupted{_next(ctx, job)}", mark=str(taken.seq))
+        text, following = f"{job.id} was interrupted.", recovery_steps(ctx, job)
+        yield Condition(job.subject, "preempted", text, mark=str(taken.seq), next_steps=following)
     if job.state in TERMINAL_JOBS:
         return
     if question := price_question(ctx, job):
-        yield Condition(job.subject, "dearer", f"{job.id}: {question}")
+        yield Condition(job.subject, "dearer", f"{job.id}: {question.text}", next_steps=question.next_steps)
     if isinstance(ctx.blind.get(job.id), HostKeyChanged):
         text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
@@ -96,25 +100,21 @@ def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]
         yield from _of_look(ctx, job, seen, raised)
 
 
-def _next(ctx: Context, job: JobRecord) -> str:
-    said = onward(ctx, job)
-    return f". {said}" if said else ""
-
-
 def _of_look(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
 ) -> Iterator[Condition]:
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
-    look = f"See `gpuwarden check {job.id}`."
+    look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
-        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck? {look}"
-        yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60)
+        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck?"
+        yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
     step = "no step" if seen.step is None else f"step {seen.step}"
-    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). {look}"
+    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
     if said := stall_of(seen):  # it has waited already
-        text, hold_s = f"{job.id}: {line(said, 120)}. {look}", 0
-    yield Condition(job.subject, "stalled", text, hold_s, same=f"{seen.step} {seen.log_bytes}")
+        text, hold_s = f"{job.id}: {line(said, 120)}.", 0
+    same = f"{seen.step} {seen.log_bytes}"
+    yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
     for kind, what, free, total in (
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
@@ -133,19 +133,31 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
     watch, cost = ctx.policy.watch, spent(ctx, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
-        text = f"{job.id} {job.state.told} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
-        yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
+        price = lease.instance.price_usd_per_hour if lease.instance else None
+        rate = "" if price is None else f", {usd_per_hour(price)}"
+        yield Condition(
+            lease.subject,
+            "finished_billing",
+            f"{job.id} {job.state.told} and its machine still bills{rate}.",
+            watch.finished_minutes * 60,
+            since=job.since,
+            next_steps=_give_back(job),
+        )
     if lease.state is Lease.UNVERIFIED:
         text = f"{machine} can't be seen; it counts as billing. Look at the platform's console."
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=lease.since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
-        text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
-        yield Condition(lease.subject, "cost_cap", f"{text}May it go? {_give_back(job)}.")
+        text = (
+            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
+            "May it be given back?"
+        )
+        yield Condition(lease.subject, "cost_cap", text, next_steps=_give_back(job))
     back = ctx.ledger.last(lease.subject, "lease.came_back")
     if back is not None and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
-        text = f"{machine} was believed ended and runs again; it bills. Next: `gpuwarden teardown {job.id}`."
-        yield Condition(lease.subject, "came_back", text, mark=str(back.seq))
+        text = f"{machine} was believed ended and runs again; it bills."
+        end = (do(Action.TEARDOWN, job_id=job.id),)
+        yield Condition(lease.subject, "came_back", text, mark=str(back.seq), next_steps=end)
     cap = ctx.policy.caps_for(lease.platform).per_instance_usd
     if cost is not None and 0 < cap <= cost:
         yield Condition(
@@ -156,14 +168,9 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
     yield from _clocks(ctx, job, lease)
 
 
-def _give_back(job: JobRecord) -> str:
-    """What ends the meter. Alerts go to people, so it is commands and no tools."""
-    return f"`gpuwarden pull {job.id}`, `gpuwarden verify {job.id}`, then `gpuwarden teardown {job.id}`"
-
-
-def _price(lease: LeaseRecord) -> str:
-    price = lease.instance.price_usd_per_hour if lease.instance else None
-    return "" if price is None else f", {usd_per_hour(price)}"
+def _give_back(job: JobRecord) -> tuple[NextStep, ...]:
+    """Return the steps that end a meter without losing work."""
+    return tuple(do(action, job_id=job.id) for action in (Action.PULL, Action.VERIFY, Action.TEARDOWN))
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import anyio
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Beat, Ending, Observation
+from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
 from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
@@ -93,11 +94,11 @@ def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
 
 
 def _of_the_end(seen: Observation) -> Iterator[Seen]:
-    if seen.ending is Ending.TIME_LIMIT:
+    if seen.reason is Code.TIME_LIMIT:
         yield Seen(sign=Sign.TIME_LIMIT, text=f"the runner: {seen.why}", sure=True)
-    elif seen.ending is Ending.VANISHED:
+    elif seen.reason is Code.VANISHED:
         yield Seen(sign=Sign.VANISHED, text=f"the runner: {seen.why}")
-    if seen.ending is Ending.OUT_OF_MEMORY:
+    if seen.reason is Code.OUT_OF_MEMORY:
         yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
     elif seen.beat and seen.beat.oom_kills:
         text = f"the kernel killed for memory beside the job {seen.beat.oom_kills} times while it ran"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact, secret_values
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
@@ -35,13 +36,22 @@ class Alert:
     mark: str
     text: str
     raised: bool
+    next_steps: tuple[NextStep, ...] = ()
 
     @classmethod
     def read(cls, event: Event) -> Alert:
-        """The alert that an event records."""
+        """Return the alert that an event records."""
         body = event.body
-        raised = event.kind == "alert.raised"
-        return cls(event.seq, event.at, event.subject, str(body["kind"]), str(body["mark"]), str(body["text"]), raised)
+        return cls(
+            event.seq,
+            event.at,
+            event.subject,
+            str(body["kind"]),
+            str(body["mark"]),
+            str(body["text"]),
+            raised=event.kind == "alert.raised",
+            next_steps=read_steps(body.get("next", ())),
+        )
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -60,7 +70,7 @@ async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
     """
     trouble: dict[str, str] = {}
     if len(alerts) > MAX_ALERTS:
-        trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; gpuwarden history has them"
+        trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; the ledger has them"
     for name, send in _channels(ctx).items():
         for alert in alerts[:MAX_ALERTS]:
             if (alert.raised or name == "webhook") and (why := await send(ctx, alert)):
@@ -78,7 +88,8 @@ def _channels(ctx: Context) -> dict[str, Channel]:
 
 
 def _words(ctx: Context, alert: Alert) -> str:
-    return redact(line(alert.text, 600), secret_values(ctx.env))
+    steps = ctx.phrase(alert.next_steps)
+    return redact(line(f"{alert.text} Next: {steps}" if steps else alert.text, 900), secret_values(ctx.env))
 
 
 async def _desktop(ctx: Context, alert: Alert) -> str | None:
@@ -101,7 +112,8 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
         return f"{SECRET} is not set; an alert is not sent unsigned"
     state = "raised" if alert.raised else "cleared"
     body = {"id": alert.seq, "at": alert.at, "subject": alert.subject, "kind": alert.kind, "state": state}
-    raw = json.dumps({**body, "text": _words(ctx, alert)}).encode()
+    following = [step.as_dict() for step in alert.next_steps]
+    raw = json.dumps({**body, "text": _words(ctx, alert), "next": following}).encode()
     stamp = str(int(ctx.clock.now()))
     headers = {"X-Gpuwarden-Timestamp": stamp, "X-Gpuwarden-Signature": sign(secret, stamp, raw)}
     return await _post(ctx, ctx.policy.watch.webhook_url or "", raw, headers)

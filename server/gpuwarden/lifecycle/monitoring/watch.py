@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.store import Event
 from gpuwarden.lifecycle.context import Context
@@ -180,12 +181,12 @@ class Watcher:
         with self.ctx.ledger.transaction():
             self._read()
             over = [k for k in self._raised if k not in stays and not k[2] and not self._unseen(*k[:2])]
-            news = [self._record(c.key, c.text, raised=True) for c in held if c.key not in self._raised]
-            news += [self._record(key, self._raised[key].text, raised=False) for key in over]
+            news = [self._record(c.key, c.text, c.next_steps, raised=True) for c in held if c.key not in self._raised]
+            news += [self._record(key, self._raised[key].text, (), raised=False) for key in over]
         self._read()
         return news
 
-    def _record(self, key: Key, text: str, *, raised: bool) -> Alert:
+    def _record(self, key: Key, text: str, following: tuple[NextStep, ...], *, raised: bool) -> Alert:
         subject, kind, mark = key
-        body = {"kind": kind, "mark": mark, "text": text}
+        body = {"kind": kind, "mark": mark, "text": text, "next": [step.as_dict() for step in following]}
         return Alert.read(self.ctx.ledger.add(subject, "alert.raised" if raised else "alert.cleared", body))

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
@@ -141,7 +142,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
     try:
         found = await look
     except WardenError as error:
-        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.next_steps),)
     return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
 
 
@@ -154,7 +155,7 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
         if profile.meter.metered:
             ctx.provider(platform)
     except (NotFound, NotSupported) as error:
-        return f"{error.message}. {error.hint}".strip()
+        return f"{error.message}. {manual_text(error.next_steps)}".strip()
     return ""
 
 
@@ -164,7 +165,9 @@ async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
         answer = await ctx.provider(spec.platform).quote(wanted(spec))
     except (BadRequest, NotSupported, NoCapacity) as refusal:
         unusable = _unusable(ctx, ctx.profile(spec.platform), spec.platform)
-        return Unknown(refusal.message), "" if unusable else f"{refusal.message}. {refusal.hint}".strip()
+        return Unknown(
+            refusal.message
+        ), "" if unusable else f"{refusal.message}. {manual_text(refusal.next_steps)}".strip()
     except WardenError as error:
         return Unknown(error.message), ""
     price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None

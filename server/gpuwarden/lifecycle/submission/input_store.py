@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpuwarden.core.errors import BadRequest, Conflict, DiskError
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import InputFile
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.submission.inputs import BLOCK, real_path
@@ -73,7 +74,8 @@ def _copy(source: Path, target: Path, file: InputFile) -> None:
     if seen.hexdigest() != file.sha256:
         part.unlink()
         raise Conflict(
-            f"the input {line(file.path)} changed while it was taken; nothing was launched", "Submit without a receipt."
+            f"the input {line(file.path)} changed while it was taken; nothing was launched",
+            do(Action.SUBMIT, "to have it checked again", receipt=""),
         )
     part.chmod(0o400)
     part.replace(target)

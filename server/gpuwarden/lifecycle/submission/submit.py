@@ -6,10 +6,12 @@ import hashlib
 import secrets as random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from anyio import to_thread
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused, by_a_person
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
@@ -24,6 +26,8 @@ from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
+
+ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
     not ours, stale or for something else, BadRequest for a dry run that brings one.
     """
     if receipt is not None and dry_run:
-        raise BadRequest("dry_run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
+        raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
     checked = await _check(ctx, spec)
@@ -83,7 +87,7 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
         rules = ", ".join(dict.fromkeys(f.rule for f in blocking))
         raise Refused(
             f"the submit gate refused {spec.name!r} ({rules}); nothing was launched or billed",
-            "Mend each finding as it says, then submit again.",
+            ("Fix each finding as it says.", do(Action.RETRY)),
             findings,
         )
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
@@ -126,22 +130,19 @@ def _issue(ctx: Context, checked: _Checked) -> Submission:
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
     issued = ctx.ledger.last(f"receipt/{receipt}", "receipt.issued")
     if issued is None:
-        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "Submit without a receipt to get one.")
+        raise NotFound(f"there is no receipt {receipt!r} in this ledger", ANOTHER_RECEIPT)
     if issued.body["spec_digest"] != spec.digest:
-        raise Conflict("the receipt is for other arguments", "Submit these without a receipt to have them checked.")
+        raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
     used = ctx.ledger.used("job.accepted", receipt)
     if used is not None:  # a repeated call, perhaps after a lost reply
         job = await advance(ctx, used.subject.removeprefix("job/"))
         return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True)
     if ctx.clock.now() > issued.body["expires_at"]:
-        raise Conflict(
-            "the receipt has expired: facts may have changed since", "Submit without a receipt for a fresh one."
-        )
+        raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
     checked = await _check(ctx, spec)
     if checked.facts.digest != issued.body["facts_digest"]:
-        raise Conflict(
-            f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
-        )
+        change = _change(issued, checked)
+        raise Conflict(f"what was checked has changed since the receipt: {change}", ANOTHER_RECEIPT)
     return await _accept(ctx, checked, receipt)
 
 
@@ -151,7 +152,7 @@ class NeedsApproval(Refused):
     code = "approval_required"
 
     def __init__(self, message: str, ticket: str) -> None:
-        super().__init__(message, f"{by_a_person(ticket)}; then submit the same arguments again with this receipt.")
+        super().__init__(message, (approval(ticket), do(Action.SUBMIT, receipt=ticket)))
         self.ticket = ticket
 
 

@@ -20,7 +20,7 @@ MAX_ALERTS = 500
 def first_status(order: Json, beat_every: float) -> Json:
     """The status of an attempt that begins."""
     return {
-        "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
+        "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "reason": "", "why": "",
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),
         "child_pid": None, "child_ticks": "", "pgid": None, "exit_code": None, "signal": None,
         "started_at": time.time(), "updated_at": time.time(), "ended_at": None, "restarts": 0,

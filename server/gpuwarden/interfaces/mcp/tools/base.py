@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError
 from gpuwarden.core.errors import Refused, WardenError, in_our_words
 from gpuwarden.core.inputs import bad_arguments
 from gpuwarden.core.sanitize import scrubbed, secret_values
-from gpuwarden.interfaces.results import Result, error_reply, warned
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.interfaces.results import Result, error_reply, warned, worded
 from gpuwarden.lifecycle.context import Context
 
 ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
@@ -29,18 +30,19 @@ logger = logging.getLogger(__name__)
 
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
-    """A reply as short text and as structured content, without tokens and without the values of the user's secrets."""
+    """Return a reply as short text and as structured content, without tokens and the values of the user's secrets."""
     values = secret_values(ctx.env, secrets)
-    warned(reply, ctx.notices)
+    reply = worded(warned(reply, ctx.notices, in_calls), in_calls)
     body = scrubbed(reply.model_dump(mode="json"), values)
     short = scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)
 
 
 def failure(ctx: Context, error: WardenError) -> CallToolResult:
-    """An error in the same form."""
-    body = scrubbed(error_reply(error).model_dump(mode="json"), secret_values(ctx.env))
-    return CallToolResult(content=[_text(body)], structured_content=body, is_error=True)
+    """Return an error in the same form."""
+    reply, values = worded(error_reply(error), in_calls), secret_values(ctx.env)
+    body = scrubbed(reply.model_dump(mode="json"), values)
+    return CallToolResult(content=[_text(scrubbed(reply.short(), values))], structured_content=body, is_error=True)
 
 
 def _text(body: dict[str, Any]) -> TextContent:
