@@ -349,6 +349,6 @@ def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused() -> None:
     with pytest.raises(ValueError, match="docstring"):
         rule("PF-X-001".replace("X", "XX"), gate="submit", severity=Severity.ERROR, fix="f")(bare)
     for wrong in ("PF-X-1", "pf-abc-001", "TD-ABC-001"):
-        with pytest.raises(ValueError, match="no rule id"):
+        with pytest.raises(ValueError, match="not a rule id"):
             rule(wrong, gate="submit", severity=Severity.ERROR, fix="f")(told)
     assert rule("PF-ABC-001", gate="submit", severity=Severity.ERROR, fix="f")(told).why == "because."

@@ -33,7 +33,7 @@ def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallTo
     """Return a reply as short text and as structured content, without tokens and the values of the user's secrets."""
     values = secret_values(ctx.env, secrets)
     reply = worded(warned(reply, ctx.notices, in_calls), in_calls)
-    body = scrubbed(reply.model_dump(mode="json"), values)
+    body = scrubbed(_structured(reply), values)
     short = scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)
 
@@ -41,8 +41,13 @@ def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallTo
 def failure(ctx: Context, error: WardenError) -> CallToolResult:
     """Return an error in the same form."""
     reply, values = worded(error_reply(error), in_calls), secret_values(ctx.env)
-    body = scrubbed(reply.model_dump(mode="json"), values)
+    body = scrubbed(_structured(reply), values)
     return CallToolResult(content=[_text(scrubbed(reply.short(), values))], structured_content=body, is_error=True)
+
+
+def _structured(reply: Result) -> dict[str, Any]:
+    """Return the whole reply. Findings have their next steps in words only, which a model reads anyway."""
+    return reply.model_dump(mode="json", exclude={"findings": {"__all__": {"next"}}})
 
 
 def _text(body: dict[str, Any]) -> TextContent:
