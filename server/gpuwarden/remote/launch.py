@@ -212,7 +212,7 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
 
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
     """Return state, reason and staleness. Whether a process is alive was observed; all else is the file's claim."""
-    if status.state in _STATES and status.confirmed and status.alive:
+    if status.state != "running" and status.confirmed and status.alive:
         # The supervisor writes its final status last of all, so this one is from the job, or from a moment ago.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
