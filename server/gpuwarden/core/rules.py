@@ -108,9 +108,10 @@ def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Cal
 
 def _split_doc(id: str, doc: str | None) -> tuple[str, str]:  # noqa: A002
     title, _, rest = (doc or "").partition("\n\n")
-    if not title or not rest.startswith("Why:"):
+    label, _, reason = rest.partition(":")
+    if not title or label != "Why":
         raise ValueError(f"rule {id} needs a docstring: a title line, an empty line, then 'Why: ...'")
-    return " ".join(title.split()), rest.removeprefix("Why:").strip()
+    return " ".join(title.split()), reason.strip()
 
 
 def run_rules(rules: Iterable[Rule[Any]], facts: object) -> list[Finding]:

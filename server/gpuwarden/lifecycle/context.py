@@ -1,4 +1,4 @@
-"""What every use case needs: ledger, policy, clock, and doors to backends and providers."""
+"""Dependencies of the use cases: ledger, policy, clock, backends and providers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SSH = "ssh/"
 STEP_S = 55.0
 """The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
 LOCK_PATIENCE_S = 60.0
-"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
+"""How long a caller waits for a job's lock; nobody keeps it for longer without having something to show."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Context:
     notices: tuple[Notice, ...] = ()
     """What there is to say about the policy: ignored variables, another file or ledger than the recorded one."""
     seen: dict[str, Instance] = field(default_factory=dict)
-    """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    """By lease: the provider's last answer to this process. The ledger keeps only what changed a belief."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
     """By job: what its backend said at this process's last look, or why it said nothing."""
@@ -68,14 +68,14 @@ class Context:
         self.policy_digest = self.policy_digest or digest_of(self.policy.model_dump_json().encode())
 
     def platforms(self) -> list[str]:
-        """Every platform that can be named, rehearsals included. A machine behind SSH stands here as `ssh/ALIAS`."""
+        """Every platform that can be named, rehearsals included. A machine behind SSH is listed as `ssh/ALIAS`."""
         real = profile_names(self.own_profiles)
         rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
         named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]
         return sorted(named) + [REHEARSAL + n for n in sorted(rented)]
 
     def profile(self, platform: str) -> Profile:
-        """The profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        """Return the profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
         if f"{platform}/" == SSH:
             raise NotFound("no machine was named", f"Write {SSH}ALIAS, with an alias of your ~/.ssh/config.")
         if platform.startswith(SSH):
@@ -88,7 +88,7 @@ class Context:
         return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
 
     def configured(self) -> list[str]:
-        """The rented platforms that the user has given an account's key for, and that the policy allows."""
+        """Return the rented platforms that the user has given an account's key for, and that the policy allows."""
         return [
             name
             for name in profile_names(self.own_profiles)
@@ -98,13 +98,13 @@ class Context:
         ]
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name, loaded once."""
+        """Return the backend of that name, loaded once."""
         if name not in self._backends:
             self._backends[name] = load_backend(name, self.clock)
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
+        """Return the provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
@@ -124,28 +124,28 @@ class Context:
 
     @property
     def input_store(self) -> Path:
-        """Where the bytes of accepted jobs' inputs are kept, by content."""
+        """Return the folder of accepted jobs' inputs, stored by content."""
         return self.home / "inputs"
 
     @property
     def kept(self) -> tuple[Path, ...]:
-        """What only gpuwarden and its user write, and what goes to no machine: records, policy, notes, profiles."""
+        """List the files that are sent to no machine and that only gpuwarden and its user write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
         return (self.home, *beside, *([self.policy_file] if self.policy_file else []))
 
     @cached_property
     def notes(self) -> Notes:
-        """What the user told about their setup. Raises BadRequest with file and line."""
+        """Return the user's notes. Raises BadRequest with file and line."""
         return load_notes(self.notes_file) if self.notes_file else Notes()
 
     def owned_place(self, platform: str) -> Place:
-        """Where jobs of a platform run that is not rented: as the profile says, with the user's notes before it."""
+        """Return where jobs of an owned platform run: by the user's notes, else by the profile."""
         profile, told = self.profile(platform), self.notes.of(platform)
         run_root = told.scratch or profile.run_root
         if run_root.startswith("/") and profile.tier_of(run_root) is None:
             raise BadRequest(
-                f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
+                f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always there",
                 do(Action.SHOW_PROFILE, "for its storage", name=profile.id),
             )
         alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None

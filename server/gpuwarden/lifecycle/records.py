@@ -1,4 +1,4 @@
-"""Jobs, leases and teardowns as the ledger tells them. These are views: nothing here is stored."""
+"""Views of jobs, leases and teardowns, folded from the ledger. Nothing here is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.ledger.store import Event, Ledger, damaged
 class JobRecord:
     """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered.
 
-    `price` is what an hour was to cost when the job was checked, in US dollars; None where nobody told.
+    `price` is what an hour was to cost when the job was checked, in US dollars; None where it is unknown.
     """
 
     id: str
@@ -41,7 +41,7 @@ class JobRecord:
 
     @property
     def subject(self) -> str:
-        """The job's name in the ledger."""
+        """Return the job's name in the ledger."""
         return f"job/{self.id}"
 
 
@@ -62,12 +62,12 @@ class LeaseRecord:
 
     @property
     def subject(self) -> str:
-        """The lease's name in the ledger."""
+        """Return the lease's name in the ledger."""
         return f"lease/{self.id}"
 
     @property
     def cost(self) -> float | None:
-        """What it has cost by the provider's last answer."""
+        """Return the cost by the provider's last answer."""
         return self.instance.cost_usd if self.instance else None
 
 
@@ -88,7 +88,7 @@ class TeardownRecord:
 
     @property
     def subject(self) -> str:
-        """The teardown's name in the ledger."""
+        """Return the teardown's name in the ledger."""
         return f"teardown/{self.id}"
 
 
@@ -102,7 +102,7 @@ def _reading(subject: str) -> Iterator[None]:
 
 
 def read_job(ledger: Ledger, job_id: str) -> JobRecord:
-    """The job with that id. Raises NotFound; a name is never an identity."""
+    """Return the job with that id. Raises NotFound; a name is never an identity."""
     with _reading(f"job/{job_id}"):
         return _job(ledger, job_id)
 
@@ -150,7 +150,7 @@ def _last_place(events: list[Event]) -> Place | None:
 
 
 def _readdressed(ledger: Ledger, place: Place | None, lease: str | None) -> Place | None:
-    """A place at the address that its machine was last seen at; the host key stays that of first contact."""
+    """Return a place at the address that its machine was last seen at; the host key stays that of first contact."""
     if place is None or place.host is None or lease is None:
         return place
     seen = [e for e in ledger.events(f"lease/{lease}") if (e.body.get("instance") or {}).get("place")]
@@ -161,7 +161,7 @@ def _readdressed(ledger: Ledger, place: Place | None, lease: str | None) -> Plac
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
-    """The lease with that id. Raises NotFound."""
+    """Return the lease with that id. Raises NotFound."""
     with _reading(f"lease/{lease_id}"):
         return _lease(ledger, lease_id)
 
@@ -188,7 +188,7 @@ def _lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
 
 
 def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
-    """The teardown with that id. Raises NotFound."""
+    """Return the teardown with that id. Raises NotFound."""
     with _reading(f"teardown/{teardown_id}"):
         return _teardown(ledger, teardown_id)
 
@@ -216,18 +216,18 @@ def _teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
-    """The ids of the accepted jobs, oldest move first."""
+    """Return the ids of the accepted jobs, oldest move first."""
     found = ledger.subjects("job", *(states or tuple(s for s in Job if s is not Job.REFUSED)))
     return [s.removeprefix("job/") for s in found]
 
 
 def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
-    """The ids of the leases, oldest move first."""
+    """Return the ids of the leases, oldest move first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
 
 
 def story(ledger: Ledger, name: str | None = None) -> list[Event]:
-    """Every event in order, or those of one job with its leases, teardowns and receipt, or of one of these."""
+    """Return every event in order, or those of one job with its leases, teardowns and receipt, or of one of these."""
     events: list[Event] = []
     while page := ledger.events(after=events[-1].seq if events else 0):
         events += page

@@ -1,7 +1,7 @@
 """Saying yes as a person at a terminal.
 
-The question goes to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program that
-holds a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that only people know.
+The question goes to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program with
+a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that only people know.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ class Terminal:
         self.writer.flush()
 
     def ask(self, prompt: str) -> str:
-        """One line of answer."""
+        """Read one line of answer."""
         self.writer.write(plain(prompt))
         self.writer.flush()
         return self.reader.readline().strip()
 
     def secret(self, prompt: str) -> str:
-        """A PIN, not echoed."""
+        """Read a PIN without echo."""
         return getpass.getpass(prompt, stream=self.writer)
 
 
 @contextlib.contextmanager
 def open_terminal() -> Iterator[Terminal]:
-    """The controlling terminal. Raises Refused where there is none: then no person is there to ask."""
+    """Yield the controlling terminal. Raises Refused where there is none: then no person is there to ask."""
     names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
     with contextlib.ExitStack() as stack:
         try:
             if not sys.stdin.isatty():
-                raise OSError("standard input is no terminal")
+                raise OSError("standard input is not a terminal")
             # A terminal can't seek, so no one file does both.
             reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
             writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
@@ -85,7 +85,7 @@ async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool) -> Resu
 
 
 async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False) -> Result:
-    """The same, on a given terminal."""
+    """Do the same on a given terminal."""
     if ticket.startswith("r"):
         return await _spending(ctx, ticket, terminal)
     view = await proceed(ctx, ticket)
@@ -231,7 +231,7 @@ async def choose_pin(ctx: Context) -> Result:
 
 
 def user() -> str:
-    """Name who sits at the terminal."""
+    """Return the name of the terminal's user."""
     try:
         return f"user {getpass.getuser()}"
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""What all commands share: the group they belong to, and the one way to print an answer."""
+"""Command group of the terminal, and the one function that prints a reply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXITS = {"unknown": 2, "bad_request": 2}
 
 
 class GroupedCommands(click.Group):
-    """A group whose help lists the commands by the file that they live in, in the order in which they stand there."""
+    """A group whose help lists the commands by the file that they live in, in the order of the file."""
 
     rooms: ClassVar[dict[str, str]] = {}
     """The heading of each file, by the module's name. `interfaces/cli/main.py` fills it."""
@@ -50,7 +50,7 @@ def cli() -> None:
 
 
 def emit(body: dict[str, Any]) -> None:
-    """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
+    """Print one JSON object. Names may contain characters that a terminal can't show, so it is plain ASCII."""
     from gpuwarden.core.sanitize import scrubbed, secret_values
 
     click.echo(json.dumps(scrubbed(body, secret_values(os.environ))))
@@ -65,7 +65,7 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
 
 def open_context(actor: str = "cli") -> Context:
-    """The use cases over this user's settings and ledger."""
+    """Return the use cases over this user's settings and ledger."""
     from gpuwarden.app import open_context
     from gpuwarden.interfaces.cli.wording import in_commands
 

@@ -69,7 +69,7 @@ async def instances(as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
+@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert is open.")
 @click.option(
     "--every",
     "every_s",

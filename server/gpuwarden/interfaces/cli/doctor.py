@@ -1,4 +1,4 @@
-"""What is in force, where it came from, and whether this machine can work with it."""
+"""Show the settings in force with their origins, and check what they need on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuwarden.policy_record import absolute, usual_homes
 
 
 class SettingReply(BaseModel):
-    """One effective value."""
+    """One effective setting."""
 
     setting: str
     value: str
@@ -27,7 +27,7 @@ class SettingReply(BaseModel):
 
 
 class CheckedReply(BaseModel):
-    """One thing that was looked at."""
+    """One check."""
 
     what: str
     ok: bool
@@ -35,14 +35,14 @@ class CheckedReply(BaseModel):
 
 
 class DoctorReply(WarnedReply):
-    """Everything that is in force."""
+    """All settings and checks."""
 
     settings: list[SettingReply]
     checks: list[CheckedReply]
 
 
 async def examine() -> DoctorReply:
-    """Look at the configuration and at what it needs. Raises BadRequest for a policy that can't be read."""
+    """Check the configuration and what it needs. Raises BadRequest for a policy that can't be read."""
     config = load_config()
     checks = [_ledger(config), _policy(config), _disk(config.home), _notes()]
     checks += [_program(name, why) for name, why in PROGRAMS]
@@ -59,7 +59,7 @@ async def examine() -> DoctorReply:
 
 
 def setting_rows(config: Config) -> list[SettingReply]:
-    """Every effective value with its origin."""
+    """Return every effective setting with its origin."""
     places = [
         SettingReply(
             setting="home",

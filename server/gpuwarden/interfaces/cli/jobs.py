@@ -73,7 +73,7 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
 
 
 def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
-    """A script with its arguments, or a command."""
+    """Return a script with its arguments, or a command."""
     first, *rest = what
     if not first.endswith(".py"):
         return {"command": what, "name": name or Path(first).name[:40] or "job"}
@@ -81,7 +81,7 @@ def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
 
 
 def read_script_file(path: Path) -> str:
-    """A script's text, bounded. Raises BadRequest that says what is wrong with the file."""
+    """Return a script's text, bounded. Raises BadRequest that says what is wrong with the file."""
     from gpuwarden.core.models import MAX_SCRIPT_BYTES
 
     try:
@@ -192,9 +192,9 @@ async def pull(job_id: str, dest: Path | None, as_json: bool) -> int:
 async def verify(what: str, level: str | None, against: str | None, where: Any, as_json: bool) -> int:
     """Prove that a checkpoint is whole, and loads.
 
-    WHAT is a job id, hf://owner/name[@revision][/path], or a path. Of a job the pulled copy is meant; when there is
-    none, or with `--where instance`, the machine looks at its own files, --against is a path of its own too, and its
-    word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
+    WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job the pulled copy is verified. Without one,
+    or with `--where instance`, the machine looks at its own files, --against is a path there too, and the result is
+    marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
     """
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.models import Level

@@ -22,7 +22,7 @@ def history(subject: str | None, as_json: bool) -> int:
 
     rows = [e.as_dict() for e in story(open_context().ledger, subject)]
     if subject and not rows:
-        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows all that it holds.")
+        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows everything.")
     if as_json:
         emit({"ok": True, "code": "ok", "events": rows})
     else:
@@ -61,7 +61,7 @@ def _written(changed: int, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("rule_id", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
+@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules again.")
 @JSON
 def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """List the rules of both gates, or show one with its reason."""
@@ -97,7 +97,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles anew.")
+@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles again.")
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """List the platforms, or show one.

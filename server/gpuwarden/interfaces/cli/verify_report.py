@@ -17,7 +17,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def show(report: Report) -> None:
-    """The verdict, what speaks against it, the checkpoints and files, what was not checked."""
+    """Print the verdict, what speaks against it, the checkpoints and files, what was not checked."""
     newest = (
         f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
@@ -75,7 +75,7 @@ def safe(text: str) -> str:
 
 
 def sized(count: int) -> str:
-    """A number of bytes in the unit that suits it: 1.2 GB."""
+    """Return a number of bytes in the unit that suits it: 1.2 GB."""
     size, unit = float(count), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

@@ -45,7 +45,7 @@ ALIASES = {"vast": "vastai", "vast.py": "vastai", "lambda-cli": "lambda", "lambd
 SHELLS = {"sh", "bash", "zsh", "dash", "ksh", "fish", "ash"}
 CODE = {"python": "-c", "python3": "-c", "node": "-e", "perl": "-e", "ruby": "-e", "php": "-r", "deno": "eval"}
 SOURCED = {"source", "."}
-# Programs that carry out a text that is no shell's, or later.
+# Programs that run text that is not shell code, or run it later.
 DOERS = {"awk", "gawk", "mawk", "make", "gmake", "at", "batch", "crontab", "expect", "docker", "podman", "alias",
          "trap", "osascript", "lua", "tclsh", "script"}  # fmt: skip
 KEYWORDS = {"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time", "coproc"}
@@ -98,7 +98,7 @@ DECIDES = re.compile(
 
 
 class Unreadable(Exception):
-    """The text is no complete shell command."""
+    """The text is not a complete shell command."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Simple:
 
 @dataclass
 class Rules:
-    """What is protected: `home` and live run folders against removal, `files` against any change.
+    """Protected paths: `home` and live run folders against removal, `files` against any change.
 
     `settings` are the clients' files that name this guard: it stays in there, the rest is theirs. `typing`: the client
     can type into a program that runs, and asks no hook before it does.
@@ -139,7 +139,7 @@ class Reader:
         self.heredocs: list[tuple[Simple, str, bool]] = []
 
     def commands(self) -> Iterator[Simple]:
-        """The simple commands, in order."""
+        """Yield the simple commands, in order."""
         now, text = Simple(), self.text
         while self.at < len(text):
             c = text[self.at]
@@ -166,7 +166,7 @@ class Reader:
         self._bodies()
 
     def _whole(self, command: Simple) -> Iterator[Simple]:
-        """A command, unless it only sets variables."""
+        """Yield a command, unless it only sets variables."""
         words = command.words
         if words and all(re.fullmatch(r"[A-Za-z_]\w*=[\s\S]*", w) for w in words):
             self.values.update((name, value) for name, _, value in (w.partition("=") for w in words))
@@ -212,7 +212,7 @@ class Reader:
         self.heredocs = []
 
     def _word(self) -> list[str]:
-        """The next word; several, when an unquoted variable holds several."""
+        """Return the next word; several, when an unquoted variable expands to several."""
         parts, split = "", [""]
         text = self.text
         while self.at < len(text) and text[self.at] not in " \t\r\n;|&<>()":
@@ -275,7 +275,7 @@ class Reader:
         raise Unreadable
 
     def _dollar(self) -> str:
-        """What follows a dollar sign: a substitution, kept aside, or a variable."""
+        """Read what follows a dollar sign: a substitution, kept aside, or a variable."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             self.inner.append(self._until_close())
@@ -287,7 +287,7 @@ class Reader:
         return self.values.get(name[1] or name[3], name[2] or f"${name[1] or name[3]}")
 
     def _until_close(self) -> str:
-        """The text up to the parenthesis that closes this one."""
+        """Return the text up to the parenthesis that closes this one."""
         start, depth = self.at, 1
         while self.at < len(self.text):
             c = self.text[self.at]
@@ -315,7 +315,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def substitutions(text: str) -> list[str]:
-    """The commands inside `$(...)` and backquotes of a here-document."""
+    """Return the commands inside `$(...)` and backquotes of a here-document."""
     reader = Reader('"' + text.replace('"', '\\"') + '"', {})
     try:
         list(reader.commands())
@@ -442,7 +442,7 @@ class Guard:
         return self._change(last) or next((w for s in sources if (w := self._change(f"{last}/{_name([s])}"))), None)
 
     def _path(self, text: str) -> str:
-        """An absolute path; a pattern stands for the folder that it looks in."""
+        """Return an absolute path; a pattern counts as the folder that it searches."""
         text = re.split(r"[*?\[{]", text)[0]
         text = text if text != "~" and not text.startswith("~/") else str(Path.home()) + text[1:]
         return os.path.normpath(os.path.join(self.cwd, text))  # noqa: PTH118 - a link must not be followed
@@ -451,9 +451,9 @@ class Guard:
         path = self._path(text)
         for run in self.rules.runs:
             if _touches(path, run):
-                return f"{path} holds the run of a job that is not over"
+                return f"{path} has the run of a job that is not over"
         if self.rules.home and _touches(path, self.rules.home):
-            return f"{path} holds gpuwarden's ledger and the copies of your checkpoints"
+            return f"{path} has gpuwarden's ledger and the copies of your checkpoints"
         return None
 
     def _change(self, text: str) -> str | None:
@@ -470,7 +470,7 @@ class Guard:
 
 
 def _put_in(commands: list[Simple], inner: list[str]) -> Iterator[str | None]:
-    """What commands say once the substitutions that plainly print a text are put in, or are what a shell reads."""
+    """Return the commands with substitutions that plainly print a text put in, or read as a shell's input."""
     said = [
         re.sub(r"^\s*(?:echo|printf|which|type -p|command -v|cat\s+<<<)\s+", "", text).strip("\"' ") for text in inner
     ]
@@ -515,7 +515,7 @@ def _inside(words: list[str], valued: str, name: str) -> list[str]:
 
 
 def _after_c(args: list[str]) -> list[str]:
-    """The texts after `-c`, also when it stands among other letters (`-lc`)."""
+    """Return the texts after `-c`, also where it is among other letters (`-lc`)."""
     flags = [i for i, a in enumerate(args) if re.fullmatch(r"-\w*c\w*|--command", a)]
     if not flags or not (rest := args[flags[0] + 1 :]):
         return []
@@ -542,7 +542,7 @@ def _ended(name: str, args: list[str]) -> str | None:
 
 
 def _starts(args: list[str]) -> Iterator[int]:
-    """Where the subcommand may begin: after options, each of which may have taken one value."""
+    """Return where the subcommand may begin: after options, each of which may have taken one value."""
     for i, _ in enumerate([*args, ""]):
         yield i
         if i < len(args) and not args[i].startswith("-") and not (i and args[i - 1].startswith("-")):
@@ -567,7 +567,7 @@ _SPOKEN = re.compile(
 
 
 def spoken(text: str) -> str | None:
-    """Why code of another language, or text that is no complete command, is stopped: it names what ends a machine."""
+    """Return why code of another language or incomplete text is stopped: it names what ends a machine."""
     found = _SPOKEN.search(text) or SDK.search(text)
     if found is None and HOSTS.search(text):
         found = ENDING.search(text)
@@ -578,7 +578,7 @@ def spoken(text: str) -> str | None:
 
 
 def live_runs(home: str) -> tuple[str, ...]:
-    """The run folders of jobs that are not over, read from the ledger; none when it can't be read."""
+    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read."""
     query = (
         "SELECT e.body FROM events e JOIN current c ON c.subject = e.subject "
         "WHERE e.kind = 'job.submitted' AND c.state NOT IN ('succeeded', 'failed', 'canceled', 'refused')"
@@ -594,7 +594,7 @@ def live_runs(home: str) -> tuple[str, ...]:
 
 
 def judge(event: dict[str, Any], rules: Rules) -> str | None:
-    """Why the call that a hook was told of is stopped."""
+    """Return why a hook stops a call."""
     given = event.get("tool_input")
     given = given if isinstance(given, dict) else event
     guard = Guard(rules, str(event.get("cwd") or given.get("workdir") or Path.cwd()))

@@ -29,7 +29,7 @@ from gpuwarden.policy_record import RECORD
 
 LIMITS: Final = (
     "The guard reads shell commands. It can't stop a script file that is run, a computed or encoded command, what is "
-    "typed into a program that runs already, another program that holds the account's key, or a person."
+    "typed into a program that runs already, another program that has the account's key, or a person."
 )
 TRUST: Final = "Codex runs no hook that nobody trusted: in Codex, a person types /hooks and trusts this one."
 # Claude Code shows a model this text whenever the guard says no, as part of the command: so it is short.
@@ -79,7 +79,7 @@ class HooksReply(Result):
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
     """Install, uninstall or only look. Without names: the clients whose folder exists.
 
-    Raises BadRequest, before anything is written, when a client's file is no JSON object of the known form.
+    Raises BadRequest, before anything is written, when a client's file is not a JSON object of the known form.
     """
     homes = {c: Path(env.get(c.variable) or Path.home() / c.folder).expanduser() for c in CLIENTS}
     chosen = [c for c in CLIENTS if (c.name in names if names else homes[c].is_dir())]
@@ -102,7 +102,7 @@ def _folder(config: Config) -> Path:
 
 
 def _command(client: Client, config: Config) -> str:
-    """What the client's shell runs."""
+    """Return the command that the client's shell runs."""
     guarded, told = _folder(config) / "guard.py", _folder(config) / "guard.json"
     return f"{_quoted(sys.executable, '-I', str(guarded), client.name, str(told))}{OR_DENY}"
 
@@ -136,13 +136,13 @@ def _quoted(*words: str) -> str:
 
 
 def _read(client: Client, file: Path) -> dict[str, Any]:
-    """A client's settings. Raises BadRequest for what is not understood; such a file is never written."""
+    """Return a client's settings. Raises BadRequest for what is not understood; such a file is never written."""
     try:
         table = json.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise BadRequest(f"{file} is no JSON, so nothing was changed", "Mend it, then call again.") from error
+        raise BadRequest(f"{file} is not JSON, so nothing was changed", "Mend it, then call again.") from error
     hooks_table = table.get("hooks", {}) if isinstance(table, dict) else None
     if not isinstance(hooks_table, dict) or not isinstance(hooks_table.get(client.event, []), list):
         raise BadRequest(f"{file} has hooks of an unknown form, so nothing was changed", "Mend it, then call again.")
@@ -150,18 +150,18 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
 
 
 def _is_ours(entry: Any) -> bool:
-    """Whether an entry, or a hook in a matcher group, runs our guard."""
+    """Return whether an entry, or a hook in a matcher group, runs the guard."""
     return any("guard.py" in text and "guard.json" in text for text in _texts(entry))
 
 
 def _texts(entry: Any) -> list[str]:
-    """The commands of an entry, or of the hooks in a matcher group."""
+    """Return the commands of an entry, or of the hooks in a matcher group."""
     inner = entry.get("hooks", [entry]) if isinstance(entry, dict) else []
     return [str(h.get("command", "")) for h in inner if isinstance(h, dict)] if isinstance(inner, list) else []
 
 
 def _without(entries: list[Any]) -> list[Any]:
-    """The entries without our hook; what somebody put into its group stays."""
+    """Return the entries without our hook; what somebody put into its group stays."""
     kept: list[Any] = []
     for entry in entries:
         if not _is_ours(entry):
@@ -207,7 +207,7 @@ def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
 
 
 def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two settings say the same, empty tables and Cursor's version aside."""
+    """Return whether two settings are equal, ignoring empty tables and Cursor's version."""
 
     def bare(table: dict[str, Any]) -> dict[str, Any]:
         hooks_table = {k: v for k, v in table.get("hooks", {}).items() if v}
@@ -230,7 +230,7 @@ def _state(client: Client, file: Path, config: Config) -> str:
 
 
 def _trusted(client: Client, file: Path) -> bool:
-    """Whether Codex would run our hook: a person trusted it, as it is now, and nobody switched it off since.
+    """Return whether Codex would run the hook: a person trusted it, as it is now, and nobody switched it off since.
 
     Codex keeps a digest of each hook that was trusted in its `config.toml`, under the hook's file and place.
     """

@@ -79,7 +79,7 @@ def _argument(step: NextStep) -> str:
 
 
 def _value(value: Scalar) -> str:
-    """Return a value as JSON; a plain word stands as it is. Foreign names can't move a cursor."""
+    """Return a value as JSON; a plain word stays as it is. Foreign names can't move a cursor."""
     if isinstance(value, (tuple, list)):
         return json.dumps([plain(item) for item in value], ensure_ascii=False)
     text = plain(str(value))

@@ -40,8 +40,8 @@ class FileReply(BaseModel):
 class VerifyReply(Result):
     """A verdict: proven, refuted, or unknown, which does not pass. Files that were proven are only counted.
 
-    Code `claimed`: the machine looked at its own files, and there is no copy here. `problems` say why it is not proven,
-    `warnings` change nothing.
+    Code `claimed`: the machine looked at its own files, and nothing was copied here. `problems` say why it is not
+    proven, `warnings` change nothing.
     """
 
     verdict: str
@@ -103,7 +103,7 @@ def verified(report: Report) -> VerifyReply:
     if report.claimed:
         following = do(Action.PULL, "; only a copy that is verified here counts")
         if report.verdict == "proven":
-            code, message = "claimed", "Whole, as the machine itself reports; there is no copy of it here."
+            code, message = "claimed", "Whole, as the machine itself reports; it was not copied here."
     return VerifyReply(
         ok=report.verdict == "proven",
         code=code,

@@ -25,16 +25,16 @@ class DatasetsReply(Result):
 
 
 def repos_seen(answer: RepoAnswer) -> ReposReply:
-    """The reply of hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
+    """Return the reply to hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
     return ReposReply(message=answer.note, repos=[_kept(r) for r in answer.repos], requests=answer.requests)
 
 
 def datasets_found(answer: SearchAnswer) -> DatasetsReply:
-    """The reply of dataset_search."""
+    """Return the reply to dataset_search."""
     return DatasetsReply(message=answer.note, datasets=[_kept(d) for d in answer.datasets], more=answer.more)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
-    """A model without its defaults and without what is empty."""
+    """Return a model without its defaults and without what is empty."""
     full = model.model_dump(mode="json", exclude_defaults=True)
     return {k: v for k, v in full.items() if v not in (None, "", [], {})}

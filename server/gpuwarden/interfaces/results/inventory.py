@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 
 class ClockReply(BaseModel):
-    """What the platform will do by itself, and when, in seconds since the epoch."""
+    """An action that the platform will take by itself, and when, in seconds since the epoch."""
 
     at: float
     trigger: str
@@ -72,7 +72,7 @@ class InstancesReply(WarnedReply):
 
 
 def listed(inventory: Inventory) -> InstancesReply:
-    """A reply to list_instances."""
+    """Return the reply to list_instances."""
     rows = [_instance(row) for row in inventory.rows]
     unknown = {line(k, 80): line(v) for k, v in inventory.unknown.items()}
     return InstancesReply(

@@ -50,7 +50,7 @@ class SearchReply(Result):
 
 
 def entry(key: str) -> EntryReply | None:
-    """The entry that is meant by an id or by its address; None for anything else."""
+    """Return the entry that is meant by an id or by its address; None for anything else."""
     catalogue = shipped()
     found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
     if found is None:

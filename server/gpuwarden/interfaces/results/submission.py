@@ -27,7 +27,7 @@ class SubmitReply(WarnedReply):
 
 
 def submitted(result: Submission) -> SubmitReply:
-    """A reply to submit_job."""
+    """Return the reply to submit_job."""
     reply = SubmitReply(
         findings=findings(result.findings),
         receipt=None if result.job else result.receipt,

@@ -54,7 +54,7 @@ async def verify(
     if what in job_ids(ctx.ledger):
         return await _verify_job(ctx, what, level, against, where, budget, progress)
     if where == "instance":
-        raise BadRequest(f"{what[:120]!r} is no job, so there is no instance to look on", "Give a job id.")
+        raise BadRequest(f"{what[:120]!r} is not a job, so it has no instance", "Give a job id.")
     other = await _other(ctx, against)
     if what.startswith(SCHEME):
         depth = level or Level.STRUCTURE
@@ -101,7 +101,7 @@ async def verify_job(
     pulled = last_pull(ctx, job_id)
     if pulled is None:
         pull = do(Action.PULL, job_id=job_id)
-        raise Conflict(f"nothing of job {job_id} was pulled yet, so there is no copy to verify", pull)
+        raise Conflict(f"nothing of job {job_id} was pulled yet, so no copy can be verified", pull)
     before = seal(pulled)
     dest = Path(pulled.dest)
     roster = _as_it_lies_here(pulled)
@@ -113,7 +113,7 @@ async def verify_job(
 
 
 def _with_seals(report: Report, roster: Manifest) -> Report:
-    """The report, with what is known of the digests that were taken on the machine right after a save."""
+    """Return the report, with what is known of the digests that were taken on the machine right after a save."""
     ours = sum(f.sealed_at is not None for f in roster.files)
     claimed = sum(f.seal is not None for f in roster.files) - ours
     proved, warnings = list(report.proved), list(report.warnings)
@@ -128,9 +128,9 @@ def _with_seals(report: Report, roster: Manifest) -> Report:
 
 
 def _as_it_lies_here(pulled: Pulled) -> Manifest:
-    """The machine's manifest under the names that the files have here: an absolute path lies below `machine/`.
+    """Return the machine's manifest under the names that the files have here: an absolute path is below `machine/`.
 
-    What never existed is no defect of the copy; the teardown gate tells the person about it (TD-OUT-001).
+    A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
     """
     dest = Path(pulled.dest)
     files = tuple(

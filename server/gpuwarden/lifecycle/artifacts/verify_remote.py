@@ -79,7 +79,7 @@ async def verify_there(
     """The report of a look on the machine. It is kept in the ledger as a claim. `against` is a path there, as outputs
     are: relative to the working folder, or absolute.
 
-    Raises BadRequest for what is no such path, Conflict for a job without files, NotSupported where a backend can't.
+    Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported where a backend can't.
     """
     if against is not None:
         against = _path_there(against)
@@ -89,7 +89,7 @@ async def verify_there(
         )
     backend = ctx.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
-        raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")
+        raise NotSupported(f"{job.handle.backend} can't examine files on the machine", "Pull them, then verify.")
     outputs = job.spec.outputs
     answer = await backend.examine(job.handle, outputs, level=level, seconds=seconds, against=against)
     found, compared = _findings(answer)
@@ -101,10 +101,10 @@ async def verify_there(
 
 
 def _path_there(against: str) -> str:
-    """A path on the machine, or what is wrong with it."""
+    """Return a path on the machine, or what is wrong with it."""
     if against.startswith(SCHEME):
         raise BadRequest(
-            f"the instance compares with files of its own, not with {against[:120]!r}",
+            f"the instance compares with its own files, not with {against[:120]!r}",
             "Name a path there, or pull the outputs and compare here.",
         )
     try:
@@ -114,7 +114,7 @@ def _path_there(against: str) -> str:
 
 
 def _other(against: str | None, compared: list[Compared]) -> dict[str, Compared]:
-    """The comparisons of the outputs that hold a model, as one."""
+    """Merge the comparisons of the outputs that contain a model."""
     if against is None:
         return {}
     made = Compared()
@@ -127,7 +127,7 @@ def _other(against: str | None, compared: list[Compared]) -> dict[str, Compared]
 
 
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, list[Compared]]:
-    """The machine's findings as ours: strictly read, and under the names of the outputs."""
+    """Return the machine's findings as ours: strictly read, and under the names of the outputs."""
     found, compared = Findings(Path(), {}, None, []), []
     for output, raw in answer.items():
         try:

@@ -1,4 +1,4 @@
-"""The teardown gate: a machine dies only when what it would take with it lies safely elsewhere, and a person said so.
+"""The teardown gate: a machine ends only when everything that would be lost is safe elsewhere and a person approved.
 
 An approval is bound to a digest of the facts that the person was shown. It expires, works once, and any change of
 the facts sends the request back. After the verb, the provider is watched until the meter is seen to have stopped.
@@ -57,7 +57,7 @@ class TeardownView:
 
     @property
     def complete(self) -> bool:
-        """Whether every proof is present, so that a click in a client is enough of a yes."""
+        """Return whether every proof is present, so that a click in a client is enough."""
         return all(f.severity is Severity.INFO for f in self.findings)
 
 
@@ -81,7 +81,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
 
 
 async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
-    """What there is to know and to do where nothing is rented: how the job is, and what its run folder is still for."""
+    """Return the refusal for a machine that is not rented, with what its run folder is still needed for."""
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
@@ -123,7 +123,7 @@ def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
 
 
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
-    """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+    """Return the request for this lease and verb: the open one, else the one that ended the machine, else a new one.
 
     A request under way is finished first.
     """
@@ -153,7 +153,7 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
 
 
 def _ended_by(ctx: Context, lease: str, verb: Verb) -> str | None:
-    """The finished request that `verb` would only repeat: asking again must not ask a person again."""
+    """Return the finished request that `verb` would only repeat: asking again must not ask a person again."""
     if read_lease(ctx.ledger, lease).state not in {Lease.STOPPED, Lease.NONE}:
         return None
     for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED)):
@@ -319,7 +319,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
 
 
 async def _still_true(ctx: Context, record: TeardownRecord, granted: dict[str, Any]) -> bool:
-    """Whether an approval that was not carried out at once still stands. If not, the request goes back."""
+    """Return whether an approval that was not carried out at once is still valid. If not, the request goes back."""
     facts, pulled = await gather(ctx, record)
     findings = tuple(run_rules(rules_of("teardown"), facts))
     expired = ctx.clock.now() > granted["expires_at"]
@@ -346,7 +346,7 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
 
 
 def _done(ctx: Context, record: TeardownRecord) -> bool:
-    """Whether the machine is seen to be stopped, or gone where its end was asked for."""
+    """Return whether the machine is seen to be stopped, or gone where its end was requested."""
     return believed(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
 
 

@@ -26,7 +26,7 @@ class Unfit(Refused):
 
 
 async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
-    """The place with its host key pinned, once the machine was found fit. Does again only what was not finished.
+    """Return the place with its host key pinned, once the machine was found fit. Repeats only what was not finished.
 
     Raises NoContact while nobody lets us in, Unfit with the findings.
     """
@@ -47,7 +47,7 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
 
 
 def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
-    """A place as the provider tells it, with the host key that the machine showed at first contact."""
+    """Return the provider's place with the host key that the machine showed at first contact."""
     trusted = ctx.ledger.last(f"lease/{lease_id}", "host.trusted")
     return place.model_copy(update={"host_key": trusted.body["host_key"]}) if trusted else place
 
@@ -70,7 +70,7 @@ async def greet_own(ctx: Context, place: Place) -> Place:
 
 
 async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
-    """What a machine of the user's own is like, for the submit gate. Its key comes first: another one gets nothing."""
+    """Check a machine of the user's own for the submit gate. Its key comes first: a different key gets nothing."""
     met = ctx.ledger.last(f"host/{place.host}", "host.trusted") is not None
     pinned = await greet_own(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
@@ -108,7 +108,7 @@ async def _trust(ctx: Context, lease: LeaseRecord, backend: Keyed, place: Place)
 
 
 async def _look_over(ctx: Context, lease: LeaseRecord, backend: Backend, place: Place) -> list[Finding]:
-    """The findings on this machine: those in the ledger, else those of a look now."""
+    """Return the findings on this machine: those in the ledger, else those of a look now."""
     checked = ctx.ledger.last(lease.subject, "host.checked")
     if checked is not None:
         return [Finding.model_validate(f) for f in checked.body["findings"]]

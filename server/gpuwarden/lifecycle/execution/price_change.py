@@ -1,7 +1,7 @@
 """A machine that bills more than the price that was checked: nothing is launched on it above what a person allowed.
 
-Some platforms tell the true price only with the machine. It is held against the caps again before anything is sent
-there. Above them the job waits for a person, and the machine, which never ran anything of ours, is given back when
+Some platforms report the true price only with the machine. It is held against the caps again before anything is sent
+there. Above them the job waits for a person, and the machine, which never ran a job, is given back when
 nobody says yes in time.
 """
 
@@ -24,7 +24,7 @@ ROUNDING: Final = 1.01
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Whether a job may be launched on its machine at that machine's price. `no`: nobody answered in time."""
+    """Return whether a job may be launched at its machine's price. `no`: nobody answered in time."""
     price, allowed = machine.price_usd_per_hour, _allowed(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -44,7 +44,7 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
 
 @dataclass(frozen=True)
 class PriceQuestion:
-    """What a person is asked about the price of a job's machine, and the steps that answer it."""
+    """A question to a person about the price of a job's machine, and the steps that answer it."""
 
     text: str
     next_steps: tuple[NextStep, ...]
@@ -64,7 +64,7 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
 
 
 def _allowed(ctx: Context, job: JobRecord) -> float | None:
-    """The price that was checked, or a higher one that was settled since."""
+    """Return the price that was checked, or a higher one that was settled since."""
     settled = ctx.ledger.last(job.subject, "price.accepted")
     return float(settled.body["price"]) if settled else job.price
 

@@ -59,7 +59,7 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
 
 
 def wanted(spec: JobSpec) -> Resources:
-    """The machine that a job asks for."""
+    """Return the machine that a job asks for."""
     return Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -70,9 +70,9 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 def _bounded(ctx: Context, job: JobRecord) -> Resources:
-    """What is asked of the provider: at no higher price than the one that was checked, and for no longer than needed.
+    """Return the request to the provider: at most the checked price, and no longer than needed.
 
-    A platform that tells no prices holds no cap, so none is asked for where none was told.
+    No cap is requested from a platform that reports no price.
     """
     spec = job.spec
     runs = 1 + spec.max_restarts if spec.interruptible else 1
@@ -97,9 +97,9 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
         ctx.ledger.add(lease.subject, "create.refused", {"why": refusal.message}, state=Lease.NONE)
         return move(ctx, job, Job.FAILED, because(Code.REFUSED_RENT, message=refusal.message), code=refusal.code)
     if isinstance(answer, Known) and answer.value.token != lease.id:
-        answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
+        answer = Unknown(f"the answer names machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
-        answer = Unknown(f"the answer tells of machine {answer.value.id}, which lease {other} stands for")
+        answer = Unknown(f"the answer names machine {answer.value.id}, which belongs to lease {other}")
     if isinstance(answer, Unknown):
         ctx.ledger.add(lease.subject, "create.unknown", {"why": answer.why})
         return False
@@ -108,7 +108,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
-    """Another lease that stands for this very machine: no two jobs are given one, or the end of one ends both."""
+    """Return another lease of exactly this machine: no two jobs are given one, or the end of one ends both."""
     for name in (n for n in lease_ids(ctx.ledger) if n != lease.id and believed(ctx, n) != "gone"):
         other = read_lease(ctx.ledger, name)
         if (other.platform, other.instance_id) == (lease.platform, instance.id):
@@ -138,7 +138,7 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
 
 
 async def tend(ctx: Context, lease_id: str) -> None:
-    """Find out about an instance whatever became of its job. The caller holds the job's lock."""
+    """Find out about an instance whatever became of its job. The caller has the job's lock."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is not None:
         await look(ctx, lease_id)
@@ -218,7 +218,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
     """First contact with a machine that runs. One that lets nobody in is waited for as long as for a boot."""
     try:
         if instance.place is None:
-            raise NoContact("the provider has not told its address yet")
+            raise NoContact("the provider has not reported its address yet")
         try:
             with anyio.fail_after(STEP_S):
                 place = await bootstrap(ctx, lease, instance.place)
@@ -242,7 +242,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
+    """Give back an instance that never came up. It never ran a job, so nothing can be lost."""
     if ctx.ledger.last(lease.subject, "abandon.intent") is None:
         ctx.ledger.add(lease.subject, "abandon.intent", {"why": why}, state=Lease.STOPPING)
     await _give_back(ctx, lease.id)

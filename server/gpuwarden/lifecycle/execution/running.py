@@ -32,7 +32,7 @@ SAVE_GRACE_S: Final = 120.0
 
 
 async def submitting(ctx: Context, job: JobRecord) -> bool:
-    """Launch the attempt that was announced, once however often this is called."""
+    """Launch the announced attempt, once, however often this is called."""
     assert job.place is not None
     attempt = _attempt(ctx, job)
     if job.cancel_requested:
@@ -71,13 +71,13 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
 
 
 def _attempt(ctx: Context, job: JobRecord) -> int:
-    """The attempt that the present move to *submitting* announced; the first is 1."""
+    """Return the attempt that the present move to *submitting* announced; the first is 1."""
     moved = ctx.ledger.last(job.subject, "job.submitting")
     return int(moved.body.get("attempt", 1)) if moved else 1
 
 
 async def _launched(ctx: Context, job: JobRecord, attempt: int) -> bool | None:
-    """Whether an attempt may have been launched; None when nobody can tell."""
+    """Return whether an attempt may have been launched; None where that is unknown."""
     if job.attempt < attempt:
         return False
     assert job.place is not None
@@ -176,7 +176,7 @@ def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Jo
 
 
 async def observe(ctx: Context, job: JobRecord) -> Observation | None:
-    """What the backend sees of a job; None when it can't see it."""
+    """Return the backend's observation of a job; None where it can't be observed."""
     if job.handle is None:
         return None
     ctx.observed.pop(job.id, None)

@@ -1,4 +1,4 @@
-"""What is worth an alert now, read from the ledger and from what this process last observed. Nothing is asked here."""
+"""Find what deserves an alert now, in the ledger and in what this process last observed. Nothing is queried."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Condition:
     """One thing that is so now. It becomes an alert when it has held for `hold_s` seconds.
 
     `since` is when it began, where the ledger knows; otherwise it counts from when it was first seen. A condition
-    whose `same` changes begins anew. One with a `mark` tells of an event: it is told once and never clears.
+    whose `same` changes starts again. One with a `mark` is an event: it is reported once and never clears.
     """
 
     subject: str
@@ -49,12 +49,15 @@ class Condition:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is told once."""
+        """Return the key under which it is reported once."""
         return self.subject, self.kind, self.mark
 
 
 def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> list[Condition]:
-    """Everything that is so now. `raised` are the alerts that stand: what is near its limit stays until it is well."""
+    """Return all current conditions.
+
+    `raised` are the open alerts: near its limit, a condition stays until it clears well.
+    """
     found = [*_budgets(ctx), *_accounts(ctx, raised)]
     for job_id in job_ids(ctx.ledger):
         job = read_job(ctx.ledger, job_id)
@@ -119,7 +122,7 @@ def _of_look(
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
     ):
-        # An alert that stands clears a little later than it was raised, so that it does not flicker.
+        # An open alert clears a little later than it was raised, so that it does not flicker.
         limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
         if free is not None and total and 100 * free / total < limit:
             text = f"{job.id}: {100 * free / total:.0f} % of the {what} are left; the next checkpoint may not fit."
@@ -194,7 +197,10 @@ def _budgets(ctx: Context) -> Iterator[Condition]:
 
 
 def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
-    """The balances that end soon. One that stands clears later than it was raised: what is spent goes up and down."""
+    """Yield the balances that end soon.
+
+    An open alert clears later than it was raised: what is spent goes up and down.
+    """
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
         hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
@@ -204,7 +210,7 @@ def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator
 
 
 def billed_today(ctx: Context, *, pretend: bool) -> float:
-    """What the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each."""
+    """Return what machines cost in the last 24 hours, in US dollars, as far as known: at most a day each."""
     return sum(
         _last_day(ctx, lease_now(ctx, name))
         for name in lease_ids(ctx.ledger)

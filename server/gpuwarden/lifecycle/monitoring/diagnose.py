@@ -1,4 +1,4 @@
-"""What the references know about a job that is not well: from the end of its log, and from what else was observed.
+"""Diagnose a job with the references, from the end of its log and from what was observed.
 
 A healthy job is never diagnosed, and of one that succeeded only a metric that is not finite at its end.
 """
@@ -29,7 +29,7 @@ _LAST_STEP = re.compile(r"\(last step (\w+)\)")
 
 
 async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> tuple[Diagnosis, ...]:
-    """The best explained entries for a job that failed, stalls or reports odd metrics; often none."""
+    """Return the best explained entries for a job that failed, stalls or reports odd metrics; often none."""
     failed = job.state is Job.FAILED
     signs = tuple(signs_of(job.state, seen)) if seen else ()
     if not failed and not signs:
@@ -44,12 +44,12 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> t
 
 
 def _exit_code(seen: Observation) -> int | None:
-    """The code as a shell gives it."""
+    """Return the code as a shell gives it."""
     return 128 + seen.signal if seen.signal else seen.exit_code
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
-    """What was observed of a job that is not well now. What it has got over doesn't count."""
+    """Yield what was observed of a job that is in trouble now. What it recovered from doesn't count."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
         yield from (sign for kind, sign in _standing(seen) if kind in kinds)
@@ -61,12 +61,12 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def stall_of(seen: Observation) -> str:
-    """What the runner says of a stall that the job has not got over; empty where there is none."""
+    """Return the runner's alert on a stall that goes on; empty where there is none."""
     return next((sign.text for kind, sign in _standing(seen) if kind == "stall"), "")
 
 
 def _standing(seen: Observation) -> Iterator[tuple[str, Seen]]:
-    """The runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
+    """Yield the runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
     alerts: dict[tuple[str, str], str] = {}
     for kind, text in (m.groups() for m in map(_ALERT.fullmatch, seen.alerts) if m):
         subject = (found[1] or found[2]) if (found := _SUBJECT.match(text)) else ""
@@ -114,7 +114,7 @@ def _of_the_machine(beat: Beat) -> Iterator[Seen]:
 
 
 async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
-    """The end of the log: from the machine, or from the copy that was pulled before it went."""
+    """Return the end of the log: from the machine, or from the copy that was pulled before it went."""
     if job.handle is not None and reachable:
         try:
             return (await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text

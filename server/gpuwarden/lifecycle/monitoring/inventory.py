@@ -50,7 +50,7 @@ class Row:
 
     @property
     def ours(self) -> bool:
-        """Whether gpuwarden rented it."""
+        """Return whether gpuwarden rented it."""
         return self.lease is not None
 
 
@@ -99,7 +99,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
 
 
 def what_went_wrong(error: Exception) -> str:
-    """What to say of a step that failed. One that nobody foresaw must not end the look at every other machine."""
+    """Return the message for a failed step. An unforeseen failure must not stop the look at other machines."""
     known = in_our_words(error)
     if isinstance(known, Internal):
         logger.error("a step failed in a way that nobody foresaw: %r", error)
@@ -108,13 +108,13 @@ def what_went_wrong(error: Exception) -> str:
 
 
 def unsettled(ctx: Context) -> list[str]:
-    """The jobs that are not over, or whose machine may bill."""
+    """Return the jobs that are not over, or whose machine may bill."""
     live = {read_lease(ctx.ledger, lease).job_id for lease in lease_ids(ctx.ledger, *LIVE_LEASES)}
     return [j for j in job_ids(ctx.ledger) if j in live or read_job(ctx.ledger, j).state not in TERMINAL_JOBS]
 
 
 def leases_of(ctx: Context, job: JobRecord) -> list[str]:
-    """The live leases of a job."""
+    """Return the live leases of a job."""
     return [name for name in lease_ids(ctx.ledger, *LIVE_LEASES) if read_lease(ctx.ledger, name).job_id == job.id]
 
 
@@ -155,14 +155,14 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
         await look_at_funds(ctx, platform, answer.value, mine)
 
     with first_error():
-        async with anyio.create_task_group() as together:  # a slow platform holds up no other
+        async with anyio.create_task_group() as together:  # a slow platform delays no other
             for platform in platforms:
                 together.start_soon(survey, platform)
     return found, trouble
 
 
 async def _reopen(ctx: Context, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> dict[str, str]:
-    """Take machines of ours back into sight that are listed although they were believed gone or never rented."""
+    """Track rented machines again that are listed although they were believed gone or never rented."""
     by_id = {lease.instance_id: lease for lease in mine if lease.instance_id}
     by_token = {lease.id: lease for lease in mine}
     trouble = {}
@@ -194,7 +194,7 @@ async def _take_back(ctx: Context, lease: LeaseRecord, listed: Instance) -> None
 
 
 def _rows(ctx: Context, platform: str, mine: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
-    # A stopped machine is no forgotten one: its disk may bill for as long as it exists.
+    # A stopped machine is not forgotten: its disk may bill for as long as it exists.
     there = [lease for lease in mine if lease.state in LIVE_LEASES or believed(ctx, lease.id) == "stopped"]
     shown = {lease.instance_id for lease in there}
     ended = {lease.instance_id: lease for lease in mine}
@@ -204,7 +204,7 @@ def _rows(ctx: Context, platform: str, mine: list[LeaseRecord], listed: tuple[In
 
 
 def _listed(ctx: Context, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:
-    """A machine that only the platform's list speaks of: not ours, or ours and believed gone."""
+    """Return a machine that only the platform's list speaks of: not ours, or ours and believed gone."""
     return Row(
         platform=platform,
         instance_id=seen.id,

@@ -25,7 +25,7 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     """Ask the provider about a lease's instance and record what follows. Known(None) means gone, seen once or twice."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is None:
-        return Unknown("the provider has not told the instance's id yet")
+        return Unknown("the provider has not reported the instance's id yet")
     try:
         answer = await in_time(lease.platform, ctx.provider(lease.platform).get(lease.instance_id))
     except WardenError as error:
@@ -47,13 +47,13 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
 
 
 def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
-    """A lease with the freshest answer that this process has heard, such as the cost so far."""
+    """Return a lease with the freshest answer that this process has heard, such as the cost so far."""
     lease = read_lease(ctx.ledger, lease_id)
     return replace(lease, instance=ctx.seen.get(lease_id, lease.instance))
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill.
+    """Return what a lease has cost: the provider's figure, else price times the time that it was seen to bill.
 
     A word of nothing, or of less, is none: books lag behind, and a cap that waits for them is met by nobody.
     """
@@ -75,19 +75,19 @@ def spent(ctx: Context, lease_id: str) -> float | None:
 
 
 def price_of(ctx: Context, lease: LeaseRecord) -> float | None:
-    """The last price an hour that the provider told of a machine; one of nothing, or of less, is none."""
+    """Return the last hourly price that the provider reported for a machine; zero means unknown."""
     prices = [Instance.model_validate(e.body["instance"]).price_usd_per_hour for e in _told(ctx, lease)]
     prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
     return next((p for p in reversed(prices) if p is not None and p > 0), None)
 
 
 def _told(ctx: Context, lease: LeaseRecord) -> list[Event]:
-    """The provider's answers about a machine that the ledger keeps."""
+    """Return the provider's answers about a machine that the ledger keeps."""
     return [e for e in ctx.ledger.events(lease.subject) if e.body.get("instance")]
 
 
 def believed(ctx: Context, lease_id: str) -> str | None:
-    """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    """Return the state of an ended lease's machine: `gone`, or `stopped` with its disk. None: live."""
     subject = f"lease/{lease_id}"
     if ctx.ledger.state(subject) == Lease.NONE:
         return "gone"
@@ -114,7 +114,7 @@ def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
 
 
 def _moved(before: Instance, now: Instance) -> bool:
-    """Whether state or address changed: a machine may come back at another port between two looks."""
+    """Return whether state or address changed: a machine may come back at another port between two looks."""
     return before.state is not now.state or (now.place is not None and before.place != now.place)
 
 
@@ -139,7 +139,10 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: str, instance: Instance | No
 
 
 def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> bool:
-    """Whether an earlier look saw the same. A machine whose bill grew faster than its disk explains is not stopped."""
+    """Return whether an earlier look saw the same.
+
+    A machine whose bill grew faster than its disk explains is running.
+    """
     if last.body["saw"] != saw:
         return False
     before, after = last.body.get("cost"), instance.cost_usd if instance else None
@@ -150,7 +153,7 @@ def _agrees(last: Event, saw: str, instance: Instance | None, now: float) -> boo
 
 
 def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
-    """The provider's last word on the cost; `lease` may hold an older one."""
+    """Return the provider's last figure of the cost; `lease` may have an older one."""
     return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
 
 

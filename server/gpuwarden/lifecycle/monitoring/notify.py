@@ -22,7 +22,7 @@ SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
 PATIENCE_S: Final = 10.0
 MAX_ALERTS: Final = 20
-"""Of one round; the rest stands in the ledger."""
+"""Of one round; the rest is in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Alert:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is told once."""
+        """Return the key under which it is reported once."""
         return self.subject, self.kind, self.mark
 
 
@@ -130,7 +130,7 @@ async def _slack(ctx: Context, alert: Alert) -> str | None:
 
 
 async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) -> str | None:
-    """Post JSON, again when it may help. The address may be a secret, so it stands in no answer."""
+    """Post JSON, again when it may help. The address may be a secret, so it is in no answer."""
     why: str | None = None
     for attempt in range(TRIES):
         if attempt:

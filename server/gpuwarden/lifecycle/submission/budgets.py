@@ -1,4 +1,4 @@
-"""What jobs have cost and may still cost, held against the user's caps."""
+"""Compare what jobs have cost and may still cost with the user's caps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
 
 
 def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
-    """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
+    """Return what the last day's jobs cost or may still cost, and what older machines billed in it.
+
+    Pretend money apart.
+    """
     day, leases = ctx.clock.now() - DAY_S, [lease_now(ctx, name) for name in lease_ids(ctx.ledger)]
     total = 0.0
     for job in (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger) if job_id != without):
@@ -87,7 +90,7 @@ def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float
 
 
 def _idle_ahead(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """What the machines of a job that has ended bill until a person may have let them go, or short jobs fill no day."""
+    """Return what an ended job's machines bill until a person may have released them; else short jobs cost nothing."""
     if job.state not in TERMINAL_JOBS:
         return 0.0
     live = (lease for lease in leases if lease.state in LIVE_LEASES)
@@ -95,9 +98,9 @@ def _idle_ahead(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> floa
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended.
+    """Return what a machine that may be billing has cost since then, by its price: it bills on after its job ended.
 
-    Where its price is not told any more, it is the last that was, or the one that was checked.
+    Where no price is reported any more, the last one counts, or the one that was checked.
     """
     price = price_of(ctx, lease) or job.price
     if lease.state not in LIVE_LEASES or price is None:
@@ -106,6 +109,6 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 def spending_approved(ctx: Context, receipt: str) -> bool:
-    """Whether a person approved this receipt's spending, and the approval has not expired."""
+    """Return whether a person approved this receipt's spending, and the approval has not expired."""
     granted = ctx.ledger.last(f"receipt/{receipt}", "approval.granted")
     return granted is not None and bool(ctx.clock.now() <= granted.body["expires_at"])

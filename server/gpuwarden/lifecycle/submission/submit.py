@@ -32,7 +32,7 @@ ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
 
 @dataclass(frozen=True)
 class Submission:
-    """What became of a submit. `job` is None while nothing was accepted: then `receipt` is what to come back with.
+    """Result of a submit. `job` is None while nothing was accepted: then `receipt` launches it.
 
     `ask` says why a person has to approve the spending first; empty when nobody has to.
     """
@@ -95,7 +95,7 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
 
 
 def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
-    # The spec may hold a secret, so only its digest is kept, and of its names what is none.
+    # The spec may contain a secret, so only its digest is kept, and names that are not secret.
     body = {
         "name": spec.name,
         "platform": spec.platform,
@@ -172,7 +172,7 @@ def _change(issued: Event, checked: _Checked) -> str:
 
 
 def _changed_inputs(issued: Event, checked: _Checked) -> list[str]:
-    """The inputs that came, went or hold something else since the receipt."""
+    """Return the inputs that were added, removed or changed since the receipt."""
     then, now = issued.body.get("inputs", {}), {file.path: file.sha256 for file in checked.facts.inputs}
     return sorted(path for path in {**then, **now} if then.get(path) != now.get(path))
 
@@ -222,7 +222,7 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 
 def _live_twin(ctx: Context, facts: SubmitFacts) -> str | None:
-    """A job with exactly these arguments and inputs that has not ended: the same call, made twice."""
+    """Return a job with exactly these arguments and inputs that has not ended: the same call, made twice."""
     wanted, inputs = facts.spec.digest, [file.model_dump() for file in facts.inputs]
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", "job.accepted")

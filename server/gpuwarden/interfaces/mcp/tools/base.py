@@ -1,4 +1,4 @@
-"""What all tools share: how they are marked, and the one form of what they answer."""
+"""Annotations and result format that all tools share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _text(body: dict[str, Any]) -> TextContent:
 
 
 def cause(error: ToolError | MCPError) -> WardenError:
-    """What went wrong, in our words. The SDK wraps what a tool raises; a crash of ours is written to the log."""
+    """Return the error behind what the SDK raised; an unforeseen exception is written to the log."""
     raised = error.__cause__
     if isinstance(raised, WardenError):
         return raised

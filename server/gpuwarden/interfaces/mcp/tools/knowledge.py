@@ -1,4 +1,4 @@
-"""What the server knows: the tool search_references, the entries it finds, and the prompts."""
+"""The tool search_references, the entries that it finds, and the prompts."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
