@@ -93,7 +93,9 @@ async def test_metrics_reach_the_observation(backend: Backend, place: Place) -> 
     handle = await backend.submit(shell(f"printf '{lines}' >> $GPUWARDEN_METRICS; sleep 60"), place, "t-m", secrets={})
     seen = await until(backend, handle, lambda o: o.step == 4)
     assert seen.metrics == {"lr": 0.001}
-    assert seen.alerts == ("nonfinite: loss is not finite at step 4",)
+    assert [(str(a), a.subject, a.step) for a in seen.alerts] == [
+        ("nonfinite: loss is not finite at step 4", "loss", 4)
+    ]
     assert seen.beat is not None and seen.beat.disk_free
     await backend.stop(handle, grace_s=1)
 

@@ -22,7 +22,7 @@ from doors import environment, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Unreachable
-from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, StopResult
+from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, RunnerAlert, StopResult
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
@@ -51,7 +51,7 @@ class Seen:
         self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
         self.beat = Beat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)
         self.error: Exception | None = None
-        self.alerts: tuple[str, ...] = ()
+        self.alerts: tuple[RunnerAlert, ...] = ()
 
     async def submit(self, spec: JobSpec, place: Place, token: str, **_: object) -> Handle:
         return Handle(backend="local", token=token, run_dir="/x", place=place)
@@ -174,7 +174,7 @@ async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
 async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) -> None:
     """A watch that was not there while it began, such as one that cron starts, need not wait as long again."""
     stopped_at = house.seen.step + 1
-    house.seen.alerts = (f"stall: nothing new for 1800 s (last step {stopped_at})",)
+    house.seen.alerts = (RunnerAlert(kind="stall", text="nothing new for 1800 s", step=stopped_at),)
     assert await house.go(1) == ["+stalled"]
     assert await house.go(1) == ["-stalled"], "it went on: the runner's alert is of an earlier step"
 

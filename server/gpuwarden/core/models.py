@@ -314,6 +314,18 @@ class Beat(Frozen):
     """How often the kernel killed for memory in the job's control group since the job began."""
 
 
+class RunnerAlert(Frozen):
+    """An alert of the runner. `subject` is what it is about, such as a metric's name; `step` the last step then."""
+
+    kind: str
+    text: str
+    subject: str = ""
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
 class Observation(Frozen):
     """Two separate answers: how is the job, and is the meter running (None counts as running).
 
@@ -336,7 +348,7 @@ class Observation(Frozen):
     started_at: float | None = None
     ended_at: float | None = None
     last_beat_at: float | None = None
-    alerts: tuple[str, ...] = ()
+    alerts: tuple[RunnerAlert, ...] = ()
     log_bytes: int = 0
     stale: bool = False
     beat: Beat | None = None

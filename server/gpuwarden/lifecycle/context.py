@@ -68,7 +68,7 @@ class Context:
         self.policy_digest = self.policy_digest or digest_of(self.policy.model_dump_json().encode())
 
     def platforms(self) -> list[str]:
-        """Every platform that can be named, rehearsals included. A machine behind SSH is listed as `ssh/ALIAS`."""
+        """Return every platform that can be named, with rehearsals. A machine behind SSH is listed as `ssh/ALIAS`."""
         real = profile_names(self.own_profiles)
         rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
         named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]

@@ -15,7 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gpuwarden.checkpoints import archive
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Artifact, Beat, Disclosure, JobSpec, Manifest, Observation, Place, Supervisor
+from gpuwarden.core.models import (
+    Artifact,
+    Beat,
+    Disclosure,
+    JobSpec,
+    Manifest,
+    Observation,
+    Place,
+    RunnerAlert,
+    Supervisor,
+)
 from gpuwarden.core.plural import counted
 from gpuwarden.core.reasons import Code, Reason, because, known_code
 from gpuwarden.core.sanitize import line
@@ -129,6 +139,13 @@ class _Beat(_Lenient):
     oom_kills: int | None = None
 
 
+class _Alert(_Lenient):
+    kind: str
+    text: str
+    subject: str = ""
+    step: int | None = None
+
+
 class _Status(_Lenient):
     state: str
     now: float
@@ -142,7 +159,7 @@ class _Status(_Lenient):
     started_at: float | None = None
     ended_at: float | None = None
     updated_at: float | None = None
-    last_alerts: tuple[str, ...] = Field(default=(), max_length=32)
+    last_alerts: tuple[_Alert | str, ...] = Field(default=(), max_length=32)
     log_bytes: int = 0
     heartbeat_s: float = HEARTBEAT_S
     beat: _Beat = _Beat()
@@ -198,11 +215,21 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         started_at=status.started_at,
         ended_at=status.ended_at,
         last_beat_at=status.updated_at,
-        alerts=status.last_alerts,
+        alerts=tuple(_alert(a) for a in status.last_alerts),
         log_bytes=status.log_bytes,
         stale=stale,
         beat=Beat(**status.beat.model_dump()),
         machine=status.machine,
+    )
+
+
+def _alert(alert: _Alert | str) -> RunnerAlert:
+    """Return an alert, bounded: the job can write the file that it is from. Older runners wrote `kind: text`."""
+    if isinstance(alert, str):
+        kind, _, text = alert.partition(": ")
+        alert = _Alert(kind=kind, text=text)
+    return RunnerAlert(
+        kind=line(alert.kind, 40), text=line(alert.text, 300), subject=line(alert.subject, 200), step=alert.step
     )
 
 

@@ -498,7 +498,7 @@ def _name(words: list[str]) -> str:
 
 
 def _inside(words: list[str], valued: str, name: str) -> list[str]:
-    """The command that a wrapper runs: what follows its options, their values, and a leading duration or setting."""
+    """Return the command that a wrapper runs: what follows its options, their values, a duration or a setting."""
     i = 0
     while i < len(words):
         word = words[i]

@@ -76,7 +76,7 @@ class _Found(_Foreign):
 async def verify_there(
     ctx: Context, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
 ) -> Report:
-    """The report of a look on the machine. It is kept in the ledger as a claim. `against` is a path there, as outputs
+    """Examine a job's files on its machine. The report is recorded as a claim. `against` is a path there, as outputs
     are: relative to the working folder, or absolute.
 
     Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported where a backend can't.

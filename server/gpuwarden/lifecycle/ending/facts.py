@@ -159,7 +159,7 @@ def _copied(file: Artifact, pulled: Pulled | None) -> bool:
 
 
 def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]:
-    """The files that differ from the manifest of the last pull. Before a first pull there is nothing to compare."""
+    """Return the files that differ from the manifest of the last pull; none before a first pull."""
     if isinstance(listed, Unknown) or pulled is None:
         return ()
     before = {a.path: a.stamp for a in pulled.manifest.files}

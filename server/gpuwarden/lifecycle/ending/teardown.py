@@ -115,7 +115,7 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
-    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
+    """Return the lease of the job's machine while there is something to end, then any other lease of the job."""
     live = [name for name in lease_ids(ctx.ledger, *LIVE_LEASES) if read_lease(ctx.ledger, name).job_id == job.id]
     if job.lease is None or job.lease in live or not live:
         return job.lease

@@ -53,7 +53,7 @@ def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
 
 
 async def greet_own(ctx: Context, place: Place) -> Place:
-    """A machine of the user's own with its host key pinned: the one that known_hosts lists, else that of first contact.
+    """Return the user's machine with its host key pinned: that of known_hosts, else that of first contact.
 
     Raises HostKeyChanged where it shows another, and whatever else keeps us out.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import anyio
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.models import Beat, Observation, RunnerAlert
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
@@ -23,9 +23,6 @@ TAIL = 64 << 10
 LIMIT = 3
 FULL_BYTES = 1 << 20  # what is left of a disk that a checkpoint did not fit on
 FULL_INODES = 4
-_ALERT = re.compile(r"(nonfinite|spike|slowed|stall|recovered): (.+)")
-_SUBJECT = re.compile(r"(.+) is (?:not finite|\S+) at step |(a step) takes ")
-_LAST_STEP = re.compile(r"\(last step (\w+)\)")
 
 
 async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> tuple[Diagnosis, ...]:
@@ -52,7 +49,8 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
     """Yield what was observed of a job that is in trouble now. What it recovered from doesn't count."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
-        yield from (sign for kind, sign in _standing(seen) if kind in kinds)
+        for alert in (a for a in _open_alerts(seen) if a.kind in kinds):
+            yield Seen(sign=_sign(alert.kind, alert.subject, seen.metrics), text=_text(alert))
     if state is Job.RUNNING and seen.stale:
         yield Seen(sign=Sign.STALL, text=f"the runner: {seen.why}")
     if state is Job.FAILED:
@@ -62,25 +60,28 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 def stall_of(seen: Observation) -> str:
     """Return the runner's alert on a stall that goes on; empty where there is none."""
-    return next((sign.text for kind, sign in _standing(seen) if kind == "stall"), "")
+    return next((_text(alert) for alert in _open_alerts(seen) if alert.kind == "stall"), "")
 
 
-def _standing(seen: Observation) -> Iterator[tuple[str, Seen]]:
+def _open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
     """Yield the runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
-    alerts: dict[tuple[str, str], str] = {}
-    for kind, text in (m.groups() for m in map(_ALERT.fullmatch, seen.alerts) if m):
-        subject = (found[1] or found[2]) if (found := _SUBJECT.match(text)) else ""
-        if kind == "recovered":
-            alerts.pop(("spike", subject), None)
-            alerts.pop(("slowed", subject), None)
-        else:
-            alerts[kind, subject] = text
-    for (kind, subject), text in alerts.items():
-        step = _LAST_STEP.search(text)
-        over = (kind == "nonfinite" and subject in seen.metrics) or (step and step[1] != str(seen.step))
-        if not over:
-            source = "the runner" if kind == "stall" else "the job's metrics"
-            yield kind, Seen(sign=_sign(kind, subject, seen.metrics), text=f"{source}: {text}")
+    alerts: dict[tuple[str, str], RunnerAlert] = {}
+    for alert in seen.alerts:
+        if alert.kind == "recovered":
+            alerts.pop(("spike", alert.subject), None)
+            alerts.pop(("slowed", alert.subject), None)
+        elif alert.kind in {"nonfinite", "spike", "slowed", "stall"}:
+            alerts[alert.kind, alert.subject] = alert
+    for alert in alerts.values():
+        finite = alert.kind == "nonfinite" and alert.subject in seen.metrics
+        moved = alert.kind == "stall" and alert.step != seen.step
+        if not finite and not moved:
+            yield alert
+
+
+def _text(alert: RunnerAlert) -> str:
+    source = "the runner" if alert.kind == "stall" else "the job's metrics"
+    return f"{source}: {alert.text}"
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:

@@ -35,7 +35,7 @@ def _cost_question(ctx: Context, facts: SubmitFacts) -> str:
 
 
 def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str:
-    """The first cap that a cost would break; empty when none. `of` is the job that it is of, where it is known."""
+    """Return the first cap that a cost would break; empty when none. `of` is its job, where it is known."""
     caps = ctx.policy.caps_for(platform)
     today = spent_today(ctx, pretend=platform.startswith(REHEARSAL), without=of)
     for name, total, cap in (
@@ -49,7 +49,7 @@ def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str
 
 
 def _same_work(ctx: Context, facts: SubmitFacts) -> JobRecord | None:
-    """A live job that runs the same program with equal arguments and inputs, whatever its name, limits or machine."""
+    """Return a live job with the same program, arguments and inputs, whatever its name, limits or machine."""
     wanted = _work(facts.spec, facts.inputs)
     live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS)))
     paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)

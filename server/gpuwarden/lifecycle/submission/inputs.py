@@ -42,7 +42,7 @@ class Inputs:
 
 
 def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
-    """The roster of `names` below `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
+    """List the files of `names` below `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
     files and folders that nothing is sent of.
 
     Raises `BadRequest` that names the path at fault.
@@ -73,7 +73,7 @@ def real_path(root: Path, name: str) -> Path:
 
 
 def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
-    """The text of the Python file among the inputs that a command starts, and its arguments; None where there is none.
+    """Return the text and the arguments of the Python file among the inputs that a command starts, or None.
 
     Raises `BadRequest` when it changed since it was listed, or is not text.
     """

@@ -35,16 +35,17 @@ class Record:
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, post: Post | None) -> None:
         self.folder, self.status, self.log, self.redactor, self.post = folder, status, log, redactor, post
         self.dirty, self.written_at = True, 0.0
-        self.alert_texts: list[str] = []
 
-    def alert(self, kind: str, text: str) -> None:
-        """Tell it: in alerts.jsonl, in the status, to the URL. The file is bounded."""
-        text = self.redactor.text(text)[:300]
+    def alert(self, kind: str, text: str, subject: str = "") -> None:
+        """Report an alert in alerts.jsonl, the status and the URL. `subject` is what it is about, such as a metric.
+
+        The file is bounded.
+        """
+        text, subject = self.redactor.text(text)[:300], self.redactor.text(subject)[:100]
         self.status["alerts"] += 1
-        self.alert_texts = [*self.alert_texts, f"{kind}: {text}"][-8:]
-        self.status["last_alerts"] = self.alert_texts
+        line = {"at": time.time(), "kind": kind, "subject": subject, "step": self.status["step"], "text": text}
+        self.status["last_alerts"] = [*self.status["last_alerts"], line][-8:]
         self.dirty = True
-        line = {"at": time.time(), "kind": kind, "step": self.status["step"], "text": text}
         self.event("alert", line)
         if self.status["alerts"] > MAX_ALERTS:
             return
