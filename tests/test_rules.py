@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.core.errors import Unreachable
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import (
     Artifact,
     Disclosure,
@@ -96,7 +97,7 @@ def teardown(**given: Any) -> TeardownFacts:
 
 
 def looked(rule_id: str, severity: Severity = Severity.ERROR) -> SubmitFacts:
-    return submit(looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix="Mend it."),))
+    return submit(looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix=steps("Fix it.")),))
 
 
 GONE = {"machine": Known(None)}
