@@ -96,9 +96,9 @@ def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
 
 def _of_the_end(seen: Observation) -> Iterator[Seen]:
     if seen.reason is Code.TIME_LIMIT:
-        yield Seen(sign=Sign.TIME_LIMIT, text=f"the runner: {seen.why}", sure=True)
+        yield Seen(sign=Sign.TIME_LIMIT, text=f"its end: {seen.why}", sure=True)
     elif seen.reason is Code.VANISHED:
-        yield Seen(sign=Sign.VANISHED, text=f"the runner: {seen.why}")
+        yield Seen(sign=Sign.VANISHED, text=f"its end: {seen.why}")
     if seen.reason is Code.OUT_OF_MEMORY:
         yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
     elif seen.beat and seen.beat.oom_kills:
