@@ -40,7 +40,7 @@ def test_search_on_the_command_line(home: Path) -> None:
     done = gpuwarden(home, "search", "CUDA out of memory.", "Tried to allocate 2.00 GiB", "--limit", "2", "--json")
     body = answer(done)
     assert done.returncode == 0 and body["hits"][0]["id"] == "OOM-001" and len(body["hits"]) <= 2
-    assert not home.exists(), "a search needs no ledger"
+    assert not (home / "ledger.db").exists(), "a search needs no ledger"
     shown = gpuwarden(home, "search", "CKPT-002")
     assert shown.returncode == 0 and shown.stdout.startswith("CKPT-002 "), "an id alone shows the entry whole"
     assert {"symptom", "cause", "fix", "source"} <= {line.split(" ")[0] for line in shown.stdout.splitlines()}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.core.errors import Unreachable
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import (
     Artifact,
     Disclosure,
@@ -27,6 +28,7 @@ from gpuwarden.core.policy import Policy, Secrets
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
 from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules import catalog, page
@@ -95,7 +97,9 @@ def teardown(**given: Any) -> TeardownFacts:
 
 
 def looked(rule_id: str, severity: Severity = Severity.ERROR) -> SubmitFacts:
-    return submit(looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix="Mend it."),))
+    return submit(
+        looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix=steps("Fix it.")),)
+    )
 
 
 GONE = {"machine": Known(None)}
@@ -364,7 +368,7 @@ async def test_what_a_backend_says_of_a_place_passes_the_submit_gate(
 
 def test_the_page_is_the_one_that_the_rules_write() -> None:
     text = page.page_file().read_text("utf-8")
-    assert text == page.render_page(), "run: gpuwarden rules --write"
+    assert text == page.render_page(in_calls), "run: gpuwarden rules --write"
     assert all(f"## {rule_id}: " in text for rule_id in RULES)
 
 
@@ -382,6 +386,6 @@ def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused() -> None:
     with pytest.raises(ValueError, match="docstring"):
         rule("PF-X-001".replace("X", "XX"), gate="submit", severity=Severity.ERROR, fix="f")(bare)
     for wrong in ("PF-X-1", "pf-abc-001", "TD-ABC-001"):
-        with pytest.raises(ValueError, match="no rule id"):
+        with pytest.raises(ValueError, match="not a rule id"):
             rule(wrong, gate="submit", severity=Severity.ERROR, fix="f")(told)
     assert rule("PF-ABC-001", gate="submit", severity=Severity.ERROR, fix="f")(told).why == "because."

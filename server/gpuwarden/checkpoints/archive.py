@@ -39,7 +39,7 @@ from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_prior
 
 # What needs more than the standard library stays at home.
 _HOME = {"verify.py", "save_helper.py"}
-_CORE = ("__init__.py", "errors.py", "registry.py")
+_CORE = ("__init__.py", "errors.py", "guidance.py", "registry.py")
 _ROWS = 1_000
 _MAX_KEY = 256
 _FILE = ("path", "format", "size", "proved", "unproved", "warnings", "doubts", "problems", "sealed", "unread")

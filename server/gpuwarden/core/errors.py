@@ -1,30 +1,32 @@
-"""Everything that gpuwarden raises on purpose.
+"""Exceptions that gpuwarden raises on purpose.
 
 ```
-WardenError              code, message, hint, retry
+WardenError              code, message, next_steps, retry
 ├── Refused              a gate said no; carries the findings
 │   └── NoSandbox        a job would run unconfined on this machine, and no person allowed that
 ├── BadRequest           the arguments can't be used as they are
 ├── NotFound             no such job, ticket, profile, file
-├── Conflict             the world moved on: an illegal move, a used approval, another writer
+├── Conflict             state changed since it was read: an illegal move, a used approval, another writer
 ├── AuthFailed           a key or token is missing, wrong or too weak
-├── NoCapacity           the platform has none of it now
+├── NoCapacity           the platform has no such machine now
 ├── RateLimited          asked too often
-├── Unreachable          no answer, so nothing is known
+├── Unreachable          no answer came, so nothing is known
 ├── NotSupported         this platform or build can't do that
-├── BadReply             an answer came, of a shape we don't know; nothing is concluded from it
+├── BadReply             the answer has an unknown shape; nothing is concluded from it
 ├── LedgerError          the ledger can't be read or written
-├── DiskError            another file of ours can't be read or written
-└── Internal             a mistake of ours; what was done so far is in the ledger
+├── DiskError            another file of gpuwarden's can't be read or written
+└── Internal             an unexpected internal error; what was done so far is in the ledger
 ```
 
-A message says what happened and what we know; the hint says what to do next.
-`retry` says whether the same call may work later without any change.
+A message says what happened and what is known; `next_steps` are values that each interface renders in its own words.
+`retry` is true where the same call may work later without any change.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuwarden.core.guidance import Action, Hint, do, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,33 +35,30 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """The root: `str(error)` is the message, `error.hint` the way out."""
+    """Base class: `str(error)` is the message, `next_steps` say what to do. A plain sentence is one manual step."""
 
     code: ClassVar[str] = "error"
     retry: ClassVar[bool] = False
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: Hint = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.next_steps = steps(hint)
 
     def as_dict(self) -> dict[str, Any]:
-        """The one JSON form, for the command line and for tools alike."""
-        return {"ok": False, "code": self.code, "message": self.message, "hint": self.hint, "retry": self.retry}
+        """Return the JSON form for programs; `interfaces.results` has the one for replies."""
+        told = [step.as_dict() for step in self.next_steps]
+        return {"ok": False, "code": self.code, "message": self.message, "next": told, "retry": self.retry}
 
 
 class Refused(WardenError):
-    """A gate said no. `findings` name the rules, the reasons and the ways out."""
+    """A gate refused. `findings` name the rules, the reasons and the fixes."""
 
     code = "refused"
 
-    def __init__(self, message: str, hint: str = "", findings: Sequence[Finding] = ()) -> None:
+    def __init__(self, message: str, hint: Hint = "", findings: Sequence[Finding] = ()) -> None:
         super().__init__(message, hint)
         self.findings = tuple(findings)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form, with the findings."""
-        return {**super().as_dict(), "findings": [f.model_dump() for f in self.findings]}
 
 
 class NoSandbox(Refused):
@@ -75,13 +74,13 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """There is no such thing, and we looked in the right place."""
+    """It does not exist, and the right place was searched."""
 
     code = "not_found"
 
 
 class Conflict(WardenError):
-    """The world moved on since the caller looked."""
+    """State changed since the caller read it."""
 
     code = "conflict"
 
@@ -93,19 +92,19 @@ class AuthFailed(WardenError):
 
 
 class NoCapacity(WardenError):
-    """The platform has none of it now."""
+    """The platform has no such machine now."""
 
     code = "no_capacity"
     retry = True
 
 
 class RateLimited(WardenError):
-    """Asked too often; `after_s` is how long to wait, when the service said so."""
+    """Too many requests; `after_s` is how many seconds to wait, where the service says so."""
 
     code = "rate_limited"
     retry = True
 
-    def __init__(self, message: str, hint: str = "", after_s: float | None = None) -> None:
+    def __init__(self, message: str, hint: Hint = "", after_s: float | None = None) -> None:
         super().__init__(message, hint)
         self.after_s = after_s
 
@@ -124,7 +123,7 @@ class NotSupported(WardenError):
 
 
 class BadReply(WardenError):
-    """An answer came in a shape we don't know. Nothing is concluded from it."""
+    """The answer has an unknown shape. Nothing is concluded from it."""
 
     code = "bad_reply"
 
@@ -136,36 +135,31 @@ class LedgerError(WardenError):
 
 
 class DiskError(WardenError):
-    """A file of ours can't be read or written: a full or read-only disk, or missing permissions."""
+    """A file of gpuwarden's can't be read or written: a full or read-only disk, or missing permissions."""
 
     code = "disk_error"
 
     @classmethod
     def of(cls, error: OSError) -> DiskError:
-        """The same, in our words."""
+        """Return the error for a failed system call."""
         what = f"{error.filename} can't be used" if error.filename else "a file can't be used"
-        return cls(f"{what}: {error.strerror or error}", "Free some space or mend the permissions, then call again.")
+        return cls(f"{what}: {error.strerror or error}", ("Free some space or fix the permissions.", do(Action.RETRY)))
 
 
 class Internal(WardenError):
-    """Something that must not happen did. What was done so far is in the ledger."""
+    """Unexpected internal error. What was done so far is in the ledger."""
 
     code = "internal"
 
     def __init__(self) -> None:
         super().__init__(
             "something went wrong inside gpuwarden; what was done before is in the ledger",
-            "Look with check_job or list_instances, then call again. GPUWARDEN_DEBUG=1 shows the traceback.",
+            (do(Action.LIST_INSTANCES), do(Action.RETRY), "GPUWARDEN_DEBUG=1 shows the traceback."),
         )
 
 
-def by_a_person(ticket: str | None) -> str:
-    """How a person says yes: the beginning of a hint."""
-    return f"A person approves it with `gpuwarden approve {ticket}`"
-
-
 def in_our_words(error: BaseException) -> WardenError:
-    """Any failure as one of ours; what was not foreseen is a mistake of ours."""
+    """Return any failure as a WardenError; an unforeseen one is Internal."""
     if isinstance(error, WardenError):
         return error
     return DiskError.of(error) if isinstance(error, OSError) else Internal()

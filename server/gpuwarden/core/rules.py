@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_serializer, field_validator
+
+from gpuwarden.core.guidance import Hint, NextStep, for_job, steps
 
 Gate = Literal["submit", "teardown"]
 F = TypeVar("F")
@@ -32,27 +34,37 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Finding(BaseModel):
-    """What a rule found: the rule's id, what is wrong and what to do about it."""
+    """One result of a rule: its id, what is wrong, and the steps that fix it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rule: str
     severity: Severity
     message: str
-    fix: str = ""
+    fix: tuple[NextStep, ...] = ()
+
+    @field_validator("fix", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        """Take a plain sentence as a manual step, which is also what older ledgers hold."""
+        return steps(value) if isinstance(value, (str, NextStep)) else value
+
+    @field_serializer("fix")
+    def _as_dicts(self, value: tuple[NextStep, ...]) -> list[dict[str, Any]]:
+        return [step.as_dict() for step in value]
 
     @property
     def blocks(self) -> bool:
-        """Whether this finding alone closes the gate."""
+        """Return whether this finding alone closes the gate."""
         return self.severity in BLOCKING
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a rule yields; the decorator adds the id and, unless given here, severity and fix."""
+    """One result as a rule yields it; the decorator adds the id and, unless given here, severity and fix."""
 
     message: str
-    fix: str = ""
+    fix: Hint = ""
     severity: Severity | None = None
 
 
@@ -63,46 +75,47 @@ class Rule(Generic[F]):
     id: str
     gate: Gate
     severity: Severity
-    fix: str
+    fix: tuple[NextStep, ...]
     title: str
     why: str
     check: Callable[[F], Iterable[Found]]
 
     def run(self, facts: F) -> Iterator[Finding]:
-        """Yield the findings over `facts`."""
+        """Yield the findings over `facts`. A step about a job that names no job is about the job of the facts."""
         for found in self.check(facts):
             yield Finding(
                 rule=self.id,
                 severity=found.severity or self.severity,
                 message=found.message,
-                fix=found.fix or self.fix,
+                fix=for_job(steps(found.fix) or self.fix, getattr(facts, "job_id", None)),
             )
 
 
 _ID = re.compile(r"(PF|TD)-[A-Z]{2,6}-\d{3}")
 
 
-def rule(id: str, *, gate: Gate, severity: Severity, fix: str) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
+def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
     """Make a generator over facts a `Rule`. Raises ValueError for a bad id or a missing docstring."""
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
-        raise ValueError(f"{id!r} is no rule id of the {gate} gate")
+        raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
 
     def wrap(check: Callable[[F], Iterable[Found]]) -> Rule[F]:
         title, why = _split_doc(id, inspect.getdoc(check))
-        return Rule(id=id, gate=gate, severity=severity, fix=fix, title=title, why=why, check=check)
+        return Rule(id=id, gate=gate, severity=severity, fix=steps(fix), title=title, why=why, check=check)
 
     return wrap
 
 
 def _split_doc(id: str, doc: str | None) -> tuple[str, str]:  # noqa: A002
     title, _, rest = (doc or "").partition("\n\n")
-    if not title or not rest.startswith("Why:"):
+    label, _, reason = rest.partition(":")
+    if not title or label != "Why":
         raise ValueError(f"rule {id} needs a docstring: a title line, an empty line, then 'Why: ...'")
-    return " ".join(title.split()), rest.removeprefix("Why:").strip()
+    return " ".join(title.split()), reason.strip()
 
 
 def run_rules(rules: Iterable[Rule[Any]], facts: object) -> list[Finding]:
-    """All findings, the worst first, in a stable order."""
+    """Return all findings, the worst first, in a stable order."""
     order = list(Severity)
     findings = [finding for r in rules for finding in r.run(facts)]
     return sorted(findings, key=lambda f: (order.index(f.severity), f.rule, f.message))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.event import Event
@@ -58,6 +59,8 @@ class JobRecord:
     inputs: tuple[InputFile, ...] = ()
     declared: tuple[str, ...] = ()
     """Outputs that were declared after the submission, in a pull."""
+    reason: Code | None = None
+    """The code of `why`; None in a ledger of an older version."""
 
     @property
     def subject(self) -> str:
@@ -170,6 +173,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         worst_cost=spec.worst_cost,
         price=spec.price,
         why=moved.data.why,
+        reason=moved.data.reason_code,
         attempt=intent.attempt if intent else 0,
         generation=rented.generation if rented else 0,
         lease=rented.lease if rented else None,

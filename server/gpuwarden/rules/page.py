@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.rules import Rule
 from gpuwarden.data import data_dir
 from gpuwarden.rules.catalog import all_rules
 
+Words: TypeAlias = Callable[[Sequence[NextStep]], str]
 HEAD = """\
 ---
 title: Rules of the two gates
@@ -29,11 +31,11 @@ usual severity; its finding says so. Ids are never used again.
 """
 
 
-def render_page() -> str:
-    """The whole page."""
+def render_page(words: Words) -> str:
+    """Return the whole page, with the fixes in an interface's `words`."""
     rules = all_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
-    return HEAD + rows + "".join(_section(r) for r in rules)
+    return HEAD + rows + "".join(_section(r, words) for r in rules)
 
 
 def page_file() -> Path:
@@ -41,19 +43,19 @@ def page_file() -> Path:
     return data_dir("references") / "rules.md"
 
 
-def write_page() -> int:
-    """Write the page anew; returns how many files changed."""
-    file, text = page_file(), render_page()
+def write_page(words: Words) -> int:
+    """Write the page again; return how many files changed."""
+    file, text = page_file(), render_page(words)
     if file.exists() and file.read_text("utf-8") == text:
         return 0
     file.write_text(text, "utf-8")
     return 1
 
 
-def _section(r: Rule[Any]) -> str:
-    return "\n" + "\n\n".join([f"## {r.id}: {r.title.rstrip('.')}", *_paragraphs(r)]) + "\n"
+def _section(r: Rule[Any], words: Words) -> str:
+    return "\n" + "\n\n".join([f"## {r.id}: {r.title.rstrip('.')}", *_paragraphs(r, words)]) + "\n"
 
 
-def _paragraphs(r: Rule[Any]) -> Iterator[str]:
-    for label, text in (("Why", r.why), ("Way out", r.fix)):
+def _paragraphs(r: Rule[Any], words: Words) -> Iterator[str]:
+    for label, text in (("Why", r.why), ("Way out", words(r.fix))):
         yield textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)

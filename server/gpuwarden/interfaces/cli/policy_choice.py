@@ -11,12 +11,13 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli.approval import Terminal, check_pin, open_terminal, user
+from gpuwarden.interfaces.cli.base import warned
 from gpuwarden.interfaces.cli.doctor import (
     SettingReply,
     in_short_unless_secret,
     setting_rows,
 )
-from gpuwarden.interfaces.results import Result, WarnedReply, warned
+from gpuwarden.interfaces.results import Result, WarnedReply
 from gpuwarden.ledger.events import PolicyAccepted
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.policy_record import Record, absolute, write_record
@@ -91,7 +92,7 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
 
 
 def _changes(before: Policy, after: Policy) -> list[str]:
-    """The values that differ, without the PIN's hash and the addresses that are as good as a key."""
+    """Return the values that differ, without the PIN's hash and the addresses that are as good as a key."""
     rows = ((f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields())
     shown = ((path, *(in_short_unless_secret(path, v) for v in (old, new))) for path, old, new in rows if old != new)
     return [f"{path}: {old} -> {new if new != old else 'another one'}" for path, old, new in shown]
