@@ -19,6 +19,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked, check
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.command import OF_INTENT, Reason
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from lifecycle_kit import JumpingClock, launch, open_house, records, rent_cloud, training
 
 pytestmark = pytest.mark.anyio
@@ -59,6 +60,12 @@ LIES = {
     "other process": {"state": "running", **GONE},
     "rebooted": {"state": "running", "boot_id": "another", "machine": "another/1"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a rented machine no sandbox keeps a job from its run folder."""
+    monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
 
 
 class House:

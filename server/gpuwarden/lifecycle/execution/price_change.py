@@ -61,7 +61,7 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
         "the boot limit is over."
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
-    return PriceQuestion(text, (approval(str(asked.body["ticket"])), resume))
+    return PriceQuestion(text, (approval(asked.data.ticket), resume))
 
 
 def _allowed(ctx: Context, job: JobRecord) -> float | None:
