@@ -17,10 +17,9 @@ from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.sanitize import line
-from gpuwarden.interfaces.cli.base import warned
 from gpuwarden.interfaces.cli.notes_service import summary
 from gpuwarden.interfaces.cli.wording import in_commands
-from gpuwarden.interfaces.results import Result, WarnedReply
+from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import BreakCode
 from gpuwarden.policy_record import absolute, usual_homes
@@ -105,7 +104,7 @@ async def examine() -> DoctorReply:
         settings=setting_rows(config),
         checks=checks,
     )
-    return warned(reply, config.notices)
+    return warned(reply, config.notices, in_commands)
 
 
 def setting_rows(config: Config) -> list[SettingReply]:

@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def policy() -> None:
-    """Show what you allow, accept another policy file, allow jobs without a sandbox."""
+    """Show what you allow, accept a file, allow unsandboxed jobs."""
 
 
 @policy.command(name="show")

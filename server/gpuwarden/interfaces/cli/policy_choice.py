@@ -11,13 +11,13 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli.approval import Terminal, check_pin, open_terminal, user
-from gpuwarden.interfaces.cli.base import warned
 from gpuwarden.interfaces.cli.doctor import (
     SettingReply,
     in_short_unless_secret,
     setting_rows,
 )
-from gpuwarden.interfaces.results import Result, WarnedReply
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.events import PolicyAccepted
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.policy_record import Record, absolute, write_record
@@ -43,7 +43,7 @@ def show_policy() -> PolicyReply:
         since=_since(config),
         settings=setting_rows(config),
     )
-    return warned(reply, config.notices)
+    return warned(reply, config.notices, in_commands)
 
 
 def _since(config: Config) -> float | None:
