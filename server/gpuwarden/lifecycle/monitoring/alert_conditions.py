@@ -94,7 +94,7 @@ def _recent(ctx: Context, at: float) -> bool:
 def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
-        text, following = f"{job.id} failed: {why}.", recovery_steps(ctx, job)
+        text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
         yield Condition(job.subject, "failed", text, mark=str(job.since), next_steps=following)
     taken = ctx.ledger.last(job.subject, JobPreempted)
     if taken is not None and _recent(ctx, taken.at):

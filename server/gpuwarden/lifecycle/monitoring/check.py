@@ -69,7 +69,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     question = price_question(ctx, job)
     note = " ".join(filter(None, (note, question.text if question else "")))
     waiting_for = question.next_steps if question else recovery_steps(ctx, job)
-    following = steps((*blocked, *advice(job, lease), *waiting_for))
+    following = steps((*blocked, *job.next_steps, *advice(job, lease), *waiting_for))
     return Checked(job, observation, lease, log, note, await diagnosed(ctx, job, observation), following)
 
 
