@@ -35,6 +35,7 @@ from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
+from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from gpuwarden.remote.ssh.connect import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
 
@@ -179,8 +180,9 @@ async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) ->
     assert await house.go(1) == ["-stalled"], "it went on: the runner's alert is of an earlier step"
 
 
-async def test_a_job_that_died_without_a_status_is_told(tmp_path: Path) -> None:
+async def test_a_job_that_died_without_a_status_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runner and its process are killed, as a machine out of memory does it; no status is ever written."""
+    monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
     ctx = open_house(tmp_path, SystemClock())
     cloud = rent_cloud(ctx)
     said = tmp_path / "said"
