@@ -22,6 +22,7 @@ from gpuwarden import __version__
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotSupported, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.providers._rented import Rented
 from gpuwarden.providers.base import account_keys
 from gpuwarden.rehearsal.model import Faults
@@ -305,7 +306,7 @@ class CloudContract(ProviderContract):
         for call in calls:
             with pytest.raises(AuthFailed) as caught:
                 await call()
-            assert wrong not in f"{caught.value!r} {caught.value.message} {caught.value.hint}"
+            assert wrong not in f"{caught.value!r} {caught.value.message} {in_calls(caught.value.next_steps)}"
         findings = await rig.provider.check()
         assert [f.severity for f in findings] == [Severity.ERROR]
         assert wrong not in findings[0].model_dump_json()
@@ -318,7 +319,7 @@ class CloudContract(ProviderContract):
         del rig.env[self.provider.api.key_variable]
         with pytest.raises(AuthFailed, match=r"no API key is set") as caught:
             await rig.provider.list()
-        assert self.provider.api.key_variable in caught.value.hint
+        assert self.provider.api.key_variable in in_calls(caught.value.next_steps)
         assert rig.cloud.asked == []
 
     async def test_an_echoed_key_is_taken_out(self, rig: CloudRig) -> None:

@@ -28,9 +28,9 @@ from gpuwarden.core.models import (
     StopResult,
     Unknown,
 )
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
-from gpuwarden.remote.launch import DIED
 
 
 class Processes:
@@ -126,7 +126,7 @@ class PretendBackend:
         if said is None:
             return Observation(state=Job.UNKNOWN, why="the run folder is not on the machine")
         if said["state"] == "running" and not self._alive(handle):
-            return Observation(state=Job.FAILED, why=f"{DIED} it ended without a final status", attempt=said["attempt"])
+            return Observation(state=Job.FAILED, why="it is gone", reason=Code.VANISHED, attempt=said["attempt"])
         return Observation(state=Job(said["state"]), why=said["state"], attempt=said["attempt"])
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import (
     Disclosure,
     InputFile,
@@ -86,7 +87,9 @@ def teardown(**given: Any) -> TeardownFacts:
 
 
 def looked(rule_id: str, severity: Severity = Severity.ERROR) -> SubmitFacts:
-    return submit(looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix="Mend it."),))
+    return submit(
+        looked=(Finding(rule=rule_id, severity=severity, message="it can't be written", fix=steps("Fix it.")),)
+    )
 
 
 GONE = {"machine": Known(None)}

@@ -94,7 +94,9 @@ async def test_metrics_reach_the_observation(backend: Backend, place: Place) -> 
     handle = await backend.submit(shell(f"printf '{lines}' >> $GPUWARDEN_METRICS; sleep 60"), place, "t-m", secrets={})
     seen = await until(backend, handle, lambda o: o.step == 4)
     assert seen.metrics == {"lr": 0.001}
-    assert seen.alerts == ("nonfinite: loss is not finite at step 4",)
+    assert [(str(a), a.subject, a.step) for a in seen.alerts] == [
+        ("nonfinite: loss is not finite at step 4", "loss", 4)
+    ]
     assert seen.beat is not None and seen.beat.disk_free
     await backend.stop(handle, grace_s=1)
 
@@ -133,7 +135,7 @@ def test_an_unreadable_requirement_is_a_bad_request() -> None:
         ({"state": "running", "alive": True, "updated_at": 99}, Job.RUNNING, "alive"),
         ({"state": "running", "alive": None, "updated_at": 99}, Job.RUNNING, "can't check"),
         ({"state": "running", "alive": False, "child_alive": True}, Job.RUNNING, "unwatched"),
-        ({"state": "running", "alive": False, "child_alive": False}, Job.FAILED, launch.DIED),
+        ({"state": "running", "alive": False, "child_alive": False}, Job.FAILED, "left no final status"),
         ({"state": "timeout", "why": "the time limit"}, Job.FAILED, "time limit"),
         ({"state": "preempted"}, Job.PREEMPTED, ""),
         ({"state": "canceled"}, Job.CANCELED, ""),
@@ -142,7 +144,7 @@ def test_an_unreadable_requirement_is_a_bad_request() -> None:
         ({"state": "weird"}, Job.UNKNOWN, "weird"),
         ({}, Job.UNKNOWN, "invalid runner status"),
         ({"state": ["succeeded"]}, Job.UNKNOWN, "invalid runner status"),
-        ({"state": "missing", "now": 10**400}, Job.UNKNOWN, "run folder is not"),
+        ({"state": "missing", "now": 10**400}, Job.UNKNOWN, "no run folder"),
         ({"state": "absent", "now": float("inf")}, Job.UNKNOWN, "never launched"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from gpuwarden.config import Config, load_config
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.policy import Policy, hash_pin, pin_matches
+from gpuwarden.interfaces.mcp.wording import in_calls
 
 
 def load(tmp_path: Path, text: str | None = None, **env: str) -> Config:
@@ -59,7 +60,7 @@ def test_file_then_environment_and_each_value_says_where_it_came_from(tmp_path: 
 def test_every_mistake_is_named_with_its_place(tmp_path: Path, text: str, env: dict[str, str], says: str) -> None:
     with pytest.raises(BadRequest, match=says) as error:
         load(tmp_path, text, **env)
-    assert error.value.hint
+    assert in_calls(error.value.next_steps)
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:

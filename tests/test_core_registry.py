@@ -18,11 +18,13 @@ from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.contract import Contract, class_faults
 from gpuwarden.core.errors import NotFound, NotSupported
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import JobSpec, Level, Verdict
 from gpuwarden.core.registry import Registry
 from gpuwarden.core.rules import run_rules
 from gpuwarden.interfaces.cli.doctor import plugin_rows
 from gpuwarden.interfaces.hooks.guard.declared import table
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.profiles import load_profile
 from gpuwarden.providers.base import PROVIDERS, account_keys, load_provider
@@ -160,7 +162,7 @@ def test_an_added_layout_judges_a_folder(packages: Packages, tmp_path: Path) -> 
 def test_an_added_rule_guards_the_gate_and_is_not_on_our_page(packages: Packages) -> None:  # noqa: F811
     packages.one("rules", "pf_acme_001_team_named", RULE)
     assert "PF-ACME-001" in {r.id for r in rules_of("submit")}
-    assert render_page() == page_file().read_text("utf-8")
+    assert render_page(in_calls) == page_file().read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,9 @@ def test_a_broken_plugin_is_named_with_its_package_its_file_and_its_fault(packag
         registry.load(name)
     said = refused.value.message
     assert fault in said and repr(name) in said and "someones-plugins 1.0" in said and f"their_{name}" in said
-    assert "someones-plugins" in refused.value.hint or "pip install a_scheduler" in refused.value.hint
+    assert "someones-plugins" in manual_text(refused.value.next_steps) or "pip install a_scheduler" in manual_text(
+        refused.value.next_steps
+    )
     (row,) = [r for r in plugin_rows() if not r.ok]
     assert row.what == f"{registry.what} {name}" and fault[:20] in row.found
     assert name in registry.names() and [n for n, _ in registry.usable()] == registry.built_in()
@@ -285,13 +289,16 @@ def test_the_extra_that_brings_what_is_missing_is_named(packages: Packages) -> N
         BACKENDS.load("slurp")
     with pytest.raises(NotSupported) as without:
         BACKENDS.load("slurp2")
-    assert with_extra.value.hint == "pip install 'acme[slurp]'" and without.value.hint == "pip install a_scheduler"
+    assert (
+        manual_text(with_extra.value.next_steps) == "pip install 'acme[slurp]'"
+        and manual_text(without.value.next_steps) == "pip install a_scheduler"
+    )
 
 
 def test_a_plugin_that_nobody_has_is_not_found() -> None:
     with pytest.raises(NotFound, match="no backend called 'slurp'") as caught:
         BACKENDS.load("slurp")
-    assert "hf_jobs, local, ssh" in caught.value.hint
+    assert "hf_jobs, local, ssh" in manual_text(caught.value.next_steps)
 
 
 @pytest.mark.anyio

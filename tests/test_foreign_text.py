@@ -21,7 +21,7 @@ from mcp.client.client import Client
 
 from fakes import FakeClock
 from gpuwarden.core.errors import BadReply, NoCapacity, Refused, Unreachable
-from gpuwarden.core.models import Artifact, Disclosure, Handle, LogChunk, Manifest, Observation
+from gpuwarden.core.models import Artifact, Disclosure, Handle, LogChunk, Manifest, Observation, RunnerAlert
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.sanitize import QUOTE, UNQUOTE, named, quoted
 from gpuwarden.core.states import Job
@@ -96,13 +96,9 @@ class HostileMachine(PretendBackend):
     """A machine that says the worst wherever it may say something."""
 
     def _observe(self, handle: Handle) -> Observation:
-        return (
-            super()
-            ._observe(handle)
-            .model_copy(
-                update={"why": hostile("why"), "metrics": {hostile("metric"): 1.0}, "alerts": (hostile("alert"),)}
-            )
-        )
+        alert = RunnerAlert(kind=hostile("kind"), text=hostile("alert"), subject=hostile("subject"))
+        said = {"why": hostile("why"), "metrics": {hostile("metric"): 1.0}, "alerts": (alert,)}
+        return super()._observe(handle).model_copy(update=said)
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
         text = f"{hostile('log')}\ntorch.cuda.OutOfMemoryError: CUDA out of memory. {hostile('line')}\n"

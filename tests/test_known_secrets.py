@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fakes import FakeClock
 from gpuwarden.core.errors import DiskError
-from gpuwarden.core.models import Handle, LogChunk, Observation
+from gpuwarden.core.models import Handle, LogChunk, Observation, RunnerAlert
 from gpuwarden.core.sanitize import redact
 from gpuwarden.core.secret_digests import SecretDigest, found_in
 from gpuwarden.core.states import Job
@@ -90,7 +90,10 @@ class Leaky(PretendBackend):
 
     def _observe(self, handle: Handle) -> Observation:
         return Observation(
-            state=Job.RUNNING, why=f"it said {SECRET}", metrics={"m" * 50 + SECRET: 1.0}, alerts=(f"!{SECRET}",)
+            state=Job.RUNNING,
+            why=f"it said {SECRET}",
+            metrics={"m" * 50 + SECRET: 1.0},
+            alerts=(RunnerAlert(kind="odd", text=f"!{SECRET}"),),
         )
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:

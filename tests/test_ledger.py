@@ -13,6 +13,7 @@ import pytest
 from fakes import FakeClock
 from gpuwarden.core.errors import Conflict, LedgerError
 from gpuwarden.core.states import Job, Lease, Teardown
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.records import read_lease
@@ -111,7 +112,7 @@ def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) ->
     with pytest.raises(LedgerError, match=r"damaged|answered") as error:
         Ledger(path, FakeClock())
     assert path.read_bytes() == junk
-    assert error.value.hint
+    assert in_calls(error.value.next_steps)
 
 
 def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
@@ -140,7 +141,7 @@ def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
     ledger.path.write_bytes(raw.replace(before, after))
     with pytest.raises(LedgerError, match="damaged") as error:
         read_lease(Ledger(ledger.path, FakeClock()), "j1-i1")
-    assert "billing" in error.value.hint
+    assert "billing" in in_calls(error.value.next_steps)
 
 
 def test_a_newer_ledger_is_left_alone(ledger: Ledger) -> None:
@@ -150,7 +151,7 @@ def test_a_newer_ledger_is_left_alone(ledger: Ledger) -> None:
     db.close()
     with pytest.raises(LedgerError, match="version") as error:
         Ledger(ledger.path, FakeClock())
-    assert "Update" in error.value.hint
+    assert "Update" in in_calls(error.value.next_steps)
 
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from gpuwarden.lifecycle.submission.budgets import spending_approved, spent_toda
 
 PACKAGE = Path(__file__).parents[1] / "server" / "gpuwarden"
 FIXTURES = Path(__file__).with_name("fixtures")
+NEW = {"running_since", "supervisor", "next_steps"}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,18 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def without_new(value: Any) -> Any:
+    """JSON without the empty fields that models got after the first schema, and with a fix as the sentence it was."""
+    if isinstance(value, list):
+        return [without_new(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {k: without_new(v) for k, v in value.items() if k not in NEW or v not in (None, [])}
+    if isinstance(kept.get("fix"), list):
+        kept["fix"] = " ".join(step["parameters"]["text"] for step in kept["fix"])
+    return kept
+
+
 @pytest.mark.anyio
 async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
     first_schema: Path, read_then: dict[str, Any]
@@ -97,8 +110,9 @@ async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
         "pulled": {j: pull.data.digest for j, pull in pulls.items() if pull is not None},
     }
     now = json.loads(json.dumps(now))
-    for records, field in (("jobs", "declared"), ("leases", "account")):  # which a ledger of that time could not hold
-        assert not any(record.pop(field) for record in now[records].values())
+    for records, field in (("jobs", "declared"), ("jobs", "reason"), ("leases", "account")):
+        assert not any(record.pop(field) for record in now[records].values())  # a ledger of that time could not hold it
+    now = without_new(now)
     assert now.keys() == read_then.keys()
     for name, value in now.items():
         if name in {"spent_today", "billed_today"}:
@@ -146,7 +160,7 @@ def test_every_stored_event_reads_and_writes_back_unchanged(first_schema: Path) 
     for event in ledger.events():
         kinds.add(event.kind)
         if event.version == type(event.data).VERSION:
-            assert event.data.stored() == event.body, event
+            assert without_new(event.data.stored()) == event.body, event
     assert kinds <= BODIES.keys() and len(kinds) > 45
 
 

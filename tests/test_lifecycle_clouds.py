@@ -10,7 +10,9 @@ import pytest
 from clouds.base import KEY, Fault
 from clouds_house import RICH, TRAIN, VASTAI, House, bring_home, every_platform, house, take_down, web  # noqa: F401
 from gpuwarden.core.errors import Conflict, Refused, WardenError
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.policy import Policy
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.interfaces.results import checked as check_reply
@@ -159,7 +161,7 @@ async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(ho
     house.machines.broken = 3
     job = await house.launch(house.spec())
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=5)
-    assert "uncorrected memory errors" in seen.job.why and "rent another" in seen.job.why
+    assert "uncorrected memory errors" in seen.job.why and "rent another" in manual_text(seen.next_steps)
     assert "still rented" in seen.job.why
     assert not list(house.machines.disk(house.machine()).rglob("*.py")), "nothing was sent there"
     house.clock.ahead += 3600
@@ -234,9 +236,9 @@ async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: Hou
     house.clock.ahead += 3 * 3600
     told = [a for _ in range(3) for a in (await Watcher(house.ctx).round()).news]
     seen = await house.until(job, lambda c: c.job.state is not Job.RUNNING)
-    assert seen.job.state is Job.CANCELED and "max_cost_usd" in seen.job.why
+    assert seen.job.state is Job.CANCELED and seen.job.reason is Code.COST_CAP
     (asked,) = [a for a in told if a.kind == "cost_cap"]
-    assert "its process is" in asked.text and "stays and bills" in asked.text and "May it go?" in asked.text
+    assert "its process is" in asked.text and "stays and bills" in asked.text and "May it be given back?" in asked.text
     assert house.billing() == [house.machine()] and house.ctx.ledger.events(kind="verb.sent") == []
     pulled = await bring_home(house, job)
     assert sorted(f.path for f in pulled.manifest.files) == ["out/model.safetensors", "out/parked.txt"]

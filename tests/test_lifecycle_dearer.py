@@ -8,11 +8,13 @@ import pytest
 
 from clouds_house import House, house, web  # noqa: F401
 from gpuwarden.core.errors import Conflict
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import Terminal, grant_spending
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.submission.submit import submit
@@ -30,7 +32,7 @@ async def asked(house: House, policy: Policy) -> tuple[str, Checked]:  # noqa: F
     house.account.prices[H100] = 1.0
     house.ctx.policy = policy
     job = await house.launch(house.spec())
-    return job, await house.until(job, lambda c: c.job.state is not Job.ACCEPTED and bool(c.onward), jump_s=5)
+    return job, await house.until(job, lambda c: c.job.state is not Job.ACCEPTED and "bills" in c.note, jump_s=5)
 
 
 def ticket(house: House, job: str) -> str:  # noqa: F811
@@ -41,9 +43,9 @@ def ticket(house: House, job: str) -> str:  # noqa: F811
 
 async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: House) -> None:  # noqa: F811
     job, seen = await asked(house, caps())
-    assert "bills $2.99/h, and $1.00/h was checked: it may come to $2.99, above" in seen.onward
-    assert "per_job_usd of $2.00" in seen.onward and f"gpuwarden approve {ticket(house, job)}" in seen.onward
-    assert seen.onward in results.checked(seen).hint
+    assert "bills $2.99/h, and $1.00/h was checked: it may come to $2.99, above" in seen.note
+    reply = results.worded(results.checked(seen), in_calls)
+    assert "per_job_usd of $2.00" in reply.message and f"gpuwarden approve {ticket(house, job)}" in reply.hint
     for _ in range(3):
         house.clock.ahead += 20
         assert (await check(house.ctx, job)).job.state is Job.PROVISIONING
@@ -55,11 +57,11 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(house: Ho
         await submit(house.ctx, house.spec(), receipt=ticket(house, job))
 
     screen = io.StringIO()
-    reply = await approval.ask(house.ctx, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
+    said = await approval.ask(house.ctx, ticket(house, job), Terminal(io.StringIO("yes\n"), screen))
     assert "$2.99/h" in screen.getvalue() and "per_job_usd" in screen.getvalue()
-    assert f"check_job {job}" in reply.hint
+    assert said.next[0] == do(Action.CHECK, "to launch it", job_id=job)
     seen = await house.ended(job)
-    assert seen.job.state is Job.SUCCEEDED and len(house.account.own) == 1 and not seen.onward
+    assert seen.job.state is Job.SUCCEEDED and len(house.account.own) == 1 and not seen.note
     assert "-dearer" in ["-" * (not a.raised) + a.kind for a in (await Watcher(house.ctx).round()).news]
 
 
@@ -74,7 +76,7 @@ async def test_without_a_yes_the_machine_is_given_back_with_its_cost(house: Hous
 
 async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  # noqa: F811
     _, seen = await asked(house, caps(job=100.0, day=2.5))
-    assert "it may come to $2.99, above per_day_usd of $2.50" in seen.onward
+    assert "it may come to $2.99, above per_day_usd of $2.50" in seen.note
 
 
 async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None:  # noqa: F811
@@ -98,13 +100,13 @@ async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(house
     grant_spending(house.ctx, issued, "terminal", "test")
     done = await submit(house.ctx, house.spec(), receipt=first.receipt)
     assert done.job is not None
-    seen = await house.until(done.job.id, lambda c: bool(c.onward), jump_s=5)
-    assert "which a person approved" in seen.onward
+    seen = await house.until(done.job.id, lambda c: "bills" in c.note, jump_s=5)
+    assert "which a person approved" in seen.note
 
 
 async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(house: House) -> None:  # noqa: F811
     job, _ = await asked(house, caps())
     assert (await cancel(house.ctx, job)).state is Job.CANCELED
     seen = await check(house.ctx, job)
-    assert not seen.onward and seen.lease and seen.lease.state in LIVE_LEASES
-    assert "teardown_request" in results.checked(seen).hint
+    assert not seen.note and seen.lease and seen.lease.state in LIVE_LEASES
+    assert "teardown_request" in in_calls(seen.next_steps)

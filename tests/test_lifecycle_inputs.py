@@ -24,6 +24,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.ending.teardown import request
 from gpuwarden.lifecycle.monitoring.check import cancel, check
@@ -143,7 +144,7 @@ def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPa
             patch.setattr(inputs, name, value)
             with pytest.raises(BadRequest) as caught:
                 listed(near, "code", "data.txt")
-            assert "dataset on the Hub" in caught.value.hint
+            assert "dataset on the Hub" in in_calls(caught.value.next_steps)
 
 
 @pytest.mark.parametrize(

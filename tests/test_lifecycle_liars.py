@@ -89,7 +89,7 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
     await house.until(job, Job.RUNNING)
     house.clock.ahead += 2 * HOUR
     await house.until(job, Job.CANCELED)
-    assert "stopped at max_cost_usd of $0.50" in read_job(house.ctx.ledger, job).why
+    assert "stopped at its cost cap of $0.50" in read_job(house.ctx.ledger, job).why
     assert spent(house.ctx, f"{job}-i1") == pytest.approx(2.0, abs=0.1)
 
 

@@ -15,6 +15,8 @@ from fakes import FakeClock
 from gpuwarden.core.models import Handle, JobSpec, LogChunk, Observation, Place, StopResult
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease
 from gpuwarden.interfaces import results
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.artifacts.local_copies import last_pull
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
@@ -29,6 +31,11 @@ pytestmark = pytest.mark.anyio
 MISSING = Observation(state=Job.UNKNOWN, why="the run folder is not on the machine", machine="boot-2/9", lost=True)
 
 SAVES = TRAIN + "print('saved', flush=True)\ntime.sleep(600)\n"
+
+
+def hint_of(seen: Checked) -> str:
+    """What an agent reads."""
+    return results.worded(results.checked(seen), in_calls).hint
 
 
 class Machine:
@@ -84,13 +91,14 @@ async def rig(tmp_path: Path) -> Rig:
 async def test_a_machine_that_was_started_anew_without_the_folder_ends_the_job_on_the_second_look(rig: Rig) -> None:
     rig.machine.answer = MISSING
     state, why = await rig.state()
-    assert state is Job.UNKNOWN and "another look will tell" in why
+    assert state is Job.UNKNOWN and "another look decides" in why
     assert (await rig.state(30))[0] is Job.UNKNOWN
     state, why = await rig.state(31)
     assert state is Job.FAILED and "came back without the job's run folder, seen twice" in why
     seen = await check(rig.ctx, rig.job)
-    assert "No machine is rented anew by itself" in seen.onward and "submit_job with the same arguments" in seen.onward
-    assert seen.onward in results.checked(seen).hint and "still running" in results.checked(seen).hint
+    hint = hint_of(seen)
+    assert "No machine is rented again automatically" in hint and "submit_job with the same arguments" in hint
+    assert "still running" in hint
 
 
 async def test_a_folder_that_comes_up_late_is_the_jobs_own(rig: Rig) -> None:
@@ -108,7 +116,7 @@ async def test_without_a_restart_the_process_may_live_and_a_person_decides(rig: 
     rig.machine.answer = MISSING.model_copy(update={"machine": machine})
     for _ in range(5):
         state, why = await rig.state(1000)
-        assert state is Job.UNKNOWN and "cancel_job closes the job" in why
+        assert state is Job.UNKNOWN and "alive is unknown" in why
     assert (await cancel(rig.ctx, rig.job)).state is Job.CANCELED
 
 
@@ -141,7 +149,7 @@ async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House)
     house.clock.ahead += 60
     last = await house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=20)
     assert "came back without the job's run folder" in last.job.why, house.story()
-    assert "submit_job" in last.onward and house.billing() == [ident]
+    assert "submit_job" in hint_of(last) and house.billing() == [ident]
 
 
 # ------------------------------------------------------------------------------------------------ gone for good
@@ -191,26 +199,28 @@ async def taken(tmp_path: Path) -> AsyncIterator[Taken]:
 
 async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: Taken) -> None:
     seen = await taken.lost()
-    assert seen.onward.startswith("No machine is rented anew by itself. There is no verified copy")
-    told = results.checked(seen)
-    assert seen.onward in told.hint and "nothing of it is billing" in told.hint
+    hint = hint_of(seen)
+    assert "No machine is rented again automatically. There is no verified copy" in hint
+    assert "nothing of it is billing" in hint
     news = (await Watcher(taken.ctx).round()).news
     (failed,) = [a for a in news if a.kind == "failed"]
-    assert "No machine is rented anew by itself" in failed.text and "submit_job" in failed.text
+    assert "No machine is rented again automatically" in in_calls(failed.next_steps)
+    assert "gpuwarden submit" in in_commands(failed.next_steps)
     assert len(records(taken.cloud)) == 1
 
 
 async def test_a_copy_that_is_not_verified_is_not_called_one_to_resume_from(taken: Taken) -> None:
     pulled = await pull(taken.ctx, taken.job, taken.cwd / "kept")
     seen = await taken.lost()
-    assert "no verified copy" in seen.onward and f"{pulled.dest} is not proven: verify_checkpoint" in seen.onward
+    hint = hint_of(seen)
+    assert "no verified copy" in hint and f"{pulled.dest} is not proven. Call verify_checkpoint" in hint
 
 
 async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(taken: Taken) -> None:
     await pull(taken.ctx, taken.job, taken.cwd / "kept copy")
     await prove(taken.ctx, taken.job)
     seen = await taken.lost()
-    assert "inputs ['kept copy']" in seen.onward and "--input 'kept copy'" in seen.onward
+    assert 'inputs=["kept copy"]' in hint_of(seen) and "--input 'kept copy'" in in_commands(seen.next_steps)
     script = "import os; print('resumes from', os.path.getsize('kept copy/out/model.safetensors'), flush=True)"
     spec = taken.spec.model_copy(update={"command": (sys.executable, "-c", script), "inputs": ("kept copy",)})
     again = await launch(taken.ctx, spec)
@@ -226,7 +236,8 @@ async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: T
     pulled = await pull(taken.ctx, taken.job)
     await prove(taken.ctx, taken.job)
     seen = await taken.lost()
-    assert f"copy {pulled.dest}, which is verified" in seen.onward and "--input resume" in seen.onward
+    assert f"copy {pulled.dest}, which is verified" in hint_of(seen)
+    assert "--input resume" in in_commands(seen.next_steps)
     hidden = taken.cwd / ".kept"
     assert onward_of(taken, hidden) is None and onward_of(taken, taken.cwd) is None
     assert onward_of(taken, taken.cwd / "a" / "b") == "a/b"
@@ -243,7 +254,7 @@ async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monke
     await prove(taken.ctx, taken.job)
     monkeypatch.setattr("gpuwarden.lifecycle.execution.recovery_advice.MAX_BYTES", 100)
     seen = await taken.lost()
-    assert "too large for an input" in seen.onward and "Push it to the Hub" in seen.onward
+    assert "too large for an input" in hint_of(seen) and "Push it to the Hub" in hint_of(seen)
 
 
 async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(house: House) -> None:  # noqa: F811
@@ -252,12 +263,13 @@ async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(house: H
     await house.reached(job, 3)
     house.take()
     seen = await house.until(job, lambda c: c.job.state is Job.PREEMPTED, jump_s=5)
-    assert "gpuwarden does not start it" in seen.onward and "console" in results.checked(seen).hint
-    assert "gpuwarden does not start it" in "".join(a.text for a in (await Watcher(house.ctx).round()).news)
+    assert "gpuwarden does not start it" in hint_of(seen) and "console" in hint_of(seen)
+    news = (await Watcher(house.ctx).round()).news
+    assert "gpuwarden does not start it" in "".join(in_calls(a.next_steps) for a in news)
 
 
 async def test_a_job_that_can_go_on_or_has_succeeded_is_told_nothing_of_the_kind(rig: Rig) -> None:
-    assert (await check(rig.ctx, rig.job)).onward == ""
+    assert "rented again" not in hint_of(await check(rig.ctx, rig.job))
     rig.machine.answer = Observation(state=Job.SUCCEEDED, machine="boot-1/9")
     assert (await rig.state())[0] is Job.SUCCEEDED
-    assert (await check(rig.ctx, rig.job)).onward == ""
+    assert "rented again" not in hint_of(await check(rig.ctx, rig.job))

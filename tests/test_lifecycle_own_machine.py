@@ -14,9 +14,11 @@ from doors import TRAIN
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import NotFound, NotSupported, Refused
+from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
@@ -74,22 +76,23 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
     assert done.job.place is not None and done.job.place.host == "box" and done.job.place.host_key == box.host_key
     seen = await ended(ctx, done.job.id)
     assert seen.job.state is Job.SUCCEEDED and seen.lease is None and seen.log and "step 1" in seen.log.text
-    assert "pull_artifacts and verify_checkpoint" in advice(seen.job, seen.lease)
+    assert [s.action for s in advice(seen.job, seen.lease)][1:] == [Action.PULL, Action.VERIFY]
     assert seen.job.handle is not None
     folder = Path(seen.job.handle.run_dir)
     with pytest.raises(NotSupported, match=r"nothing of it bills.*is succeeded") as early:
         await request(ctx, done.job.id, "terminate")
-    assert "the only proven copy" in early.value.hint and "pull_artifacts and verify" in early.value.hint
+    assert "the only proven copy" in in_calls(early.value.next_steps)
+    assert [s.action for s in early.value.next_steps] == [Action.MANUAL, Action.PULL, Action.VERIFY]
     pulled = await pull(ctx, done.job.id)
     with pytest.raises(NotSupported) as unproven:
         await request(ctx, done.job.id, "terminate")
-    assert ": verify_checkpoint first" in unproven.value.hint
+    assert [s.action for s in unproven.value.next_steps] == [Action.MANUAL, Action.VERIFY]
     assert [f.path for f in pulled.manifest.files] == ["out/model.safetensors"]
     assert (await verify_job(ctx, done.job.id)).verdict is Verdict.PROVEN
     with pytest.raises(NotSupported, match="nothing to tear down") as refused:
         await request(ctx, done.job.id, "terminate")
-    assert str(pulled.dest) in refused.value.hint
-    *ssh, far = shlex.split(refused.value.hint.split("by hand: ")[1])
+    assert str(pulled.dest) in in_calls(refused.value.next_steps)
+    *ssh, far = shlex.split(in_calls(refused.value.next_steps).split("by hand: ")[1])
     assert ssh == ["ssh", "box"] and shlex.split(far) == ["rm", "-r", "--", str(folder)]
     assert (folder / "work/out/model.safetensors").exists(), "nothing was touched"
     subprocess.run(
@@ -114,7 +117,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     assert [j.id for j in (await list_instances(ctx)).jobs] == [two.job.id]
     with pytest.raises(NotSupported, match=f"Job {two.job.id} is running") as refused:
         await request(ctx, two.job.id, "terminate")
-    assert "cancel_job" in refused.value.hint
+    assert "cancel_job" in in_calls(refused.value.next_steps)
     assert (await cancel(ctx, two.job.id)).state is Job.CANCELED
 
 
@@ -130,7 +133,7 @@ async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box:
     with pytest.raises(Refused, match="PF-PLACE-001") as refused:
         await submit(ctx, spec(args=("after",)))
     (found,) = [f for f in refused.value.findings if f.blocks]
-    assert "host key" in found.message and "ssh box" in found.fix and "known_hosts" in found.fix
+    assert "host key" in found.message and "ssh box" in in_calls(found.fix) and "known_hosts" in in_calls(found.fix)
     assert len(list((Path(ctx.profile("ssh/box").run_root)).glob("gw-*"))) == 1, "nothing was sent to it"
     (box.folder / "known_hosts").write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
     await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]

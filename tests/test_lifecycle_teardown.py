@@ -354,7 +354,7 @@ async def test_a_preempted_job_resumes_and_is_given_up_after_max_restarts(house:
     house.cloud.preempt(machine)
     house.clock.advance(1)
     seen = await check(house.ctx, job)
-    assert seen.job.state is Job.FAILED and "max_restarts is 1" in seen.job.why
+    assert seen.job.state is Job.FAILED and "restart limit is 1" in seen.job.why
     assert house.backend.launched == [(job, 1), (job, 2)]
 
 
@@ -370,7 +370,7 @@ async def test_a_preempted_job_that_is_canceled_is_not_launched_again(house: Hou
 async def test_a_job_that_reaches_its_cost_cap_is_stopped_and_the_machine_stays(house: House) -> None:
     job = await house.started(max_cost_usd=0.1)
     seen = await house.after(101, job)  # 0.001 USD/s
-    assert seen.job.state is Job.CANCELED and "max_cost_usd of $0.10" in seen.job.why
+    assert seen.job.state is Job.CANCELED and "cost cap of $0.10" in seen.job.why
     assert house.cloud.truth(records(house.cloud)[0].id).meter
 
 

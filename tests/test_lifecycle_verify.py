@@ -21,6 +21,7 @@ from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, Refused, Unreachable
+from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.hub.files import BLOCK, Address
@@ -274,7 +275,7 @@ async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_c
     assert (report.verdict, report.level, report.not_checked[0]) == (Verdict.PROVEN, Level.CONTENT, CLAIM), said(report)
     assert [f.path for f in report.files] == ["out/model.safetensors"]
     reply = results.verified(report)
-    assert (reply.code, reply.verdict) == ("claimed", "proven") and "pull_artifacts" in reply.hint
+    assert (reply.code, reply.verdict) == ("claimed", "proven") and reply.next[0].action is Action.PULL
     rules = {f.rule for f in (await request(house, job, "terminate")).findings}
     assert "TD-COPY-001" in rules
     await pull(house, job)

@@ -22,7 +22,7 @@ from doors import environment, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import Unreachable
-from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, StopResult
+from gpuwarden.core.models import Beat, Handle, JobSpec, Observation, Place, RunnerAlert, StopResult
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import main
@@ -35,7 +35,6 @@ from gpuwarden.lifecycle.monitoring.watch import Round, Watcher
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Settings
-from gpuwarden.remote.launch import DIED
 from gpuwarden.remote.sandbox.words import Kind, Sandbox
 from gpuwarden.remote.ssh.connect import HostKeyChanged
 from lifecycle_kit import PLATFORM, WEALTHY, launch, open_house, promises, records, rent_cloud, training
@@ -53,7 +52,7 @@ class Seen:
         self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
         self.beat = Beat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)
         self.error: Exception | None = None
-        self.alerts: tuple[str, ...] = ()
+        self.alerts: tuple[RunnerAlert, ...] = ()
 
     async def submit(self, spec: JobSpec, place: Place, token: str, **_: object) -> Handle:
         return Handle(backend="local", token=token, run_dir="/x", place=place)
@@ -176,7 +175,7 @@ async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
 async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) -> None:
     """A watch that was not there while it began, such as one that cron starts, need not wait as long again."""
     stopped_at = house.seen.step + 1
-    house.seen.alerts = (f"stall: nothing new for 1800 s (last step {stopped_at})",)
+    house.seen.alerts = (RunnerAlert(kind="stall", text="nothing new for 1800 s", step=stopped_at),)
     assert await house.go(1) == ["+stalled"]
     assert await house.go(1) == ["-stalled"], "it went on: the runner's alert is of an earlier step"
 
@@ -198,7 +197,7 @@ async def test_a_job_that_died_without_a_status_is_told(tmp_path: Path, monkeypa
     while not news:
         news = [a for a in (await watcher.round()).news if a.kind == "failed"]
         await anyio.sleep(0.05)
-    assert DIED in news[0].text and read_job(ctx.ledger, job).state is Job.FAILED
+    assert "left no final status" in news[0].text and read_job(ctx.ledger, job).state is Job.FAILED
     assert cloud.truth(machine.id).meter and promises(ctx.ledger, cloud) == [], "its machine stays"
 
 
@@ -353,7 +352,7 @@ def test_the_command_line_prints_one_round(
     body = json.loads(capsys.readouterr().out)
     assert (body["ok"], body["code"], [a["kind"] for a in body["news"]]) == (False, "alert", ["failed"])
     assert main.run(["watch", "--once"]) == 0  # told once
-    assert "No alert stands" in capsys.readouterr().out
+    assert "No open alert" in capsys.readouterr().out
     assert main.run(["watch", "--json"]) == 2
     assert "--once" in json.loads(capsys.readouterr().out)["hint"]
 

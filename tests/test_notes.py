@@ -15,6 +15,7 @@ from fakes import FakeClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.mcp.resources import NOTES_URI, documents
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.notes import Notes, change, load_notes, looks_secret, read_notes
 from lifecycle_kit import open_house
 
@@ -101,7 +102,8 @@ SECRETS = [
 def test_what_looks_like_a_secret_is_refused_and_not_repeated(secret: str, where: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read_notes(where.format(secret), "mine")
-    assert caught.value.message.startswith("mine:") and secret not in str(caught.value) + caught.value.hint
+    assert caught.value.message.startswith("mine:")
+    assert secret not in str(caught.value) + in_calls(caught.value.next_steps)
     assert "looks like a secret" in caught.value.message
 
 
@@ -144,7 +146,7 @@ def test_notes_that_others_may_use_are_refused(tmp_path: Path, mode: int) -> Non
     file.chmod(mode)
     with pytest.raises(BadRequest, match=f"others may use the notes .mode {mode:04o}") as caught:
         load_notes(file)
-    assert caught.value.hint == f"chmod 600 {file}"
+    assert in_calls(caught.value.next_steps) == f"chmod 600 {file}"
 
 
 def test_what_is_no_plain_text_is_refused(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_a_machine_behind_ssh_has_notes_of_its_own_or_those_of_all(tmp_path: Pat
 def test_a_scratch_folder_that_climbs_is_refused(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", FakeClock())
     ctx.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratch = '/data/../etc'\n")
-    with pytest.raises(BadRequest, match="lies on no storage"):
+    with pytest.raises(BadRequest, match="storage that is not always there"):
         ctx.owned_place("local")
 
 
@@ -263,7 +265,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert run("notes", "set", "tracker.key", HEX)["code"] == "bad_request"
     assert HEX not in (policy.parent / "notes.toml").read_text()
     assert "machines of your own" in str(run("notes", "set", "platforms.runpod.host", "x")["message"])
-    assert "no such platform" in str(run("notes", "set", "platforms.rumpod.note", "x")["message"])
+    assert "unknown platform" in str(run("notes", "set", "platforms.rumpod.note", "x")["message"])
     for name in ("local", "ssh", "ssh/lab"):
         assert "host says nothing" in str(run("notes", "set", f"platforms.{name}.host", "x")["message"])
     assert run("notes", "set", "platforms.ssh/lab.scratch", "/data")["ok"] is True

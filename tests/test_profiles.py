@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gpuwarden.core.errors import BadRequest, NotFound
 from gpuwarden.core.profile import Event, Profile, Unfound
 from gpuwarden.interfaces.cli.main import run
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.profiles import BLOCKS, BY_HAND, load_profile, load_text, profile_names, render_blocks
 from gpuwarden.providers.base import provider_names
 
@@ -183,7 +184,7 @@ def test_two_files_cannot_claim_one_id(tmp_path: Path):
 def test_a_name_that_is_no_profile(name: str, tmp_path: Path):
     with pytest.raises(NotFound) as caught:
         load_profile(name, tmp_path)
-    assert "runpod" in caught.value.hint
+    assert "runpod" in in_calls(caught.value.next_steps)
 
 
 def test_a_folder_that_is_not_there_adds_nothing(tmp_path: Path):

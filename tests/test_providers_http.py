@@ -21,6 +21,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import AuthFailed, BadRequest
 from gpuwarden.core.models import Known, Unknown
 from gpuwarden.core.registry import Registry
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers import _http
 from gpuwarden.providers._account import SSH_KEY_VARIABLE, authorize_key, base_url, public_key, read_key, same_key
@@ -51,7 +52,7 @@ def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> N
     file.chmod(mode)
     with pytest.raises(AuthFailed, match=f"mode 0{mode:o}") as caught:
         read_key("X_KEY", "X", {"X_KEY_FILE": str(file)})
-    assert "secret-key" not in f"{caught.value.message} {caught.value.hint}"
+    assert "secret-key" not in f"{caught.value.message} {in_calls(caught.value.next_steps)}"
 
 
 @pytest.mark.parametrize("what", ["missing", "folder", "empty", "spaces", "binary", "long", "two lines"])
@@ -207,7 +208,7 @@ def test_a_private_key_is_never_taken_for_a_public_one(tmp_path: Path) -> None:
     )
     with pytest.raises(BadRequest) as caught:
         public_key({SSH_KEY_VARIABLE: str(file)})
-    assert "b3Blb" not in caught.value.message + caught.value.hint
+    assert "b3Blb" not in caught.value.message + in_calls(caught.value.next_steps)
 
 
 @given(st.text(max_size=200) | st.builds("{} {}".format, st.just("ssh-ed25519"), st.text(min_size=40, max_size=90)))

@@ -41,9 +41,9 @@ def test_an_attempt_is_not_launched_beside_an_earlier_one(folder: Path) -> None:
 def test_a_claim_whose_owner_died_before_its_status_is_retaken(folder: Path) -> None:
     script = f"import fcntl, os; fcntl.flock(os.open({str(folder / 'lock')!r}, os.O_RDWR | os.O_CREAT), 2); os._exit(9)"
     subprocess.run([sys.executable, "-c", script], check=False)
-    assert call("start", folder, sh("exit 0")) | {"pid": 0} == {
-        "ok": True, "adopted": False, "pid": 0, "state": "running", "attempt": 1,
-    }  # fmt: skip
+    answer = call("start", folder, sh("exit 0"))
+    assert (answer["ok"], answer["adopted"], answer["state"], answer["attempt"]) == (True, False, "running", 1)
+    assert answer["pid"] > 1 and answer["start_ticks"] and answer["machine"].startswith(answer["boot_id"])
 
 
 def test_a_status_that_makes_no_sense_launches_nothing(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.remote.ssh.connect import (
     HostKeyChanged,
     HostKeyRevoked,
@@ -147,7 +148,8 @@ async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
             await machine(sshd).open()
         assert caught.value.seen == fingerprint(sshd.host_key)
         wanted = f'"[127.0.0.1]:{sshd.port} $(ssh '
-        assert wanted in caught.value.hint and "cat /etc/ssh/ssh_host_ed25519_key.pub)" in caught.value.hint
+        hint = in_calls(caught.value.next_steps)
+        assert wanted in hint and "cat /etc/ssh/ssh_host_ed25519_key.pub)" in hint
         known.write_text(f"{line}[127.0.0.1]:{sshd.port} {sshd.host_key}\n")  # what the hint does
         ssh = machine(sshd)
         assert not (await ssh.open()).first_contact

@@ -22,6 +22,7 @@ from gpuwarden.core.models import (
 from gpuwarden.core.policy import Policy, Secrets
 from gpuwarden.core.rules import BLOCKING, Finding, Found, Severity, rule, run_rules
 from gpuwarden.core.states import Job
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.rules import catalog, page
 from gpuwarden.rules.facts import Leak, SubmitFacts
@@ -306,7 +307,7 @@ async def test_what_a_backend_says_of_a_place_passes_the_submit_gate(
 
 def test_the_page_is_the_one_that_the_rules_write() -> None:
     text = page.page_file().read_text("utf-8")
-    assert text == page.render_page(), "run: gpuwarden rules --write"
+    assert text == page.render_page(in_calls), "run: gpuwarden rules --write"
     assert all(f"## {rule_id}: " in text for rule_id in RULES)
 
 

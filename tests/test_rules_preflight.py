@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.rules import Finding, Severity, run_rules
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.rehearsal.hub.server import Fault, HubServer
@@ -392,13 +393,13 @@ def test_a_weak_token_is_named_before_it_costs_a_run(hub: HubServer, token: str,
 def test_a_rename_that_would_do_is_spelled_out(hub: HubServer) -> None:
     script = sft(data="rehearsal/pairs-other-names").replace("SFT", "DPO")
     (found,) = [f for f in findings(script, config(hub)) if f.rule == "PF-DATA-002"]
-    assert '{"chosen_response": "chosen", "rejected_response": "rejected"}' in found.fix
+    assert '{"chosen_response": "chosen", "rejected_response": "rejected"}' in manual_text(found.fix)
 
 
 def test_a_missing_dataset_comes_with_what_was_meant(hub: HubServer) -> None:
     (found,) = [f for f in findings(sft(data="trl-lib/argilla-dpo-mix-7k"), config(hub)) if f.rule == "PF-HUB-001"]
     assert found.severity is Severity.ERROR
-    assert found.fix.startswith("Did you mean argilla/dpo-mix-7k")
+    assert manual_text(found.fix).startswith("Did you mean argilla/dpo-mix-7k")
 
 
 def test_hostile_text_in_a_repo_stays_short_and_on_one_line(hub: HubServer) -> None:

@@ -34,6 +34,7 @@ from gpuwarden.core.errors import BadRequest, NoSandbox
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec, Place, StopResult
 from gpuwarden.core.policy import Local
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.lifecycle.submission.submit import submit
@@ -289,7 +290,7 @@ async def test_kill_9_ends_everything_and_the_next_attempt_goes_on(
     os.kill(status["pid"], signal.SIGKILL)
     os.kill(status["child_pid"], signal.SIGKILL)
     seen = await until(backend, handle, lambda o: o.state is Job.FAILED)
-    assert seen.why.startswith("died:")
+    assert seen.reason is Code.VANISHED
     with anyio.fail_after(20):
         while processes_of(handle.run_dir):
             await anyio.sleep(0.02)
@@ -490,7 +491,7 @@ async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any
         result = await make_server(w_bare).call_tool("submit_job", {**JOB, "platform": platform})
         assert isinstance(result, CallToolResult) and result.is_error and result.structured_content
         body = result.structured_content
-        assert body["code"] == "no_sandbox" and "\n" not in body["message"] and "at a terminal" in body["hint"]
+        assert body["code"] == "no_sandbox" and "\n" not in body["message"] and "in a terminal" in body["hint"]
     assert not w_bare.ledger.events(kind="job.accepted")
 
 

@@ -23,6 +23,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.inputs import in_words
 from gpuwarden.core.policy import Policy, PolicyField, policy_fields
 from gpuwarden.policy_record import Notice, Record, decide, digest_of
@@ -191,12 +192,12 @@ def value_at(model: BaseModel, path: str) -> object:
     return value
 
 
-def _explain(error: ValidationError, origins: Mapping[str, str], file: Path) -> tuple[str, str]:
+def _explain(error: ValidationError, origins: Mapping[str, str], file: Path) -> tuple[str, Hint]:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     origin = origins.get(path.rstrip(".0123456789"), "file")
     where = str(file) if origin == "file" else origin
     if first["type"] == "extra_forbidden":
-        return f"{where} sets {path}, which is not a setting", "gpuwarden doctor lists every setting."
+        return f"{where} sets {path}, which is not a setting", do(Action.DOCTOR, "to list every setting")
     told = in_words(first["type"], first["msg"])
-    return f"{where} sets {path} wrongly: {told}", "gpuwarden doctor lists every setting with its default."
+    return f"{where} sets {path} wrongly: {told}", do(Action.DOCTOR, "to list every setting with its default")

@@ -36,6 +36,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.sanitize import SECRET_NAME, TOKEN
 from gpuwarden.frontmatter import Parsed, validate
@@ -156,14 +157,14 @@ def _put(table: Any, path: list[str], value: str | None) -> None:
 
     step, *rest = path
     if value is None and step not in table:
-        raise BadRequest(f"nothing is noted under {step[:80]!r}", "gpuwarden notes shows what is.")
+        raise BadRequest(f"nothing is noted under {step[:80]!r}", do(Action.SHOW_NOTES))
     if not rest and value is not None:
         table[step] = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value
         return
     if rest:
         inner = table.setdefault(step, tomlkit.table())
         if not isinstance(inner, dict):
-            raise BadRequest(f"{step[:80]!r} is not a key of the notes", "gpuwarden notes shows what there is.")
+            raise BadRequest(f"{step[:80]!r} is not a key of the notes", do(Action.SHOW_NOTES))
         _put(inner, rest, value)
     if not rest or not table[step]:
         del table[step]

@@ -18,6 +18,7 @@ from typing import Final, Literal
 import platformdirs
 
 from gpuwarden.core.errors import LedgerError
+from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Frozen
 from gpuwarden.core.sanitize import line
 
@@ -59,13 +60,20 @@ class Notice:
             return f"{name} is ignored: only the policy file sets {self.about}."
         if self.kind == "other_policy":
             return (
-                f"The policy file {name} is named, but {kept} is the recorded one and stays in force. Any spending is "
-                f"a question to a person. To accept the new file, a person runs: gpuwarden policy use {name}"
+                f"The policy file {name} is named, but {kept} is the recorded one and stays in force. A person "
+                "is asked about any spending until one accepts the new file."
             )
         return (
-            f"The ledger in {name} is not the usual one, which is in {kept}. Any spending is a question to a person. "
-            "To accept it, a person runs: gpuwarden policy use FILE"
+            f"The ledger in {name} is not the usual one, which is in {kept}. A person is asked about any spending "
+            "until one accepts it."
         )
+
+    @property
+    def next_steps(self) -> tuple[NextStep, ...]:
+        """Return how a person accepts another policy file or another ledger; nothing for a warning."""
+        if self.kind == "other_policy":
+            return (do(Action.USE_POLICY, file=self.name),)
+        return (do(Action.USE_POLICY),) if self.kind == "other_ledger" else ()
 
 
 class Record(Frozen):

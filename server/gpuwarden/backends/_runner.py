@@ -10,6 +10,7 @@ from anyio import to_thread
 from pydantic import ValidationError
 
 from gpuwarden.core.errors import BadReply, WardenError
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import (
     Answer,
     Disclosure,
@@ -23,6 +24,7 @@ from gpuwarden.core.models import (
     StopResult,
     Unknown,
 )
+from gpuwarden.core.sanitize import line
 from gpuwarden.remote import launch
 
 CALL_S = 60.0  # a verb that answers at once
@@ -68,9 +70,10 @@ class RunnerBackend:
             seen = (await self._look([handle]))[handle.run_dir]
         except WardenError as error:
             return Unknown(error.message)
-        if seen.get("state") == "unreadable":
-            return Unknown(str(seen.get("why")))
-        launched = seen.get("state") not in {"missing", "absent"} and seen.get("token") == token
+        folder = seen.get("folder", seen.get("state"))
+        if folder == "unreadable":
+            return Unknown(line(seen.get("why")))
+        launched = folder not in {"missing", "absent"} and seen.get("token") == token
         return Known(handle if launched else None)
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
@@ -82,7 +85,8 @@ class RunnerBackend:
 
     async def _look(self, handles: Sequence[Handle]) -> dict[str, dict[str, Any]]:
         dirs = [h.run_dir for h in handles]
-        reply = await self.ask(handles[0].place, "poll", None, {"dirs": dirs})
+        launched = {h.run_dir: h.supervisor.model_dump() for h in handles if h.supervisor}
+        reply = await self.ask(handles[0].place, "poll", None, {"dirs": dirs, "launched": launched})
         jobs = reply.get("jobs")
         if not isinstance(jobs, dict) or not all(isinstance(jobs.get(d), dict) for d in dirs):
             raise BadReply("the runner's poll does not answer for every job", "Ask again.")
@@ -144,7 +148,7 @@ class RunnerBackend:
         try:
             return StopResult(str(reply.get("result")))
         except ValueError as error:
-            raise BadReply(f"the runner's stop answered {reply.get('result')!r}", "Look with check_job.") from error
+            raise BadReply(f"the runner's stop answered {reply.get('result')!r}", do(Action.CHECK)) from error
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:

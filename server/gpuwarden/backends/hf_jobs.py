@@ -33,6 +33,7 @@ from gpuwarden.core.models import (
     StopResult,
     Unknown,
 )
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.core.states import Job
 from gpuwarden.hub import jobs
@@ -79,7 +80,7 @@ class HfJobsBackend:
                 await jobs.namespace(hub)
         except WardenError as error:
             severity = Severity.UNKNOWN if error.retry else Severity.ERROR
-            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.hint)]
+            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.next_steps)]
         return []
 
     async def submit(
@@ -258,18 +259,25 @@ def script_command(spec: JobSpec) -> list[str]:
     return ["/bin/sh", "-c", _RUN, packed, *spec.args]
 
 
+def _timed_out(stage: str, message: str) -> bool:
+    """Return whether the Hub ended a job at its time limit: an error whose message says so, since no stage does."""
+    return stage == "ERROR" and "timeout" in message.lower()
+
+
 def observation(job: Mapping[str, Any]) -> Observation:
-    """Return the observation of a job's response. A timeout has no separate stage: its error message names it."""
+    """Return the observation of a job's response."""
     stage, message = jobs.stage_of(job), jobs.message_of(job)
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]
-    why = message or f"the Hub says {stage}"
-    if "timeout" in message.lower():
+    why, reason = message or f"the Hub says {stage}", Code.PLATFORM_REPORT
+    if _timed_out(stage, message):
         why = f"ended by the platform at its time limit ({message}); what was not pushed is gone"
+        reason = Code.TIME_LIMIT
     return Observation(
         state=state,
         meter={"RUNNING": True, "SCHEDULING": None}.get(stage, False),
         why=why,
+        reason=reason,
         exit_code=0 if state is Job.SUCCEEDED else int(exit_code[1]) if exit_code else None,
         attempt=_attempt(job),
         started_at=jobs.moment(job.get("startedAt")),

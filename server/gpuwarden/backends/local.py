@@ -23,6 +23,7 @@ from anyio.abc import Process
 from gpuwarden.backends._runner import CALL_S, MAX_REPLY, SILENCE_S, RunnerBackend, parse, parsed
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NoSandbox, Unreachable
+from gpuwarden.core.guidance import Action, Hint, do, steps
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.policy import Local
 from gpuwarden.core.rules import Finding, Severity
@@ -97,8 +98,8 @@ class LocalBackend(RunnerBackend):
             await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
         confined = await anyio.to_thread.run_sync(self._confined, place, handle.run_dir, ready)
         order = {"spec": confined, "secrets": dict(secrets), "token": token, "attempt": attempt}
-        await self.ask(place, "start", handle.run_dir, order)
-        return handle
+        reply = await self.ask(place, "start", handle.run_dir, order)
+        return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
 
     def _confined(self, place: Place, run_dir: str, ready: launch.Launch) -> dict[str, Any]:
         """The runner's spec with the words of the sandbox, where there is one."""
@@ -121,7 +122,7 @@ class LocalBackend(RunnerBackend):
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle of a token, while the place is there."""
         if not _present(place):
-            raise Unreachable(f"the instance's folder {place.root} is not there", "Look at it with list_instances.")
+            raise Unreachable(f"the instance's folder {place.root} is not there", do(Action.LIST_INSTANCES))
         return self._handle(place, token)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
@@ -166,9 +167,9 @@ class LocalBackend(RunnerBackend):
         return await parsed(b"".join(parts))
 
 
-HOW_TO_ALLOW = (
-    "Install bubblewrap (`apt install bubblewrap`, or `pip install 'gpuwarden[sandbox]'`). A person can allow jobs "
-    "without one at a terminal: gpuwarden policy allow local."
+HOW_TO_ALLOW: Hint = (
+    "Install bubblewrap (`apt install bubblewrap`, or `pip install 'gpuwarden[sandbox]'`).",
+    do(Action.ALLOW_LOCAL, "to allow jobs without one", alternative=True),
 )
 
 
@@ -215,7 +216,7 @@ def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
     """Write files under content-addressed names. The folder of an instance that is gone is never created again."""
     base = Path(place.root or "/")
     if not _present(place):
-        raise Unreachable(f"the instance's folder {base} is not there", "Look at it with list_instances.")
+        raise Unreachable(f"the instance's folder {base} is not there", do(Action.LIST_INSTANCES))
     try:
         folder = base
         for part in run_dir.relative_to(base).parts:
@@ -266,11 +267,11 @@ def _check(place: Place) -> list[Finding]:
     nearest = next(p for p in [root, *root.parents] if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         message, fix = f"run folders can't be made in {root}: {nearest} is not writable", "Choose another run root."
-        return [Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=message, fix=fix)]
+        return [Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=message, fix=steps(fix))]
     free = shutil.disk_usage(nearest).free
     if free < LOW_DISK:
         message = f"only {free / 1e9:.1f} GB are free in {root}"
-        return [Finding(rule="PF-PLACE-002", severity=Severity.WARNING, message=message, fix="Free some space first.")]
+        return [Finding(rule="PF-PLACE-002", severity=Severity.WARNING, message=message, fix=steps("Free space."))]
     return []
 
 

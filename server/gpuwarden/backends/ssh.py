@@ -22,6 +22,7 @@ import anyio
 from gpuwarden.backends._runner import RunnerBackend, parse, parsed
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.guidance import Hint, steps
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Place
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
@@ -107,11 +108,11 @@ class SshBackend(RunnerBackend):
         except TimeoutError:
             return [_host(Severity.ERROR, f"the machine did not answer within {CHECK_S:.0f} s", RENT_ANOTHER)]
         except HostKeyChanged as changed:
-            return [_host(Severity.ERROR, changed.message, changed.hint)]
+            return [_host(Severity.ERROR, changed.message, changed.next_steps)]
         except (AuthFailed, NotSupported) as refused:
-            return [_host(Severity.ERROR, refused.message, refused.hint)]
+            return [_host(Severity.ERROR, refused.message, refused.next_steps)]
         except WardenError as error:
-            return [_host(Severity.UNKNOWN, error.message, error.hint)]
+            return [_host(Severity.UNKNOWN, error.message, error.next_steps)]
 
     async def host_key(self, place: Place) -> HostKey:
         """Connect, and return the key that the machine shows."""
@@ -159,8 +160,8 @@ class SshBackend(RunnerBackend):
             "token": token,
             "attempt": attempt,
         }
-        await self.ask(handle.place, "start", handle.run_dir, order)
-        return handle
+        reply = await self.ask(handle.place, "start", handle.run_dir, order)
+        return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
 
     async def handle_of(self, place: Place, token: str) -> Handle:
         """Return the handle of a token, with the host key pinned."""
@@ -307,8 +308,8 @@ class SshBackend(RunnerBackend):
         return machine.host
 
 
-def _host(severity: Severity, message: str, fix: str) -> Finding:
-    return Finding(rule="PF-HOST-001", severity=severity, message=message, fix=fix)
+def _host(severity: Severity, message: str, fix: Hint) -> Finding:
+    return Finding(rule="PF-HOST-001", severity=severity, message=message, fix=steps(fix))
 
 
 def _key_finding(place: Place, key: HostKey) -> Finding:

@@ -1,7 +1,7 @@
-"""Everything that gpuwarden raises on purpose.
+"""Exceptions that gpuwarden raises on purpose.
 
 ```
-WardenError              code, message, hint, retry
+WardenError              code, message, next_steps, retry
 ├── Refused              a gate refused; carries the findings
 │   └── NoSandbox        a job would run unconfined on this machine, and no person allowed that
 ├── BadRequest           the arguments can't be used as they are
@@ -18,13 +18,15 @@ WardenError              code, message, hint, retry
 └── Internal             a bug; what was done so far is in the ledger
 ```
 
-A message says what happened and what we know; the hint says what to do next.
-`retry` says whether the same call may work later without any change.
+A message says what happened and what is known; `next_steps` are values that each interface renders in its own words.
+`retry` is true where the same call may work later without any change.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuwarden.core.guidance import Action, Hint, do, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,19 +35,20 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """Base of all errors: `str(error)` is the message, `error.hint` the next step."""
+    """Base of all errors: `str(error)` is the message, `next_steps` what to do. A plain sentence is one manual step."""
 
     code: ClassVar[str] = "error"
     retry: ClassVar[bool] = False
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: Hint = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.next_steps = steps(hint)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form that the command line and the tools share."""
-        return {"ok": False, "code": self.code, "message": self.message, "hint": self.hint, "retry": self.retry}
+        """Return the JSON form for programs; `interfaces.results` has the one for replies."""
+        steps = [step.as_dict() for step in self.next_steps]
+        return {"ok": False, "code": self.code, "message": self.message, "next": steps, "retry": self.retry}
 
 
 class Refused(WardenError):
@@ -53,13 +56,9 @@ class Refused(WardenError):
 
     code = "refused"
 
-    def __init__(self, message: str, hint: str = "", findings: Sequence[Finding] = ()) -> None:
+    def __init__(self, message: str, hint: Hint = "", findings: Sequence[Finding] = ()) -> None:
         super().__init__(message, hint)
         self.findings = tuple(findings)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form, with the findings."""
-        return {**super().as_dict(), "findings": [f.model_dump() for f in self.findings]}
 
 
 class NoSandbox(Refused):
@@ -100,12 +99,12 @@ class NoCapacity(WardenError):
 
 
 class RateLimited(WardenError):
-    """Asked too often; `after_s` is how long to wait, when the service said so."""
+    """Too many requests; `after_s` is how many seconds to wait, where the service says so."""
 
     code = "rate_limited"
     retry = True
 
-    def __init__(self, message: str, hint: str = "", after_s: float | None = None) -> None:
+    def __init__(self, message: str, hint: Hint = "", after_s: float | None = None) -> None:
         super().__init__(message, hint)
         self.after_s = after_s
 
@@ -144,7 +143,7 @@ class DiskError(WardenError):
     def of(cls, error: OSError) -> DiskError:
         """Return the `DiskError` for an `OSError`."""
         what = f"{error.filename} can't be used" if error.filename else "a file can't be used"
-        return cls(f"{what}: {error.strerror or error}", "Free some space or fix the permissions, then call again.")
+        return cls(f"{what}: {error.strerror or error}", ("Free some space or fix the permissions.", do(Action.RETRY)))
 
 
 class Internal(WardenError):
@@ -155,13 +154,8 @@ class Internal(WardenError):
     def __init__(self) -> None:
         super().__init__(
             "something went wrong inside gpuwarden; what was done before is in the ledger",
-            "Look with check_job or list_instances, then call again. GPUWARDEN_DEBUG=1 shows the traceback.",
+            (do(Action.LIST_INSTANCES), do(Action.RETRY), "GPUWARDEN_DEBUG=1 shows the traceback."),
         )
-
-
-def by_a_person(ticket: str | None) -> str:
-    """Return the beginning of a hint on how a person approves."""
-    return f"A person approves it with `gpuwarden approve {ticket}`"
 
 
 def in_our_words(error: BaseException) -> WardenError:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.sanitize import line
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,11 +46,15 @@ def _whole(value: object) -> bool:
 
 def bad_arguments(error: ValidationError) -> BadRequest:
     """Return a validation error as one sentence; values are not repeated, since they may be secrets."""
-    parts = []
+    parts, fixes = [], []
     for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(p) for p in found["loc"]) or "the arguments"
         parts.append(f"{line(name, 80)}: {line(in_words(found['type'], found['msg']))}")
-    return BadRequest("; ".join(parts), "Correct what is named and call again; nothing was done.")
+        if found["type"] == "extra_forbidden":
+            fixes.append(do(Action.LEAVE_OUT_ARGUMENT, name=line(found["loc"][0], 80)))
+        elif found["loc"]:
+            fixes.append(do(Action.SET_ARGUMENT, "to a valid value", name=line(found["loc"][0], 80)))
+    return BadRequest("; ".join(parts), ("Nothing was done.", *fixes, do(Action.RETRY)))
 
 
 def in_words(kind: str, told: str) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 
 T = TypeVar("T")
@@ -207,6 +208,18 @@ class Place(Frozen):
         return {"root": self.root, "mounts": self.mounts}
 
 
+class Supervisor(Frozen):
+    """Identity of the process that watches a job, as it reported it at the launch. A later process differs in one.
+
+    `machine` changes with every start of the machine; empty where that can't be read.
+    """
+
+    pid: int
+    start_ticks: str = Field(default="", max_length=100)
+    boot_id: str = Field(default="", max_length=100)
+    machine: str = Field(default="", max_length=200)
+
+
 class Handle(Frozen):
     """The key by which a backend finds a job again. `run_dir` is the real path, `root` included."""
 
@@ -214,6 +227,7 @@ class Handle(Frozen):
     token: str
     run_dir: str
     place: Place
+    supervisor: Supervisor | None = None
 
 
 class InstanceState(StrEnum):
@@ -232,7 +246,8 @@ class InstanceState(StrEnum):
 class Instance(Frozen):
     """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
 
-    `cost_usd` is its cost so far by the provider's own bill, None where it does not say.
+    `cost_usd` is its cost so far by the provider's own bill, None where it does not say. `running_since` is when it was
+    last started, in seconds since the epoch, where the platform reports that.
     `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
     platform will stop or end it by itself, in seconds since the epoch, where the platform reports it.
     """
@@ -246,6 +261,7 @@ class Instance(Frozen):
     stopped_usd_per_hour: float | None = None
     cost_usd: float | None = None
     created_at: float | None = None
+    running_since: float | None = None
     ends_at: float | None = None
     why: str = ""
 
@@ -309,18 +325,23 @@ class Beat(Frozen):
     """How often the kernel killed for memory in the job's control group since the job began."""
 
 
-class Ending(StrEnum):
-    """The platform's own account of a job's end, beyond an exit code."""
+class RunnerAlert(Frozen):
+    """An alert of the runner. `subject` is what it is about, such as a metric's name; `step` the last step then."""
 
-    TIME_LIMIT = "time_limit"
-    OUT_OF_MEMORY = "out_of_memory"
-    VANISHED = "vanished"
+    kind: str
+    text: str
+    subject: str = ""
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 class Observation(Frozen):
     """The job's state, and separately whether the meter runs (None counts as running).
 
-    `why` is the evidence for the state. `stale` is true when the last heartbeat is too old.
+    `reason` is the code of what the state is based on, `why` its sentence, which may quote the job. `stale` is true
+    when the last heartbeat is too old.
     `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
     the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
     """
@@ -328,17 +349,17 @@ class Observation(Frozen):
     state: Job
     meter: bool | None = None
     why: str = ""
+    reason: Code | None = None
     at: float = 0.0
     exit_code: int | None = None
     signal: int | None = None
-    ending: Ending | None = None
     attempt: int = 1
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     started_at: float | None = None
     ended_at: float | None = None
     last_beat_at: float | None = None
-    alerts: tuple[str, ...] = ()
+    alerts: tuple[RunnerAlert, ...] = ()
     log_bytes: int = 0
     stale: bool = False
     beat: Beat | None = None
@@ -516,6 +537,8 @@ class Report(Frozen):
     unread: tuple[str, ...] = ()
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
+    claimed: bool = False
+    """The machine looked at its own files; no copy was verified."""
 
     @property
     def reasons(self) -> tuple[str, ...]:

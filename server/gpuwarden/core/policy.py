@@ -81,7 +81,7 @@ class Approval(Frozen):
     @classmethod
     def _shape(cls, text: str | None) -> str | None:
         if text is not None and _parse_pin(text) is None:
-            raise ValueError("pin_hash is not of the form made by `gpuwarden approve --set-pin`")
+            raise ValueError("pin_hash has not the form that choosing a PIN makes")
         return text
 
 

@@ -26,6 +26,7 @@ from zipimport import zipimporter
 
 from gpuwarden.core.contract import Contract, object_faults
 from gpuwarden.core.errors import NotFound, NotSupported
+from gpuwarden.core.guidance import manual_text
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -130,7 +131,7 @@ class Registry:
         try:
             self.load(name)
         except NotSupported as error:
-            return Status(self.what, name, origin, error.message, error.hint)
+            return Status(self.what, name, origin, error.message, manual_text(error.next_steps))
         return Status(self.what, name, origin)
 
     def _entry_points(self) -> tuple[EntryPoint, ...]:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_serializer, field_validator
+
+from gpuwarden.core.guidance import Hint, NextStep, for_job, steps
 
 Gate = Literal["submit", "teardown"]
 F = TypeVar("F")
@@ -34,14 +36,24 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Finding(BaseModel):
-    """One result of a rule: the rule's id, what is wrong and how to fix it."""
+    """One result of a rule: the rule's id, what is wrong, and the steps that fix it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rule: str
     severity: Severity
     message: str
-    fix: str = ""
+    fix: tuple[NextStep, ...] = ()
+
+    @field_validator("fix", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        """Take a plain sentence as a manual step, which is also what older ledgers hold."""
+        return steps(value) if isinstance(value, (str, NextStep)) else value
+
+    @field_serializer("fix")
+    def _as_dicts(self, value: tuple[NextStep, ...]) -> list[dict[str, Any]]:
+        return [step.as_dict() for step in value]
 
     @property
     def blocks(self) -> bool:
@@ -54,7 +66,7 @@ class Found:
     """The raw result that a rule yields; the decorator adds the id and, unless given here, severity and fix."""
 
     message: str
-    fix: str = ""
+    fix: Hint = ""
     severity: Severity | None = None
 
 
@@ -68,7 +80,7 @@ class Rule(Generic[F]):
     id: str
     gate: Gate
     severity: Severity
-    fix: str
+    fix: tuple[NextStep, ...]
     title: str
     why: str
     example: str
@@ -76,13 +88,13 @@ class Rule(Generic[F]):
     check: Callable[[F], Iterable[Found]]
 
     def run(self, facts: F) -> Iterator[Finding]:
-        """Yield the findings over `facts`."""
+        """Yield the findings over `facts`. A step about a job that names no job is about the job of the facts."""
         for found in self.check(facts):
             yield Finding(
                 rule=self.id,
                 severity=found.severity or self.severity,
                 message=found.message,
-                fix=found.fix or self.fix,
+                fix=for_job(steps(found.fix) or self.fix, getattr(facts, "job_id", None)),
             )
 
 
@@ -92,7 +104,7 @@ _DOC = re.compile(
 )
 
 
-def rule(id: str, *, gate: Gate, severity: Severity, fix: str) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
+def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
     """Make a generator over facts a `Rule`. Raises ValueError for a bad id or an incomplete docstring."""
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
         raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
@@ -105,7 +117,7 @@ def rule(id: str, *, gate: Gate, severity: Severity, fix: str) -> Callable[[Call
             id=id,
             gate=gate,
             severity=severity,
-            fix=fix,
+            fix=steps(fix),
             title=" ".join(doc["title"].split()),
             why=doc["why"].strip(),
             example=textwrap.dedent(doc["example"] or ""),

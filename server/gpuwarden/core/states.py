@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from gpuwarden.core.errors import Conflict
+from gpuwarden.core.guidance import Action, do
 
 
 class Job(StrEnum):
@@ -137,5 +138,5 @@ def check_move(subject: str, old: S, new: S) -> None:
     listed = ", ".join(sorted(moves)) or "none, it is final"
     raise Conflict(
         f"{type(old).__name__.lower()} {subject} can't go from {old} to {new}; legal from {old}: {listed}",
-        "Look at it again with check_job or list_instances: another call may have moved it already.",
+        (do(Action.LIST_INSTANCES), "Another call may have moved it already."),
     )

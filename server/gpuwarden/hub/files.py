@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from gpuwarden.checkpoints.file_model import Broken, Doubtful
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, NotFound
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.repos import REPO_ID, RepoType
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient, HubConfig, HubResponse
@@ -103,7 +104,7 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
     if not inside:
         raise NotFound(
             f"{address.repo} has nothing at {address.path or 'its root'} in revision {line(address.revision, 60)}",
-            "Look at it with hub_repo_details.",
+            do(Action.LOOK_AT_REPO),
         )
     return Listing(address, commit, inside)
 
@@ -113,7 +114,7 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
         return reply
     what = f"{address.repo} at revision {line(address.revision, 60)}"
     if reply.status == 404:
-        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", "hub_repo_details shows more.")
+        raise NotFound(f"the Hub has no {address.type} {what} that this token can see", do(Action.LOOK_AT_REPO))
     if reply.status in {401, 403}:
         raise AuthFailed(f"the Hub does not show {what}: {reply.said}", "Set a token that may read it.")
     raise BadReply(f"the Hub answered {reply.status} for {what}: {reply.said}", "Try again.")

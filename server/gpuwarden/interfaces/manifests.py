@@ -1,7 +1,7 @@
 """The files by which clients and registries install this repository, written from pyproject.toml.
 
 `python -m gpuwarden.interfaces.manifests` in a checkout writes them. Name, version, description and licence have their
-one home in pyproject.toml; a test holds that the files are current.
+one home in pyproject.toml; a test checks that the files are current.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
-    """The text of every manifest by its path below `root`, a checkout."""
+    """Return the text of every manifest by its path below `root`, a checkout."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
     about, short = project["description"], _short(project["description"])
@@ -64,7 +64,7 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
 
 
 def _registry(root: Path, name: str, version: str, short: str) -> dict[str, Any]:
-    """The entry of the MCP registry; its name is the one that README.md proves."""
+    """Return the entry of the MCP registry; its name is the one that README.md proves."""
     proof = REGISTRY_NAME.search((root / "README.md").read_text("utf-8"))
     if proof is None:
         raise ValueError("README.md has no line <!-- mcp-name: ... -->")
@@ -92,12 +92,12 @@ def _registry(root: Path, name: str, version: str, short: str) -> dict[str, Any]
 
 
 def _short(text: str) -> str:
-    """The part before the colon; a registry shows 100 characters at most."""
+    """Return the part before the colon; a registry shows 100 characters at most."""
     return text.partition(":")[0][:100]
 
 
 def write_manifests(root: Path = ROOT) -> int:
-    """Write every manifest anew; returns how many files changed."""
+    """Write every manifest; return how many files changed."""
     changed = 0
     for path, text in manifests(root).items():
         file = root / path

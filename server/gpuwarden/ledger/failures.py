@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden.core.errors import LedgerError
+from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.sanitize import line
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -29,7 +30,7 @@ def translated(path: Path) -> Iterator[None]:
     except OSError as error:
         raise LedgerError(
             f"the ledger {path} can't be opened: {error.strerror or error}",
-            "Check the folder and its permissions; gpuwarden doctor shows which one is in use.",
+            ("Check the folder and its permissions.", do(Action.DOCTOR, "to see which one is in use")),
         ) from error
 
 
@@ -51,7 +52,7 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _explain(path: Path, error: sqlite3.DatabaseError) -> tuple[str, str]:
+def _explain(path: Path, error: sqlite3.DatabaseError) -> tuple[str, Hint]:
     code = _code(error)
     # A text column that is not UTF-8 has no code of SQLite's own: Python's reader refuses it.
     if code in _DAMAGED or (code == 0 and isinstance(error, sqlite3.OperationalError)):
@@ -66,4 +67,4 @@ def _explain(path: Path, error: sqlite3.DatabaseError) -> tuple[str, str]:
             f"the ledger {path} can't be opened for writing: {error}",
             "Check its permissions, or set GPUWARDEN_HOME to a folder of yours.",
         )
-    return f"the ledger {path} answered: {error}", "Call again; if it stays, gpuwarden doctor says more."
+    return f"the ledger {path} answered: {error}", (do(Action.RETRY), do(Action.DOCTOR, "if it stays"))

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.models import Account, Handle, InputFile, Instance, JobSpec, Place, Verb
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job, Lease, Teardown
 from gpuwarden.ledger.event import Event
@@ -16,6 +18,7 @@ from gpuwarden.ledger.events import (
     CancelRequested,
     HostTrusted,
     JobAccepted,
+    JobFailed,
     JobProvisioning,
     JobSubmitted,
     JobSubmitting,
@@ -58,6 +61,10 @@ class JobRecord:
     inputs: tuple[InputFile, ...] = ()
     declared: tuple[str, ...] = ()
     """Outputs that were declared after the submission, in a pull."""
+    reason: Code | None = None
+    """The code of `why`; None in a ledger of an older version."""
+    next_steps: tuple[NextStep, ...] = ()
+    """What the error that ended the job said to do next."""
 
     @property
     def subject(self) -> str:
@@ -170,6 +177,8 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         worst_cost=spec.worst_cost,
         price=spec.price,
         why=moved.data.why,
+        reason=moved.data.reason_code,
+        next_steps=read_steps(moved.data.following) if isinstance(moved.data, JobFailed) else (),
         attempt=intent.attempt if intent else 0,
         generation=rented.generation if rented else 0,
         lease=rented.lease if rented else None,

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import Conflict
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.states import Job, Lease, Teardown, check_move
 from gpuwarden.ledger.chain import GENESIS, Head, HeadFile, link
 from gpuwarden.ledger.event import Event
@@ -137,7 +138,7 @@ class Ledger(Reader):
                     raise
                 raise Conflict(
                     f"{kind} happened already for {token}; it can happen only once",
-                    "Look at what became of it with check_job or list_instances.",
+                    do(Action.LIST_INSTANCES, "to see what became of it"),
                 ) from clash
             self._tail = Head(last.seq + 1, digest)
         return Event(*row)

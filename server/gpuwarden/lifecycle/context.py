@@ -1,9 +1,9 @@
-"""What every use case needs: ledger, policy, clock, and doors to backends and providers."""
+"""Dependencies of the use cases: ledger, policy, clock, backends and providers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from gpuwarden.backends.base import Backend, Confining, load_backend
 from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
+from gpuwarden.core.guidance import Action, NextStep, do, manual_text
 from gpuwarden.core.models import Instance, Observation, Place
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.profile import Profile
@@ -34,7 +35,7 @@ SSH = "ssh/"
 STEP_S = 55.0
 """The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
 LOCK_PATIENCE_S = 60.0
-"""How long a caller waits for a job's lock; nobody holds it for longer without having something to show."""
+"""How long a caller waits for a job's lock; nobody keeps it for longer without having something to show."""
 
 
 class Ended(NamedTuple):
@@ -64,7 +65,7 @@ class Context:
     notices: tuple[Notice, ...] = ()
     """What there is to say about the policy: ignored variables, another file or ledger than the recorded one."""
     seen: dict[str, Instance] = field(default_factory=dict)
-    """By lease: what the provider last told this process. The ledger keeps only what changed a belief."""
+    """By lease: the provider's last answer to this process. The ledger keeps only what changed a belief."""
     unseen: dict[str, str] = field(default_factory=dict)
     """By lease: why this process's last look at its instance told nothing."""
     observed: dict[str, Observation] = field(default_factory=dict)
@@ -75,6 +76,8 @@ class Context:
     """By lease: what machines cost that ended in the last day, and when this process last looked for more."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
     """By platform: the account's money at this process's last look; None where nothing could bill."""
+    phrase: Callable[[Sequence[NextStep]], str] = manual_text
+    """Renders the next steps of an alert for people; the interface that opens this context supplies it."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 
@@ -82,14 +85,14 @@ class Context:
         self.policy_digest = self.policy_digest or digest_of(self.policy.model_dump_json().encode())
 
     def platforms(self) -> list[str]:
-        """Every platform that can be named, rehearsals included. A machine behind SSH stands here as `ssh/ALIAS`."""
+        """Return every platform that can be named, with rehearsals. A machine behind SSH is listed as `ssh/ALIAS`."""
         real = profile_names(self.own_profiles)
         rented = [n for n in real if load_profile(n, self.own_profiles).meter.metered]
         named = [f"{SSH}ALIAS" if f"{n}/" == SSH else n for n in real]
         return sorted(named) + [REHEARSAL + n for n in sorted(rented)]
 
     def profile(self, platform: str) -> Profile:
-        """The profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        """Return the profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
         if f"{platform}/" == SSH:
             raise NotFound("no machine was named", f"Write {SSH}ALIAS, with an alias of your ~/.ssh/config.")
         if platform.startswith(SSH):
@@ -102,7 +105,7 @@ class Context:
         return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
 
     def configured(self) -> list[str]:
-        """The rented platforms that the user has given an account's key for, and that the policy allows."""
+        """Return the rented platforms that the user has given an account's key for, and that the policy allows."""
         return [
             name
             for name in profile_names(self.own_profiles)
@@ -112,7 +115,7 @@ class Context:
         ]
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name, loaded once."""
+        """Return the backend of that name, loaded once."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, Confining):
@@ -121,7 +124,7 @@ class Context:
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """The provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
+        """Return the provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
@@ -150,29 +153,29 @@ class Context:
 
     @property
     def input_store(self) -> Path:
-        """Where the bytes of accepted jobs' inputs are kept, by content."""
+        """Return the folder of accepted jobs' inputs, stored by content."""
         return self.home / "inputs"
 
     @property
     def kept(self) -> tuple[Path, ...]:
-        """What only gpuwarden and its user write, and what goes to no machine: records, policy, notes, profiles."""
+        """List the files that are sent to no machine and that only gpuwarden and its user write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
         return (self.home, *beside, *([self.policy_file] if self.policy_file else []))
 
     @cached_property
     def notes(self) -> Notes:
-        """What the user told about their setup. Raises BadRequest with file and line."""
+        """Return the user's notes. Raises BadRequest with file and line."""
         return load_notes(self.notes_file) if self.notes_file else Notes()
 
     def owned_place(self, platform: str) -> Place:
-        """Where jobs of a platform run that is not rented: as the profile says, with the user's notes before it."""
+        """Return where jobs of an owned platform run: by the user's notes, else by the profile."""
         profile, told = self.profile(platform), self.notes.of(platform)
         run_root = told.scratch or profile.run_root
         if run_root.startswith("/") and profile.tier_of(run_root) is None:
             raise BadRequest(
-                f"{self.notes_file}: platforms.{platform}.scratch lies on no storage that is always there",
-                f"gpuwarden profiles {platform} lists it.",
+                f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always there",
+                do(Action.SHOW_PROFILE, "for its storage", name=profile.id),
             )
         alias = platform.removeprefix(SSH) if platform.startswith(SSH) else None
         return Place(platform=platform, run_root=run_root, host=alias or told.host)
@@ -189,7 +192,8 @@ class Context:
             except Timeout:
                 if anyio.current_time() > deadline:
                     raise Conflict(
-                        f"another process has been working on {job_id} for {patience_s:g} s", "Call again in a moment."
+                        f"another process has been working on {job_id} for {patience_s:g} s",
+                        do(Action.RETRY, "in a moment"),
                     ) from None
                 await anyio.sleep(0.02)
         try:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpuwarden.core.errors import NotFound
+from gpuwarden.core.guidance import Action, Hint, do
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import Body, JobAccepted, JobProvisioning, PriceAsk
@@ -43,7 +44,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
     if found is None:
         doubt = ledger.trouble()
         lost = f"{doubt.message[:1].upper()}{doubt.message[1:]}. {doubt.hint}" if doubt and doubt.incomplete else ""
-        hint = lost or "list_instances shows the jobs that it knows."
+        hint: Hint = lost or do(Action.LIST_INSTANCES, "to see its jobs")
         raise NotFound(f"there is no job {job_id!r} in this ledger", hint)
     return found
 
@@ -64,7 +65,7 @@ def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
     with _reading(subject):
         found = fold_teardown(teardown_id, ledger.history(subject))
     if found is None:
-        raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", "teardown_request makes one.")
+        raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", do(Action.TEARDOWN, "for a ticket"))
     return found
 
 
@@ -74,18 +75,19 @@ def read_receipt(ledger: Ledger, receipt_id: str) -> ReceiptRecord:
     with _reading(subject):
         found = fold_receipt(receipt_id, ledger.history(subject))
     if found is None:
-        raise NotFound(f"there is no receipt {receipt_id!r} in this ledger", "Submit without a receipt to get one.")
+        again = do(Action.SUBMIT, "for a receipt", receipt="")
+        raise NotFound(f"there is no receipt {receipt_id!r} in this ledger", again)
     return found
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
-    """The ids of the accepted jobs, oldest move first."""
+    """Return the ids of the accepted jobs, oldest move first."""
     found = ledger.subjects("job", *(states or tuple(s for s in Job if s is not Job.REFUSED)))
     return [s.removeprefix("job/") for s in found]
 
 
 def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
-    """The ids of the leases, oldest move first."""
+    """Return the ids of the leases, oldest move first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
 
 

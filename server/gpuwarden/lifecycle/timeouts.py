@@ -1,4 +1,4 @@
-"""How long a platform is waited for as a whole. Each of its replies has a limit of its own; a list may have many."""
+"""Limit the whole wait for a platform. Each of its replies has a separate limit; a list may need many replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASK_S = 45.0
 
 
 async def in_time(platform: str, question: Awaitable[Answer[T]]) -> Answer[T]:
-    """The answer to a question, or Unknown when it was not there in time."""
+    """Return the answer to a question, or Unknown when it was not there in time."""
     try:
         with anyio.fail_after(ASK_S):
             return await question

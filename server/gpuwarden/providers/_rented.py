@@ -10,6 +10,7 @@ from typing import ClassVar, TypeAlias, TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotFound, NotSupported, WardenError
+from gpuwarden.core.guidance import Action, Hint, do, steps
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Resources, Unknown
 from gpuwarden.core.profile import Profile, Tier
 from gpuwarden.core.rules import Finding, Severity
@@ -124,15 +125,15 @@ class Rented:
             return await self.check_account()
         except WardenError as error:
             severity = Severity.ERROR if isinstance(error, AuthFailed) else Severity.UNKNOWN
-            return [self.finding(severity, error.message, error.hint)]
+            return [self.finding(severity, error.message, error.next_steps)]
 
     async def check_account(self) -> Findings:
         """Return a subclass's findings on anything besides the key."""
         return []
 
-    def finding(self, severity: Severity, message: str, fix: str = "") -> Finding:
+    def finding(self, severity: Severity, message: str, fix: Hint = "") -> Finding:
         """Return a finding about the account."""
-        return Finding(rule="PF-ACCT-001", severity=severity, message=message, fix=fix)
+        return Finding(rule="PF-ACCT-001", severity=severity, message=message, fix=steps(fix))
 
     # ------------------------------------------------------------------------------------------------------- names
 
@@ -157,7 +158,9 @@ class Rented:
         if resources.durable_storage and self.durable_tier() is None:
             raise NotSupported(f"{self.api.platform} has no storage that can be asked for and outlives the machine")
         if not resources.gpu:
-            raise BadRequest("no GPU was named, so none can be chosen", "Name one in `gpu`, such as H100.")
+            raise BadRequest(
+                "no GPU was named, so none can be chosen", do(Action.SET_ARGUMENT, "to a name such as H100", name="gpu")
+            )
         return resources.gpu
 
     def durable_tier(self) -> Tier | None:

@@ -183,7 +183,7 @@ class AutoDL(Rented):
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
                 "AutoDL reports no price before it rents, so a price cap can't be enforced",
-                "Leave the price cap out; max_cost_usd still bounds the job.",
+                "Leave the price cap out; the job's own cost cap still bounds it.",
             )
         expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
         if expand > MOST_DISK_GB:

@@ -92,7 +92,7 @@ class HfJobsProvider:
                 await jobs.namespace(hub)
         except WardenError as error:
             severity = Severity.UNKNOWN if error.retry else Severity.ERROR
-            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.hint)]
+            return [Finding(rule="hf_jobs", severity=severity, message=error.message, fix=error.next_steps)]
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:

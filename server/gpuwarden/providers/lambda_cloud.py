@@ -160,7 +160,7 @@ class LambdaCloud(Rented):
         try:
             await self._key_name()
         except BadRequest as refusal:
-            return [self.finding(Severity.ERROR, refusal.message, refusal.hint)]
+            return [self.finding(Severity.ERROR, refusal.message, refusal.next_steps)]
         return []
 
     async def ask_account(self) -> Answer[str]:

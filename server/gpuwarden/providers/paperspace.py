@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
@@ -230,13 +231,11 @@ class Paperspace(Rented):
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
                 "Paperspace reports no prices through its API, so a price cap can't be enforced",
-                "Leave the price cap out; max_cost_usd still bounds the job.",
+                "Leave the price cap out; the job's own cost cap still bounds it.",
             )
         missing = [name for name in NEEDED if not self.env.get(name)]
         if missing:
-            raise BadRequest(
-                f"{' and '.join(missing)} must be set to rent from Paperspace", "gpuwarden doctor shows more."
-            )
+            raise BadRequest(f"{' and '.join(missing)} must be set to rent from Paperspace", do(Action.DOCTOR))
         order: dict[str, object] = {
             "name": label,
             "machineType": kind,

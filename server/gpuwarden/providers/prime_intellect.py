@@ -164,7 +164,7 @@ class PrimeIntellect(Rented):
         try:
             await self._key_id()
         except BadRequest as refusal:
-            return [self.finding(Severity.ERROR, refusal.message, refusal.hint)]
+            return [self.finding(Severity.ERROR, refusal.message, refusal.next_steps)]
         return []
 
     async def ask_account(self) -> Answer[str]:

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NoCapacity, NotFound, NotSupported, Unreachable
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile, Tier
@@ -268,7 +269,7 @@ class Cloud:
                     raise NoCapacity(f"{self._platform} has no machine of that kind now")
                 value = act(s)
         except (Unreachable, BadReply) as silence:
-            return Unknown(f"{silence.message}. {silence.hint}".strip())
+            return Unknown(f"{silence.message}. {manual_text(silence.next_steps)}".strip())
         except OSError as trouble:
             return Unknown(f"the rehearsal cloud in {self.root} can't be used: {trouble}")
         if self.supervise:
@@ -482,5 +483,6 @@ class Cloud:
             stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,
+            running_since=record.since if record.state == _S.RUNNING else None,
             why=record.why,
         )

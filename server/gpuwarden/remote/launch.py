@@ -14,7 +14,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpuwarden.checkpoints import archive
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotSupported, Unreachable, WardenError
-from gpuwarden.core.models import Artifact, Beat, Disclosure, Ending, JobSpec, Manifest, Observation, Place
+from gpuwarden.core.guidance import Action, do
+from gpuwarden.core.models import (
+    Artifact,
+    Beat,
+    Disclosure,
+    JobSpec,
+    Manifest,
+    Observation,
+    Place,
+    RunnerAlert,
+    Supervisor,
+)
+from gpuwarden.core.plural import counted
+from gpuwarden.core.reasons import Code, Reason, because, known_code
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Job
 from gpuwarden.remote.runner_bundle import one_file
@@ -23,8 +36,6 @@ INPUTS_HERE: Final = "inputs.whole"
 """A marker file of the run folder: all inputs are in its working folder."""
 STARTED: Final = (INPUTS_HERE, "status.json")
 """A run folder with one of these files has started: its inputs belong to the job now."""
-DIED: Final = "died:"
-"""The beginning of `Observation.why` when a job ended without a final status: killed, or its machine restarted."""
 
 GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
@@ -128,10 +139,18 @@ class _Beat(_Lenient):
     oom_kills: int | None = None
 
 
+class _Alert(_Lenient):
+    kind: str
+    text: str
+    subject: str = ""
+    step: int | None = None
+
+
 class _Status(_Lenient):
     state: str
     now: float
     attempt: int = 1
+    reason: str = Field(default="", max_length=100)
     why: str = Field(default="", max_length=4096)
     exit_code: int | None = None
     signal: int | None = None
@@ -140,12 +159,13 @@ class _Status(_Lenient):
     started_at: float | None = None
     ended_at: float | None = None
     updated_at: float | None = None
-    last_alerts: tuple[str, ...] = Field(default=(), max_length=32)
+    last_alerts: tuple[_Alert | str, ...] = Field(default=(), max_length=32)
     log_bytes: int = 0
     heartbeat_s: float = HEARTBEAT_S
     beat: _Beat = _Beat()
     alive: bool | None = None
     child_alive: bool | None = None
+    confirmed: bool = False
     machine: str = Field(default="", max_length=MARK_CHARS)
 
 
@@ -156,40 +176,46 @@ _STATES: Final = {
     "canceled": Job.CANCELED,
     "preempted": Job.PREEMPTED,
 }
-_NO_STATUS: Final = {
-    "missing": "the run folder is not on the machine",
-    "absent": "the run folder has no status: the job was never launched there",
-}
+_NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
+_CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
+"""What a status file may give as the reason of an end. Every other reason follows from what was observed."""
+_OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
+
+
+def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
+    """Return the identity that the runner's `start` reported; None from a runner that reports none."""
+    try:
+        return Supervisor(**{k: reply.get(k) for k in ("pid", "start_ticks", "boot_id", "machine")})  # type: ignore[arg-type]
+    except ValidationError:
+        return None
 
 
 def observation(reply: Mapping[str, Any]) -> Observation:
-    """Return the observation of one entry of the runner's `poll`. An invalid reply is UNKNOWN, never an end."""
-    state = reply.get("state")
-    if isinstance(state, str) and state in _NO_STATUS:
+    """Interpret one entry of the runner's `poll`. An invalid reply is UNKNOWN, never an end."""
+    folder = reply.get("folder", reply.get("state"))  # the file of a job can't set `folder`
+    if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
         known = mark if isinstance(mark, str) and len(mark) <= MARK_CHARS else ""
-        why = _NO_STATUS[state]
-        return Observation(state=Job.UNKNOWN, why=why, at=_number(reply.get("now")), machine=known, lost=True)
+        return _unknown(reply, because(_NO_STATUS[folder])).model_copy(update={"machine": known, "lost": True})
     try:
         status = _Status.model_validate(dict(reply))
     except ValidationError as error:
-        why = f"invalid runner status ({error.error_count()} of its fields)"
-        return Observation(state=Job.UNKNOWN, why=why, at=_number(reply.get("now")))
-    job, why, stale = _judge(status)
+        return _unknown(reply, because(Code.BAD_STATUS, problem=counted(error.error_count(), "invalid field")))
+    job, reason, stale = _judge(status)
     return Observation(
         state=job,
-        why=why,
+        why=reason.text,
+        reason=reason.code,
         at=status.now,
         exit_code=status.exit_code,
         signal=status.signal,
-        ending=_ending(status, why),
         attempt=status.attempt,
         step=status.step,
         metrics=status.metrics,
         started_at=status.started_at,
         ended_at=status.ended_at,
         last_beat_at=status.updated_at,
-        alerts=status.last_alerts,
+        alerts=tuple(_alert(a) for a in status.last_alerts),
         log_bytes=status.log_bytes,
         stale=stale,
         beat=Beat(**status.beat.model_dump()),
@@ -197,33 +223,48 @@ def observation(reply: Mapping[str, Any]) -> Observation:
     )
 
 
-def _judge(status: _Status) -> tuple[Job, str, bool]:
+def _alert(alert: _Alert | str) -> RunnerAlert:
+    """Return an alert, bounded: the job can write the file that it is from. Older runners wrote `kind: text`."""
+    if isinstance(alert, str):
+        kind, _, text = alert.partition(": ")
+        alert = _Alert(kind=kind, text=text)
+    return RunnerAlert(
+        kind=line(alert.kind, 40), text=line(alert.text, 300), subject=line(alert.subject, 200), step=alert.step
+    )
+
+
+def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
+    return Observation(state=Job.UNKNOWN, why=reason.text, reason=reason.code, at=_number(reply.get("now")))
+
+
+def _judge(status: _Status) -> tuple[Job, Reason, bool]:
+    """Return state, reason and staleness. Whether a process is alive was observed; all else is the file's claim."""
+    if status.state != "running" and status.confirmed and status.alive:
+        # The supervisor writes its final status last of all, so this one is from the job, or from a moment ago.
+        return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
-        return _STATES[status.state], status.why, False
+        return _STATES[status.state], Reason(_claimed(status), said=status.why), False
     if status.state != "running":
-        return Job.UNKNOWN, status.why or f"the runner reports the state {status.state!r}", False
+        return Job.UNKNOWN, because(Code.UNKNOWN_STATE, status.why, state=repr(line(status.state, 40))), False
     silent = status.now - (status.updated_at or 0.0)
     stale = silent > 3 * status.heartbeat_s + 5
     if status.alive is False and status.child_alive is False:
-        return Job.FAILED, f"{DIED} it ended without a final status (killed, or the machine restarted)", True
+        return Job.FAILED, because(Code.VANISHED), True
     if status.alive is False:
-        return (
-            Job.RUNNING,
-            "its supervisor died, the job's own process runs on unwatched; cancel it or let it end",
-            True,
-        )
+        return Job.RUNNING, because(Code.UNWATCHED), True
     if status.alive is None:
-        return Job.RUNNING, "running by its last status; this machine can't check whether the process is alive", stale
-    return Job.RUNNING, f"its supervisor lives but wrote nothing for {silent:.0f} s" if stale else "alive", stale
+        return Job.RUNNING, because(Code.LIVENESS_UNKNOWN), stale
+    return Job.RUNNING, because(Code.SILENT_SUPERVISOR, seconds=round(silent)) if stale else because(Code.ALIVE), stale
 
 
-def _ending(status: _Status, why: str) -> Ending | None:
-    if status.state == "timeout":
-        return Ending.TIME_LIMIT
-    if why.startswith(DIED):
-        return Ending.VANISHED
+def _claimed(status: _Status) -> Code:
+    """Return the code of an end that a final status claims."""
+    if status.state in _OF_STATE:
+        return _OF_STATE[status.state]
     killed = status.signal == _SIGKILL or status.exit_code == 128 + _SIGKILL
-    return Ending.OUT_OF_MEMORY if status.state == "failed" and killed and status.beat.oom_kills else None
+    if status.state == "failed" and killed and status.beat.oom_kills:
+        return Code.OUT_OF_MEMORY
+    return known_code(status.reason, _CLAIMS) or (Code.KILLED_BY_SIGNAL if status.signal else Code.EXITED)
 
 
 def _number(value: object) -> float:
@@ -257,7 +298,7 @@ def raise_for(reply: Mapping[str, Any]) -> None:
     code, message = str(reply.get("code")), line(reply.get("error"), 500)
     if code in {"disk_full", "io_error"}:
         raise BadRequest(f"the machine refused: {message}", "Free space or fix the permissions there, then try again.")
-    raise _ERRORS.get(code, BadReply)(message, "Look at the job with check_job before trying again.")
+    raise _ERRORS.get(code, BadReply)(message, do(Action.CHECK, "before trying again"))
 
 
 def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.rules import Rule
 from gpuwarden.data import data_dir
 from gpuwarden.rules.catalog import built_in_rules
 
+Words: TypeAlias = Callable[[Sequence[NextStep]], str]
 HEAD = """\
 ---
 title: Rules of the two gates
@@ -28,18 +31,18 @@ usual severity; its finding says so. Ids are never used again.
 """
 
 
-def render_page() -> str:
-    """Return the text of the page."""
+def render_page(words: Words) -> str:
+    """Return the text of the page, with the fixes in an interface's `words`."""
     rules = built_in_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
-    return HEAD + rows + "".join(render_rule(r) for r in rules)
+    return HEAD + rows + "".join(render_rule(r, words) for r in rules)
 
 
-def render_rule(rule: Rule[Any]) -> str:
+def render_rule(rule: Rule[Any], words: Words) -> str:
     """Return a rule's section: its reason and way out, wrapped to 120 columns, and its two examples as code."""
     why, way_out = (
         textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)
-        for label, text in (("Why", rule.why), ("Way out", rule.fix))
+        for label, text in (("Why", rule.why), ("Way out", words(rule.fix)))
     )
     example, instead = (
         f"{label}:\n\n```python\n{code}\n```" for label, code in (("Example", rule.example), ("Instead", rule.instead))
@@ -53,9 +56,9 @@ def page_file() -> Path:
     return data_dir("references") / "rules.md"
 
 
-def write_page() -> int:
+def write_page(words: Words) -> int:
     """Write the page again; return how many files changed, 0 or 1."""
-    file, text = page_file(), render_page()
+    file, text = page_file(), render_page(words)
     if file.exists() and file.read_text("utf-8") == text:
         return 0
     file.write_text(text, "utf-8")

@@ -1,16 +1,12 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 
-@rule(
-    "PF-COST-001",
-    gate="submit",
-    severity=Severity.ERROR,
-    fix="Set max_cost_usd.",
-)
+@rule("PF-COST-001", gate="submit", severity=Severity.ERROR, fix=do(Action.SET_ARGUMENT, name="max_cost_usd"))
 def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """A metered job has a price or a cap.
 
@@ -27,4 +23,4 @@ def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
     if not facts.metered or facts.price is not None or facts.spec.max_cost_usd is not None:
         return
     why = facts.quote.why if isinstance(facts.quote, Unknown) else "the platform names no price"
-    yield Found(f"the price is unknown ({why}) and max_cost_usd is missing")
+    yield Found(f"the price is unknown ({why}) and no cost cap is set")

@@ -1,16 +1,17 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
-
-@rule(
-    "PF-COST-002",
-    gate="submit",
-    severity=Severity.WARNING,
-    fix="Raise max_cost_usd, or lower timeout_s.",
+_FIX = (
+    do(Action.SET_ARGUMENT, "higher", name="max_cost_usd"),
+    do(Action.SET_ARGUMENT, "lower", alternative=True, name="timeout_s"),
 )
+
+
+@rule("PF-COST-002", gate="submit", severity=Severity.WARNING, fix=_FIX)
 def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
     """The cost cap reaches as far as the timeout.
 
@@ -29,4 +30,4 @@ def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
     full = facts.price * spec.timeout_s / 3600
     if spec.max_cost_usd < full:
         whole = f"{spec.timeout_s} s at {usd_per_hour(facts.price)} cost {usd(full)}"
-        yield Found(f"max_cost_usd is {usd(spec.max_cost_usd)}; {whole}")
+        yield Found(f"the cost cap is {usd(spec.max_cost_usd)}; {whole}")

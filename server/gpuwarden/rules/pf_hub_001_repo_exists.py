@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.core.sanitize import named
 from gpuwarden.rules.facts import SubmitFacts
@@ -9,7 +10,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-HUB-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Look it up with hub_repo_details or dataset_search, and use an id that exists.",
+    fix=(do(Action.LOOK_AT_REPO), do(Action.SEARCH_DATASETS, alternative=True), "Use an id that exists."),
 )
 def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.

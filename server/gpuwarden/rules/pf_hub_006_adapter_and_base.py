@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -8,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-HUB-006",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Load an adapter as an adapter and a full model as a model; check the ids with hub_repo_details.",
+    fix=("Load an adapter as an adapter and a full model as a model.", do(Action.LOOK_AT_REPO)),
 )
 def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
     """A repo that is loaded as an adapter is one, and fits its base model.

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -8,7 +9,11 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name what the job must leave behind in `outputs`: files or folders, relative to its working folder.",
+    fix=do(
+        Action.SET_ARGUMENT,
+        "to the files or folders that the job must leave behind, relative to its working folder",
+        name="outputs",
+    ),
 )
 def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job declares what it will leave behind.
@@ -27,4 +32,4 @@ def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     if facts.spec.outputs:
         return
     severity = None if facts.metered else Severity.WARNING
-    yield Found("no `outputs`: nothing of this job would be kept", severity=severity)
+    yield Found("no outputs are declared: nothing of this job would be kept", severity=severity)

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -8,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PLUG-001",
     gate="submit",
     severity=Severity.UNKNOWN,
-    fix="Fix or uninstall the package that brings the rule; gpuwarden doctor names it.",
+    fix=("Fix or uninstall the package that brings the rule.", do(Action.DOCTOR, "to see which package that is")),
 )
 def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
     """Every rule that an installed package brings can be loaded.

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -10,7 +11,7 @@ HUB_PATH = "/hub/models/"
     "PF-PUSH-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Put the repo into `outputs`, to have it verified.",
+    fix=do(Action.SET_ARGUMENT, "with the repo added, to have it verified", name="outputs"),
 )
 def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The repo that a serverless job pushes to is among its outputs.
@@ -29,5 +30,6 @@ def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
     for target in sorted({p.target for p in facts.uses.pushes if p.target and "/" in p.target}):
         if not any(o.rstrip("/").endswith(f"/{target}") for o in facts.spec.outputs):
             yield Found(
-                f"the job pushes to {target}, which is not in `outputs`", fix=f"Add {HUB_PATH}{target} to `outputs`."
+                f"the job pushes to {target}, which is not a declared output",
+                fix=do(Action.SET_ARGUMENT, name="outputs", add=f"{HUB_PATH}{target}"),
             )

@@ -37,5 +37,5 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     if (spec.timeout_s or 0) <= 1800 and isinstance(facts.uses.setting("max_steps"), int):
         return  # this is the smoke run
     model, data = _KNOWN_GOOD.get(min(facts.uses.methods, default="sft"), _KNOWN_GOOD["sft"])
-    fix = f"First submit it with model {model}, data {data}, max_steps=20, timeout_s=1200, the same outputs."
+    fix = f"First submit it with model {model}, data {data}, max_steps=20, a timeout of 1200 s and the same outputs."
     yield Found("this script has not succeeded here before", fix=fix)

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -8,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-TIME-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Set timeout_s to the estimate plus at least 30 %.",
+    fix=do(Action.SET_ARGUMENT, "to the estimate plus at least 30 %", name="timeout_s"),
 )
 def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job has a timeout.
@@ -27,8 +28,8 @@ def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
         return
     default = facts.profile.limits.default_timeout_s if facts.profile else None
     if default is not None:
-        yield Found(f"timeout_s is missing; the platform would end the job after {default} s")
+        yield Found(f"no timeout is set; the platform would end the job after {default} s")
     elif facts.metered:
-        yield Found("timeout_s is missing; nothing would end a job that hangs, and the meter would run on")
+        yield Found("no timeout is set; nothing would end a job that hangs, and the meter would run on")
     else:
-        yield Found("timeout_s is missing; nothing would end a job that hangs", severity=Severity.WARNING)
+        yield Found("no timeout is set; nothing would end a job that hangs", severity=Severity.WARNING)

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import MARGIN, SubmitFacts
 
@@ -8,7 +9,7 @@ from gpuwarden.rules.facts import MARGIN, SubmitFacts
     "PF-TIME-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Raise timeout_s, or shorten the job.",
+    fix=(do(Action.SET_ARGUMENT, "higher", name="timeout_s"), "Or shorten the job."),
 )
 def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is at least 30 % above the estimate.
@@ -28,6 +29,6 @@ def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     needed = round(spec.estimate_s * MARGIN)
     if spec.timeout_s < needed:
         yield Found(
-            f"timeout_s is {spec.timeout_s}, the estimate is {spec.estimate_s}; with 30 % of room it needs {needed}",
-            fix=f"Set timeout_s to {needed} or more.",
+            f"the timeout is {spec.timeout_s} s, the estimate {spec.estimate_s} s; 30 % of room make it {needed} s",
+            fix=do(Action.SET_ARGUMENT, name="timeout_s", at_least=needed),
         )

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.scripts.estimate import duration, run_of
@@ -9,7 +10,7 @@ from gpuwarden.scripts.estimate import duration, run_of
     "PF-TIME-003",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Raise timeout_s, or shorten the job.",
+    fix=(do(Action.SET_ARGUMENT, "higher", name="timeout_s"), "Or shorten the job."),
 )
 def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is not below what the job will surely take.
@@ -30,7 +31,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
         return
     time = duration(run_of(facts.uses, model.repo.params, _rows(facts), gpu[1]), gpu[0])
     if time is not None and time.low > spec.timeout_s:
-        yield Found(f"timeout_s is {spec.timeout_s}; even at its fastest the job takes {time} ({time.how})")
+        yield Found(f"the timeout is {spec.timeout_s} s; even at its fastest the job takes {time} ({time.how})")
 
 
 def _rows(facts: SubmitFacts) -> int | None:

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
@@ -7,12 +8,7 @@ from gpuwarden.rules.facts import TeardownFacts
 SHOWN = 5
 
 
-@rule(
-    "TD-COPY-001",
-    gate="teardown",
-    severity=Severity.ERROR,
-    fix="Call pull_artifacts.",
-)
+@rule("TD-COPY-001", gate="teardown", severity=Severity.ERROR, fix=do(Action.PULL))
 def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
 

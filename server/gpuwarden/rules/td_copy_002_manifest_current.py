@@ -1,15 +1,13 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import TeardownFacts
 
 
 @rule(
-    "TD-COPY-002",
-    gate="teardown",
-    severity=Severity.ERROR,
-    fix="Call pull_artifacts again: only what changed travels.",
+    "TD-COPY-002", gate="teardown", severity=Severity.ERROR, fix=do(Action.PULL, "again; only changed files are sent")
 )
 def manifest_current(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was made after the last write on the machine.

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
@@ -13,7 +14,7 @@ SHOWN = 5
     "TD-ELSE-002",
     gate="teardown",
     severity=Severity.ERROR,
-    fix="Call pull_artifacts with these paths in `also`, then verify_checkpoint.",
+    fix=(do(Action.PULL, "for each of these paths", also=("PATH",)), do(Action.VERIFY)),
 )
 def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
     """No checkpoint is stored on the machine that no output covers.

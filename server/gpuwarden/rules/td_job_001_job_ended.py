@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.rules.facts import TeardownFacts
@@ -9,7 +10,7 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-JOB-001",
     gate="teardown",
     severity=Severity.ERROR,
-    fix="Wait for the job with check_job, or end it with cancel_job.",
+    fix=(do(Action.CHECK, "until the job has ended"), do(Action.CANCEL, "to end it", alternative=True)),
 )
 def job_ended(facts: TeardownFacts) -> Iterator[Found]:
     """The job has ended.

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Verdict
 from gpuwarden.core.plural import counted
 from gpuwarden.core.rules import Found, Severity, rule
@@ -11,7 +12,7 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-LOAD-001",
     gate="teardown",
     severity=Severity.ERROR,
-    fix="Call verify_checkpoint; if it fails, pull again.",
+    fix=(do(Action.VERIFY), do(Action.PULL, "again if that fails")),
 )
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was loaded and found complete since it last changed.

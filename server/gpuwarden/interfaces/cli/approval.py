@@ -1,7 +1,7 @@
 """Saying yes as a person at a terminal.
 
-The question goes to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program that
-holds a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that only people know.
+The question goes to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program with
+a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that only people know.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from anyio import to_thread
 
 from gpuwarden.config import load_config
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, Refused
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import hash_pin, pin_matches
 from gpuwarden.core.sanitize import line, plain
 from gpuwarden.core.states import Teardown
+from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
@@ -51,24 +53,24 @@ class Terminal:
         self.writer.flush()
 
     def ask(self, prompt: str) -> str:
-        """One line of answer."""
+        """Read one line of answer."""
         self.writer.write(plain(prompt))
         self.writer.flush()
         return self.reader.readline().strip()
 
     def secret(self, prompt: str) -> str:
-        """A PIN, not echoed."""
+        """Read a PIN without echo."""
         return getpass.getpass(prompt, stream=self.writer)
 
 
 @contextlib.contextmanager
 def open_terminal() -> Iterator[Terminal]:
-    """The controlling terminal. Raises Refused where there is none: then no person is there to ask."""
+    """Yield the controlling terminal. Raises Refused where there is none: then no person is there to ask."""
     names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
     with contextlib.ExitStack() as stack:
         try:
             if not sys.stdin.isatty():
-                raise OSError("standard input is no terminal")
+                raise OSError("standard input is not a terminal")
             # A terminal can't seek, so no one file does both.
             reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
             writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
@@ -98,7 +100,7 @@ async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool) -> Resu
 
 
 async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False) -> Result:
-    """The same, on a given terminal."""
+    """Do the same on a given terminal."""
     if ticket.startswith("r"):
         return await _spending(ctx, ticket, terminal)
     view = await proceed(ctx, ticket)
@@ -122,7 +124,7 @@ async def ask(ctx: Context, ticket: str, terminal: Terminal, *, without_proof: b
 
 def _warn(ctx: Context, terminal: Terminal) -> None:
     for notice in ctx.notices:
-        terminal.say(f"warning: {notice.text}")
+        terminal.say(f"warning: {notice.text} {in_commands(notice.next_steps)}")
 
 
 def _show(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
@@ -169,7 +171,7 @@ async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
     if not issued.ask:
         return Result(
             message="This spending is inside the caps; it needs no approval.",
-            hint=f"Run the submit again with --receipt {receipt}.",
+            next=(do(Action.SUBMIT, receipt=receipt),),
         )
     if ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
@@ -179,12 +181,8 @@ async def _spending(ctx: Context, receipt: str, terminal: Terminal) -> Result:
         raise Refused("not approved; nothing was launched")
     await check_pin(ctx, terminal)
     grant_spending(ctx, found, "terminal", user())
-    hint = (
-        f"check_job {issued.job} goes on with it."
-        if issued.job
-        else f"Run the same submit again with --receipt {receipt}."
-    )
-    return Result(code="approved", message="Approved.", hint=hint)
+    resume = do(Action.CHECK, "to launch it", job_id=issued.job) if issued.job else do(Action.SUBMIT, receipt=receipt)
+    return Result(code="approved", message="Approved.", next=(resume,))
 
 
 def _show_spending(issued: ReceiptIssued, terminal: Terminal) -> None:
@@ -270,7 +268,7 @@ def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
 
 
 def user() -> str:
-    """Name who sits at the terminal."""
+    """Return the name of the terminal's user."""
     try:
         return f"user {getpass.getuser()}"
     except (KeyError, OSError):

@@ -1,10 +1,10 @@
-"""What all commands share: the group they belong to, and the one way to print an answer."""
+"""Command group of the terminal, and the one function that prints a reply."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from gpuwarden.core.errors import WardenError
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.context import Context
+    from gpuwarden.policy_record import Notice
 
 M = TypeVar("M", bound="BaseModel")
+R = TypeVar("R", bound="Result")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
 
 
 class GroupedCommands(click.Group):
-    """A group whose help lists the commands by the file that they live in, in the order in which they stand there."""
+    """A group whose help lists the commands by the file that they live in, in the order of the file."""
 
     rooms: ClassVar[dict[str, str]] = {}
     """The heading of each file, by the module's name. `interfaces/cli/main.py` fills it."""
@@ -59,19 +61,19 @@ def cli() -> None:
 
 
 def emit(body: dict[str, Any]) -> None:
-    """Print one JSON object. Names may hold what a terminal's encoding can't show, so it is plain ASCII."""
+    """Print one JSON object. Names may contain characters that a terminal can't show, so it is plain ASCII."""
     click.echo(json.dumps(redacted(body)))
 
 
 def redacted(body: Any) -> Any:
-    """A JSON body with no secret in any text of it."""
+    """Return a JSON body with no secret in any text of it."""
     from gpuwarden.core.sanitize import scrubbed
 
     return scrubbed(body, _hidden(body))
 
 
 def _hidden(body: Any) -> tuple[str, ...]:
-    """The secrets to take out of a body: of this shell, and what jobs were given from another one."""
+    """Return the secrets to take out of a body: those of this shell, and what jobs were given from another one."""
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.sanitize import secret_values
@@ -85,7 +87,7 @@ def _hidden(body: Any) -> tuple[str, ...]:
 
 
 def without_secrets(model: M) -> M:
-    """A model of a reply with no secret in any text of it."""
+    """Return a reply with no secret in any text of it."""
     body = model.model_dump(mode="json")
     clean = redacted(body)
     return model if clean == body else type(model).model_validate(clean)
@@ -100,10 +102,21 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
 
 def open_context(actor: str = "cli") -> Context:
-    """The use cases over this user's settings and ledger."""
+    """Return the use cases over this user's settings and ledger."""
     from gpuwarden.app import open_context
+    from gpuwarden.interfaces.cli.wording import in_commands
 
-    return open_context(actor)
+    ctx = open_context(actor)
+    ctx.phrase = in_commands  # alerts are sent to people
+    return ctx
+
+
+def warned(reply: R, notices: Sequence[Notice]) -> R:
+    """Add what is wrong with the policy to a reply."""
+    from gpuwarden.interfaces import results
+    from gpuwarden.interfaces.cli.wording import in_commands
+
+    return results.warned(reply, notices, in_commands)
 
 
 def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
@@ -120,9 +133,10 @@ def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[...
 
 def answer(reply: Result, as_json: bool, show: str) -> int:
     """Print a reply, in the words of the command line, and return its exit code."""
-    from gpuwarden.interfaces.cli.words import in_commands
+    from gpuwarden.interfaces.cli.wording import in_commands
+    from gpuwarden.interfaces.results import worded
 
-    reply = without_secrets(in_commands(reply))
+    reply = without_secrets(worded(reply, in_commands))
     if as_json:
         emit(reply.model_dump(mode="json"))
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async
+from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context, runs_async, warned
 
 if TYPE_CHECKING:
     from gpuwarden.lifecycle.monitoring.watch import Round
@@ -33,7 +33,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     if withdraw:
         await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
         view = await use_case.proceed(ctx, view.record.id)
-    return answer(results.warned(results.torn_down(view), ctx.notices), as_json, "torn_down")
+    return answer(warned(results.torn_down(view), ctx.notices), as_json, "torn_down")
 
 
 @cli.command()
@@ -65,11 +65,11 @@ async def instances(as_json: bool) -> int:
     from gpuwarden.lifecycle.monitoring.inventory import list_instances
 
     ctx = open_context()
-    return answer(results.warned(results.listed(await list_instances(ctx)), ctx.notices), as_json, "listed")
+    return answer(warned(results.listed(await list_instances(ctx)), ctx.notices), as_json, "listed")
 
 
 @cli.command()
-@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert stands.")
+@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert is open.")
 @click.option(
     "--every",
     "every_s",
@@ -89,6 +89,7 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli import console
+    from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.monitoring.watch import Watcher
 
     if as_json and not once:
@@ -96,16 +97,16 @@ async def watch(once: bool, every_s: float, as_json: bool) -> int:
     ctx = open_context("watch")
     watcher = Watcher(ctx, every_s)
     if once:
-        return answer(results.warned(results.watched(await watcher.round()), ctx.notices), as_json, "standing")
-    first = results.warned(results.watched(await watcher.round()), ctx.notices)
-    console.standing(first)
+        return answer(warned(results.watched(await watcher.round()), ctx.notices), as_json, "standing")
+    first = warned(results.watched(await watcher.round()), ctx.notices)
+    console.standing(results.worded(first, in_commands))
     said = first.unknown
 
     def tell(done: Round) -> None:
         nonlocal said
         reply = results.watched(done)
         said, reply.unknown = reply.unknown, {k: v for k, v in reply.unknown.items() if said.get(k) != v}
-        console.watched(reply)
+        console.watched(results.worded(reply, in_commands))
 
     await watcher.run(tell)
     return 0

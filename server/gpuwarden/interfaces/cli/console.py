@@ -1,4 +1,4 @@
-"""Replies as a person reads them on a terminal."""
+"""Print replies for a person at a terminal."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.hooks.install import HooksReply
     from gpuwarden.interfaces.results import (
         AccountReply,
+        AlertReply,
         CheckReply,
         DiagnosisReply,
         ErrorReply,
@@ -53,7 +54,7 @@ PIPED = 160
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """A terminal as wide as it is; a pipe or a file wide enough that no name is broken."""
+    """Return a console as wide as the terminal; for a pipe or a file wide enough that no name is broken."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
     return Console(stderr=stderr, highlight=False, width=PIPED if piped else None)
 
@@ -68,18 +69,18 @@ COLORS = {
 
 
 def shown(text: str) -> str:
-    """Text that is safe to print: it moves no cursor and holds no markup."""
+    """Return text that is safe to print: without cursor movements, markup and the marks of a quotation."""
     return escape(unquoted(plain(text)))
 
 
 def colored(word: str) -> str:
-    """A word in the color of its kind."""
+    """Return a word in the color of its kind."""
     color = COLORS.get(word)
     return f"[{color}]{escape(word)}[/]" if color else escape(word)
 
 
 def when(at: float | None) -> str:
-    """A time as people write it, in UTC. A platform's nonsense that no calendar has is no time."""
+    """Format a time in UTC. A value outside of the calendar is shown as -."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
     except (OverflowError, ValueError, OSError):
@@ -87,12 +88,11 @@ def when(at: float | None) -> str:
 
 
 def failed(reply: ErrorReply) -> None:
-    """What happened, what is known, what to do next."""
+    """Print an error: what happened, what is known, what to do next."""
     err.print(f"[red bold]{shown(reply.code)}[/] {shown(reply.message)}")
     if isinstance(reply, RefusalReply):
         _findings(reply.findings, err)
-    if reply.hint:
-        err.print(f"[dim]next:[/] {shown(reply.hint)}")
+    _hint(reply, err)
 
 
 def _findings(findings: list[FindingReply], console: Console = out) -> None:
@@ -108,18 +108,22 @@ def _findings(findings: list[FindingReply], console: Console = out) -> None:
     console.print(table)
 
 
+def _hint(reply: Result | AlertReply, console: Console = out) -> None:
+    if reply.hint:
+        console.print(f"[dim]next:[/] {shown(reply.hint)}", soft_wrap=True)
+
+
 def message(reply: Result) -> None:
-    """A reply's warnings, its sentence and what to do next."""
+    """Print a reply's warnings, its message and its hint."""
     for text in getattr(reply, "warnings", ()):
         out.print(f"[yellow]warning[/] {shown(text)}")
     if reply.message:
         out.print(shown(reply.message))
-    if reply.hint:
-        out.print(f"[dim]next:[/] {shown(reply.hint)}")
+    _hint(reply)
 
 
 def submitted(reply: SubmitReply) -> None:
-    """After a submit."""
+    """Print the reply to a submit."""
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = shown(reply.price_source or "")
@@ -130,7 +134,7 @@ def submitted(reply: SubmitReply) -> None:
 
 
 def checked(reply: CheckReply) -> None:
-    """After a check or a cancel."""
+    """Print the reply to a check or a cancel."""
     step = f", step {reply.step}" if reply.step is not None else ""
     why = f" [dim]({shown(reply.why)})[/]" if reply.why else ""
     out.print(f"[bold]{reply.job_id}[/] {colored(reply.state)}{step}{why}")
@@ -148,7 +152,7 @@ def checked(reply: CheckReply) -> None:
 
 
 def _unfenced(text: str) -> str:
-    """Foreign text without its fence, which is for models."""
+    """Return foreign text without its fence, which is for models."""
     return "\n".join(text.splitlines()[1:-1])
 
 
@@ -168,7 +172,7 @@ def _meter(meter: MeterReply) -> str:
 
 
 def pulled(reply: PullReply) -> None:
-    """After a pull."""
+    """Print the reply to a pull."""
     sent = f"{reply.bytes_sent:,} travelled"
     out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{shown(reply.dest)}[/] ({sent})")
     for name in reply.missing:
@@ -179,7 +183,7 @@ def pulled(reply: PullReply) -> None:
 
 
 def torn_down(reply: TeardownReply) -> None:
-    """After a teardown request or an approval."""
+    """Print the reply to a teardown request or an approval."""
     out.print(f"[bold]{reply.ticket}[/] {shown(reply.state)}: {reply.verb} the machine of {reply.job_id}")
     _findings(reply.findings)
     if reply.deletes:
@@ -191,7 +195,7 @@ def torn_down(reply: TeardownReply) -> None:
 
 
 def listed(reply: InstancesReply) -> None:
-    """The inventory, narrow enough for 80 columns: what belongs together stands in one cell."""
+    """Print the inventory, narrow enough for 80 columns: related values share a cell."""
     if reply.instances:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for head in ("machine", "state (UTC)", "billing", "cost"):
@@ -210,32 +214,34 @@ def listed(reply: InstancesReply) -> None:
 
 
 def hooks(reply: HooksReply) -> None:
-    """Where the guard is installed, and what it can't do."""
+    """Print where the guard is installed, and what it can't do."""
     for client, state in reply.clients.items():
         out.print(f"{client:8} {shown(state):15} [dim]{shown(reply.files.get(client, ''))}[/]")
     message(reply)
 
 
 def watched(reply: WatchReply) -> None:
-    """What is new in a round of the watch."""
+    """Print the new alerts of a round."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
         out.print(f"[dim]{when(alert.at)}[/] [{color}]{alert.state}[/] {shown(alert.kind)}: {shown(alert.text)}")
+        _hint(alert)
     for what, why in reply.unknown.items():
         out.print(f"[magenta]unknown[/] {shown(what)}: {shown(why)}")
 
 
 def standing(reply: WatchReply) -> None:
-    """A whole round: what is new, and what has stood for longer."""
+    """Print a whole round: new alerts, then older open ones."""
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
-        out.print(f"[dim]{when(alert.at)}[/] [yellow]stands[/] {shown(alert.kind)}: {shown(alert.text)}")
+        out.print(f"[dim]{when(alert.at)}[/] [yellow]open[/] {shown(alert.kind)}: {shown(alert.text)}")
+        _hint(alert)
     message(reply)
 
 
 def _funds(account: AccountReply) -> str:
-    """What an account has, and when it ends."""
+    """Return an account's balance and when it runs out."""
     if account.balance is None:
         return f"[magenta]unknown[/] {shown(account.platform)}: {shown(account.note)}"
     if account.clock is not None:
@@ -261,7 +267,7 @@ def _machine(row: InstanceReply) -> tuple[str, ...]:
 
 
 def history(rows: list[dict[str, Any]]) -> None:
-    """The ledger's events as a timeline; the reason of an event stands below it."""
+    """Print the ledger's events as a timeline; the reason is below the event."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("when (UTC)", "subject"):
         table.add_column(head, no_wrap=True)
@@ -276,7 +282,7 @@ def history(rows: list[dict[str, Any]]) -> None:
 
 
 def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
-    """The rules, as a list or in full."""
+    """Print the rules, as a list or in full."""
     if full:
         for r in rows:
             out.print(f"[bold]{r['id']}[/] {colored(r['severity'])} ({r['gate']} gate)\n{shown(r['title'])}\n")
@@ -290,7 +296,7 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
 
 
 def found(reply: SearchReply) -> None:
-    """What a search of the references found."""
+    """Print the hits of a search."""
     for hit in reply.hits:
         out.print(f"[bold]{shown(hit.id)}[/] {shown(hit.title)} [dim]({shown(hit.why)})[/]")
         out.print(f"  {shown(hit.summary)}")
@@ -301,7 +307,7 @@ def found(reply: SearchReply) -> None:
 
 
 def entry(reply: EntryReply) -> None:
-    """One known failure as a page: what is seen, why, what to do, how a log says it, where it is from."""
+    """Print one known failure: symptom, cause, fix, log lines, source."""
     out.print(f"[bold]{reply.id}[/] {shown(reply.title)}\n")
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 1, 0))
     table.add_column(no_wrap=True, style="dim")
@@ -323,7 +329,7 @@ def entry(reply: EntryReply) -> None:
 
 
 def issues(reply: IssuesReply) -> None:
-    """What in the knowledge needs a person, one on a line, as compilers write it."""
+    """Print what needs a person's attention, one on a line, as compilers do."""
     for row in reply.issues:
         mark = "[red]urgent[/] " if row.urgent else ""
         out.print(f"{shown(row.file)}:{row.line}: {mark}{shown(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
@@ -331,13 +337,13 @@ def issues(reply: IssuesReply) -> None:
 
 
 def draft(reply: DraftReply) -> None:
-    """A drafted entry as it would stand in its page, so that it can be copied."""
+    """Print a drafted entry as its page has it, so that it can be copied."""
     out.print(shown(reply.text), soft_wrap=True)
     message(reply)
 
 
 def lesson(reply: LessonReply) -> None:
-    """The evidence of a failed job, what it does not show, and the draft made of it."""
+    """Print the evidence of a failed job, what it does not show, and the draft made from it."""
     out.print(f"[bold]{shown(reply.job)}[/] on {shown(reply.platform)} [dim]{shown(', '.join(reply.versions))}[/]")
     again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
     worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
@@ -351,7 +357,7 @@ def lesson(reply: LessonReply) -> None:
 
 
 def platforms(titles: dict[str, str]) -> None:
-    """The platforms that can be named."""
+    """Print the names of the platforms."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for name, title in titles.items():
         if not name.startswith("rehearsal/"):
@@ -363,7 +369,7 @@ def platforms(titles: dict[str, str]) -> None:
 
 
 def profile(file: Path, told: dict[str, str]) -> None:
-    """A profile's page, and what the user noted of the platform."""
+    """Print a profile's page and the user's notes on the platform."""
     from rich.markdown import Markdown
 
     from gpuwarden.frontmatter import read_front_matter
@@ -378,7 +384,7 @@ _TABLE = re.compile(r"^\|.*\n\| ---.*\n(?:\|.*\n)+", re.MULTILINE)
 
 
 def _as_list(table: re.Match[str]) -> str:
-    """A wide table as a list: on a terminal its cells would be cut off, and a path or a fact with them."""
+    """Return a wide table as a list, because a terminal would cut its cells off."""
     head, _, *rows = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table[0].split("\n")[:-1])
     if len(head) <= 3:
         return table[0]
@@ -387,7 +393,7 @@ def _as_list(table: re.Match[str]) -> str:
 
 
 def notes(reply: NotesReply) -> None:
-    """The notes as lines, each under the key that sets it."""
+    """Print the notes as lines, each with the key that sets it."""
     for key, value in _flat(reply.notes):
         out.print(f"[bold]{shown(key)}[/] {shown(str(value))}", soft_wrap=True)
     out.print(f"[dim]{shown(reply.path)}[/]", soft_wrap=True)
@@ -406,7 +412,7 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def doctor(reply: Any) -> None:
-    """The effective settings and what was found."""
+    """Print the effective settings and the checks."""
     _settings(reply)
     for check in reply.checks:
         mark = "[green]ok[/]" if check.ok else "[red]no[/]"
@@ -415,7 +421,7 @@ def doctor(reply: Any) -> None:
 
 
 def policy(reply: PolicyReply) -> None:
-    """The policy file in force, and its values."""
+    """Print the policy file in force and its values."""
     _settings(reply)
     since = f", as it is since {when(reply.since)} UTC" if reply.since else ""
     out.print(f"[bold]{escape(reply.file)}[/] {reply.digest}{since}", soft_wrap=True)
@@ -433,7 +439,7 @@ def _settings(reply: Any) -> None:
 
 @contextlib.contextmanager
 def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A progress bar for a transfer, on a terminal only."""
+    """Show a progress bar for a transfer, on a terminal only."""
     if quiet or not err.is_terminal:
         yield None
         return
@@ -449,7 +455,7 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 @contextlib.contextmanager
 def count_bar(quiet: bool, what: str) -> Iterator[Callable[[int], None] | None]:
-    """A count of bytes whose end is not known, on a terminal only. It may be moved on from several threads."""
+    """Show a count of bytes of unknown total, on a terminal only. Several threads may advance it."""
     if quiet or not err.is_terminal:
         yield None
         return

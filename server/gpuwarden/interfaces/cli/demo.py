@@ -32,6 +32,8 @@ from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.data import data_dir
 from gpuwarden.interfaces.cli.approval import ask, has_terminal, open_terminal
 from gpuwarden.interfaces.cli.console import colored, when
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.results import error_reply, worded
 from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, JobPreempted
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
@@ -57,7 +59,7 @@ PATIENCE_S = 180.0
 
 @dataclass
 class Stage:
-    """Where the story is told. With `quiet` nothing is printed."""
+    """Prints the steps of the demo. With `quiet` nothing is printed."""
 
     console: Console
     quiet: bool
@@ -71,7 +73,7 @@ class Stage:
             self.console.print(f"\n[bold cyan]{self.acts}. {escape(title)}[/]")
 
     def say(self, text: str) -> None:
-        """One line; it may hold markup."""
+        """Print one line, which may contain markup."""
         if not self.quiet:
             self.console.print(Padding(text, (0, 0, 0, 3), expand=False))
 
@@ -85,7 +87,7 @@ async def play(*, yes: bool, as_json: bool, keep: Path | None) -> int:
         except WardenError as error:
             if not as_json:
                 raise
-            result = error.as_dict()
+            result = worded(error_reply(error), in_commands).model_dump(mode="json")
         if as_json:
             print(json.dumps(result))
         elif keep:
@@ -112,7 +114,7 @@ def _warden(home: Path) -> Context:
 
 
 def _open_cloud(ctx: Context) -> None:
-    """A cloud that obeys the platform's profile and interrupts the machine at a known step."""
+    """Open a cloud that follows the platform's profile and interrupts the machine at a known step."""
     settings = Settings(boot_s=0.8, stop_s=0.3, resume_s=1.0, time_scale=60 * MINUTES_PER_SECOND, settle_s=0.3)
     faults = Faults(faults=(Fault(kind="preempt", step=INTERRUPTED_AT),))
     profile = ctx.profile(PLATFORM)
@@ -162,7 +164,7 @@ async def _bad_job(ctx: Context, stage: Stage) -> list[str]:
 
 
 def demo_spec() -> JobSpec:
-    """The good job: a character model that trains on our own profile pages."""
+    """Return the good job: a character model that trains on our own profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
     script = (data_dir("skills") / "gpu-training" / "examples" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
@@ -236,7 +238,7 @@ def _tell(stage: Stage, job: JobRecord) -> None:
 
 @contextlib.contextmanager
 def _bar(stage: Stage) -> Iterator[Callable[[int | None, float | None, float | None, str], None]]:
-    """A live bar with step, loss and the ticking meter; nothing where nobody watches."""
+    """Show a bar with step, loss and the running meter; nothing where nobody watches."""
     if stage.quiet or not stage.console.is_terminal:
         yield lambda step, loss, cost, state: None
         return
@@ -272,7 +274,7 @@ async def _pull(ctx: Context, stage: Stage, job: JobRecord) -> PullResult:
     pulled = await pull(ctx, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
-    stage.say(f"its log, pulled along, tells where it resumed: step {', '.join(map(str, _resumed(pulled)))}")
+    stage.say(f"its log, pulled as well, says that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
     return pulled
 
 
@@ -358,7 +360,7 @@ def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> Non
 
 
 def _resumed(pulled: PullResult) -> list[int]:
-    """The steps at which the training script says that it resumed."""
+    """Return the steps at which the training script says that it resumed."""
     log = pulled.log.read_text("utf-8") if pulled.log else ""
     return [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
 
@@ -374,7 +376,7 @@ def _result(
     view: TeardownView,
     channel: str,
 ) -> dict[str, Any]:
-    """What happened, read back from the ledger, the log and the files."""
+    """Return what happened, read from the ledger, the log and the files."""
     preemptions = len(ctx.ledger.events(job.subject, kind=JobPreempted))
     resumed = _resumed(pulled)
     lease = lease_now(ctx, view.lease.id)

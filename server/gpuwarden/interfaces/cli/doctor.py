@@ -1,4 +1,4 @@
-"""What is in force, where it came from, and whether this machine can work with it."""
+"""Show the settings in force with their origins, and check what they need on this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pydantic import BaseModel
 from gpuwarden.app import open_context
 from gpuwarden.config import Config, in_short, load_config
 from gpuwarden.core.errors import WardenError
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import Policy
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.cli.notes_service import summary
+from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import BreakCode
@@ -26,7 +28,7 @@ from gpuwarden.remote.sandbox.words import Kind
 
 
 class SettingReply(BaseModel):
-    """One effective value."""
+    """One effective setting."""
 
     setting: str
     value: str
@@ -34,7 +36,7 @@ class SettingReply(BaseModel):
 
 
 class CheckedReply(BaseModel):
-    """One thing that was looked at."""
+    """One check."""
 
     what: str
     ok: bool
@@ -50,7 +52,7 @@ class LedgerReply(Result):
 
 
 class DoctorReply(WarnedReply):
-    """Everything that is in force."""
+    """All settings and checks."""
 
     settings: list[SettingReply]
     checks: list[CheckedReply]
@@ -73,7 +75,7 @@ async def examine_ledger() -> LedgerReply:
         reply = reply.model_copy(update={"ok": False, "message": f"The table {names} does not follow from the events."})
     if reply.ok:
         return reply.model_copy(update={"message": f"The chain of {counted(reply.events, 'event')} is whole."})
-    return reply.model_copy(update={"code": "ledger_damaged", "hint": doubt.hint if doubt else _RESTORE})
+    return reply.model_copy(update={"code": "ledger_damaged", "next": steps(doubt.hint if doubt else _RESTORE)})
 
 
 _BROKEN: Final[dict[BreakCode, str]] = {
@@ -88,7 +90,7 @@ _RESTORE: Final = (
 
 
 async def examine() -> DoctorReply:
-    """Look at the configuration and at what it needs. Raises BadRequest for a policy that can't be read."""
+    """Check the configuration and what it needs. Raises BadRequest for a policy that can't be read."""
     config = load_config()
     checks = [_ledger(config), _policy(config), _disk(config.home), _notes()]
     checks.append(await to_thread.run_sync(_sandbox, config.policy))
@@ -105,11 +107,11 @@ async def examine() -> DoctorReply:
         settings=setting_rows(config),
         checks=checks,
     )
-    return warned(reply, config.notices)
+    return warned(reply, config.notices, in_commands)
 
 
 def setting_rows(config: Config) -> list[SettingReply]:
-    """Every effective value with its origin."""
+    """Return every effective setting with its origin."""
     places = [
         SettingReply(
             setting="home",
@@ -145,14 +147,14 @@ def _ledger(config: Config) -> CheckedReply:
         if doubt is not None:
             return CheckedReply(what="ledger", ok=False, found=f"{doubt.message}. {doubt.hint}")
     except WardenError as error:
-        return CheckedReply(what="ledger", ok=False, found=f"{error.message} {error.hint}")
+        return CheckedReply(what="ledger", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
     usual = usual_homes()
     other = "" if absolute(config.home) in usual else f"; not the usual one, which is in {usual[0]}"
     return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
 
 
 def _policy(config: Config) -> CheckedReply:
-    other = [n.text for n in config.notices if n.kind == "other_policy"]
+    other = [f"{n.text} {in_commands(n.next_steps)}" for n in config.notices if n.kind == "other_policy"]
     there = "" if config.policy_file.exists() else ", which does not exist"
     return CheckedReply(
         what="policy", ok=not other, found=" ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
@@ -164,7 +166,7 @@ def _notes() -> CheckedReply:
         ok, found = summary(open_context("doctor"))
         return CheckedReply(what="notes", ok=ok, found=found)
     except WardenError as error:
-        return CheckedReply(what="notes", ok=False, found=f"{error.message} {error.hint}")
+        return CheckedReply(what="notes", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
 
 
 def _disk(home: Path) -> CheckedReply:

@@ -16,6 +16,7 @@ from gpuwarden.interfaces.cli.base import (
     fail,
     open_context,
     runs_async,
+    warned,
     without_secrets,
 )
 
@@ -69,11 +70,11 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
     spec = build(JobSpec, {**{k: v for k, v in given.items() if v is not None}, **_what(what, given["name"])})
     ctx = open_context()
     reply = results.submitted(await use_case(ctx, spec, dry_run=dry_run, receipt=receipt))
-    return answer(results.warned(reply, ctx.notices), as_json, "submitted")
+    return answer(warned(reply, ctx.notices), as_json, "submitted")
 
 
 def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
-    """A script with its arguments, or a command."""
+    """Return a script with its arguments, or a command."""
     first, *rest = what
     if not first.endswith(".py"):
         return {"command": what, "name": name or Path(first).name[:40] or "job"}
@@ -81,7 +82,7 @@ def _what(what: tuple[str, ...], name: str | None) -> dict[str, Any]:
 
 
 def read_script_file(path: Path) -> str:
-    """A script's text, bounded. Raises BadRequest that says what is wrong with the file."""
+    """Return a script's text, bounded. Raises BadRequest that says what is wrong with the file."""
     from gpuwarden.core.models import MAX_SCRIPT_BYTES
 
     try:
@@ -131,7 +132,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
         ended = not follow or result.job.state in TERMINAL_JOBS
         if ended or not as_json:  # one JSON object, so only the last look
             reply = results.checked(result, ctx.hidden(result.texts, result.job.spec.secrets))
-            code = answer(results.warned(reply, ctx.notices), as_json, "checked")
+            code = answer(warned(reply, ctx.notices), as_json, "checked")
         if ended:
             return code
         cursor = result.log.next if result.log else cursor
@@ -151,7 +152,7 @@ async def cancel(job_id: str, as_json: bool) -> int:
     ctx = open_context()
     job = await use_case(ctx, job_id)
     reply = results.canceled(job, read_lease(ctx.ledger, job.lease) if job.lease else None)
-    return answer(results.warned(reply, ctx.notices), as_json, "checked")
+    return answer(warned(reply, ctx.notices), as_json, "checked")
 
 
 @cli.command()
@@ -192,9 +193,9 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
 async def verify(what: str, level: str | None, against: str | None, where: Any, as_json: bool) -> int:
     """Prove that a checkpoint is whole, and loads.
 
-    WHAT is a job id, hf://owner/name[@revision][/path], or a path. Of a job the pulled copy is meant; when there is
-    none, or with `--where instance`, the machine looks at its own files, --against is a path of its own too, and its
-    word is told as such. Exit code 0: proven, 1: refuted, 2: could not tell.
+    WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job the pulled copy is verified. Without one,
+    or with `--where instance`, the machine looks at its own files, --against is a path there too, and the result is
+    marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
     """
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.models import Level

@@ -70,7 +70,7 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
     from gpuwarden.lifecycle.monitoring.postmortem import gather
 
     if lines:
-        raise BadRequest("--line and --job both tell the lines", "Leave --line out: the log has them.")
+        raise BadRequest("--line and --job both give the lines", "Leave --line out: the log has them.")
     found = await gather(open_context(), job_id, succeeded)
     return answer(knowledge_maintenance.propose_from(found, page, title, fields, bar), as_json, "lesson")
 
@@ -90,7 +90,7 @@ def notes(context: click.Context, as_json: bool) -> int:
 
 @notes.command(name="path")
 def notes_path() -> int:
-    """Print where the file lies, to edit it."""
+    """Print the file's path, to edit it."""
     from gpuwarden.config import load_config
 
     click.echo(load_config().notes_file)

@@ -1,4 +1,4 @@
-"""Keeping the knowledge true: what needs a look, and drafts of new entries. Nothing here writes into the references."""
+"""Report what in the references needs a look, and draft new entries. Nothing here writes into the references."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IssueReply(BaseModel):
 
 
 class IssuesReply(Result):
-    """What needs a person, the urgent first. Not ok when there is anything."""
+    """Findings for a person, the urgent ones first. Not ok where there are any."""
 
     issues: list[IssueReply] = Field(default_factory=list)
 
@@ -43,7 +43,7 @@ class DraftReply(Result):
 
 
 class LessonReply(DraftReply):
-    """The evidence of a failed job, with the draft of an entry made of it. Foreign text stands between fences.
+    """The evidence of a failed job, with the draft of an entry made of it. Foreign text is fenced.
 
     `complete` says whether the draft is an entry; `missing` is what keeps it below the bar, `doubts` what the
     evidence does not show.
@@ -73,13 +73,13 @@ def look_over(today: date, months: int) -> IssuesReply:
         ok=False,
         code="needs_attention",
         message=f"{counted(len(rows), 'thing')} to look at, {sum(r.urgent for r in rows)} of them urgent.",
-        hint="Ask the source again, correct the line, and set its month anew.",
+        hint="Ask the source again, correct the line, and update its month.",
         issues=rows,
     )
 
 
 def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
-    """The evidence of a job and a draft made of it, shown and never written.
+    """Return the evidence of a job and a draft made of it, shown and never written.
 
     The draft is a whole entry when title, symptom, cause, fix and source are given and the bar is met.
     """
@@ -118,7 +118,7 @@ def _about(made: Draft, lesson: Lesson) -> str:
 
 
 def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:
-    """A draft for `page`, shown and never written. Raises BadRequest when the lesson is below the bar."""
+    """Return a draft for `page`, shown and never written. Raises BadRequest when the lesson is below the bar."""
     made = draft(shipped(), page, title, fields, lines, bar)
     told = f"{', '.join(made.known)} explain these lines already; is it really another failure?" if made.known else ""
     hint = f"When it is right, add it to {made.page} by hand."

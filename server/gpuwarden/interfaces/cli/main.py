@@ -1,7 +1,7 @@
 """The command line: the same words as the tools, for people and scripts. Heavy imports happen inside the commands.
 
 With `--json` every command prints exactly one JSON object; an error is `{"ok": false, "code", "message", "hint"}` and
-a non-zero exit. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or could not tell.
+a non-zero exit. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or inconclusive.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _in_our_words(error: BaseException) -> WardenError:
-    """Every failure as one of ours. What was not foreseen is a mistake of ours and can be looked at."""
+    """Return any failure as a WardenError. GPUWARDEN_DEBUG=1 prints the traceback of an unforeseen one."""
     if isinstance(error, WardenError):
         return error
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
@@ -69,6 +69,6 @@ def _in_our_words(error: BaseException) -> WardenError:
 
 
 def _wants_json(argv: list[str] | None) -> bool:
-    """Whether `--json` is among our own words; those after `--` belong to the job."""
+    """Return whether `--json` is given before `--`; what follows belongs to the job."""
     words = sys.argv[1:] if argv is None else argv
     return "--json" in words[: words.index("--") if "--" in words else None]

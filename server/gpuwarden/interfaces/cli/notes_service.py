@@ -1,4 +1,4 @@
-"""The user's notes at the doors: shown, changed, and held against the platforms there are."""
+"""Show and change the user's notes, and check them against the known platforms."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from pydantic import Field
 from gpuwarden.core.errors import BadRequest, NotFound, WardenError
 from gpuwarden.core.plural import counted
 from gpuwarden.core.profile import Profile
+from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result
 from gpuwarden.lifecycle.context import SSH, Context
 from gpuwarden.notes import Notes, change, load_notes
 
 
 class NotesReply(Result):
-    """The notes, and the file they stand in."""
+    """The notes and their file."""
 
     path: str
     notes: dict[str, Any] = Field(default_factory=dict)
 
 
 def show(ctx: Context) -> NotesReply:
-    """What is noted. Raises BadRequest for notes that can't be read."""
+    """Return the notes. Raises BadRequest for notes that can't be read."""
     file = _file(ctx)
     notes = load_notes(file)
     wrong = complaints(ctx, notes)
@@ -34,7 +35,7 @@ def show(ctx: Context) -> NotesReply:
 
 
 def note(ctx: Context, key: str, value: str | None) -> NotesReply:
-    """Set one note, or take it out. Raises BadRequest for what would not hold, and then nothing was changed."""
+    """Set one note, or take it out. Raises BadRequest for an invalid note; then nothing was changed."""
     file = _file(ctx)
     change(file, key, value, lambda new: _hold(ctx, new))
     return show(ctx)
@@ -47,12 +48,12 @@ def _hold(ctx: Context, new: Notes) -> None:
 
 
 def complaints(ctx: Context, notes: Notes) -> list[str]:
-    """What is noted of a platform that is none, or where it has no effect; one sentence each."""
+    """List notes on unknown platforms and notes without effect, one sentence each."""
     found = []
     for name, told in notes.platforms.items():
         profile = _profile(ctx, name)
         if profile is None:
-            found.append(f"platforms.{name}: there is no such platform; gpuwarden profiles lists them.")
+            found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
         elif (told.host or told.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch are for machines of your own; {name} is rented.")
         elif told.host and (profile.backend == "local" or f"{profile.id}/" == SSH):
@@ -61,7 +62,7 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
 
 
 def _profile(ctx: Context, name: str) -> Profile | None:
-    """The profile that a name in the notes is about; `ssh` alone is about every machine behind SSH."""
+    """Return the profile that a name in the notes is about; `ssh` alone is about every machine behind SSH."""
     try:
         return ctx.profile(f"{name}/ALIAS" if f"{name}/" == SSH else name)
     except NotFound:
@@ -76,12 +77,12 @@ def summary(ctx: Context) -> tuple[bool, str]:
     try:
         notes = load_notes(file)
     except WardenError as error:
-        return False, f"{error.message} {error.hint}"
+        return False, f"{error.message} {in_commands(error.next_steps)}"
     wrong = complaints(ctx, notes)
     return not wrong, " ".join(wrong) or f"{file}, {counted(len(notes.platforms), 'platform')}"
 
 
 def _file(ctx: Context) -> Path:
     if ctx.notes_file is None:
-        raise BadRequest("there is no place for notes", "Set GPUWARDEN_POLICY, or a home folder.")
+        raise BadRequest("notes have no file", "Set GPUWARDEN_POLICY, or a home folder.")
     return ctx.notes_file

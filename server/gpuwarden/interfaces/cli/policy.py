@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def policy() -> None:
-    """Show what you allow; accept another policy file."""
+    """Show what you allow; accept a policy file."""
 
 
 @policy.command(name="show")

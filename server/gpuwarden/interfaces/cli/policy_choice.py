@@ -16,6 +16,7 @@ from gpuwarden.interfaces.cli.doctor import (
     in_short_unless_secret,
     setting_rows,
 )
+from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import Result, WarnedReply, warned
 from gpuwarden.ledger.events import PolicyAccepted
 from gpuwarden.lifecycle.context import Context
@@ -42,7 +43,7 @@ def show_policy() -> PolicyReply:
         since=_since(config),
         settings=setting_rows(config),
     )
-    return warned(reply, config.notices)
+    return warned(reply, config.notices, in_commands)
 
 
 def _since(config: Config) -> float | None:
@@ -91,7 +92,7 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
 
 
 def _changes(before: Policy, after: Policy) -> list[str]:
-    """The values that differ, without the PIN's hash and the addresses that are as good as a key."""
+    """Return the values that differ, without the PIN's hash and the addresses that are as good as a key."""
     rows = ((f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields())
     shown = ((path, *(in_short_unless_secret(path, v) for v in (old, new))) for path, old, new in rows if old != new)
     return [f"{path}: {old} -> {new if new != old else 'another one'}" for path, old, new in shown]

@@ -23,7 +23,7 @@ def history(subject: str | None, as_json: bool) -> int:
 
     rows = [e.as_dict() for e in story(open_context().ledger, subject)]
     if subject and not rows:
-        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows all that it holds.")
+        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows everything.")
     if as_json:
         emit({"ok": True, "code": "ok", "events": told_events(rows)})
     else:
@@ -40,7 +40,7 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
 
     QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole.
     """
-    from gpuwarden.interfaces.results.references import entry, look_up
+    from gpuwarden.interfaces.results.references import LEAD, entry, look_up
 
     words = " ".join(query).strip()
     whole = entry(words)
@@ -48,7 +48,7 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
         return answer(whole, as_json, "entry")
     reply = look_up(words, limit)
     if reply.hits:  # a resource's address is of use to an MCP client only
-        reply.hint = "A match is a lead, no proof. `gpuwarden search ID` shows one entry whole."
+        reply.hint = f"{LEAD} `gpuwarden search ID` shows one entry whole."
     return answer(reply, as_json, "found")
 
 
@@ -62,17 +62,19 @@ def _written(changed: int, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("rule_id", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules anew.")
+@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules again.")
 @JSON
 def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """List the rules of both gates, or show one with its reason."""
     from gpuwarden.interfaces.cli import console
-    from gpuwarden.interfaces.cli.words import said
+    from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.rules.catalog import all_rules
     from gpuwarden.rules.page import write_page
 
     if write:
-        return _written(write_page(), as_json)
+        from gpuwarden.interfaces.mcp.wording import in_calls
+
+        return _written(write_page(in_calls), as_json)
     found = [r for r in all_rules() if rule_id is None or r.id == rule_id.upper()]
     if not found:
         raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
@@ -85,7 +87,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
             "why": " ".join(r.why.split()),
             "example": r.example,
             "instead": r.instead,
-            "fix": said(r.fix),
+            "fix": in_commands(r.fix),
         }
         for r in found
     ]
@@ -98,7 +100,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles anew.")
+@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles again.")
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """List the platforms, or show one.

@@ -11,14 +11,13 @@ from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verd
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain
 from gpuwarden.interfaces.cli.console import colored, out
-from gpuwarden.interfaces.cli.words import said
 
 SHOWN = 40
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def show(report: Report) -> None:
-    """The verdict, what speaks against it, the checkpoints and files, what was not checked."""
+    """Print the verdict, what speaks against it, the checkpoints and files, what was not checked."""
     newest = (
         f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
@@ -35,7 +34,7 @@ def show(report: Report) -> None:
         bad = sum(r.verdict is not Verdict.PROVEN for r in rows[SHOWN:])
         out.print(f"and {len(rows) - SHOWN:,} more, {bad:,} of them not proven")
     _said(report.proved, "green", "")
-    _said([said(text) for text in report.not_checked], "dim", "not checked: ")
+    _said(report.not_checked, "dim", "not checked: ")
 
 
 def _table(rows: Sequence[CheckpointEvidence | FileEvidence]) -> Table:
@@ -76,7 +75,7 @@ def safe(text: str) -> str:
 
 
 def sized(count: int) -> str:
-    """A number of bytes in the unit that suits it: 1.2 GB."""
+    """Return a number of bytes in the unit that suits it: 1.2 GB."""
     size, unit = float(count), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

@@ -171,7 +171,7 @@ def _quoted(*words: str) -> str:
 
 
 def _read(client: Client, file: Path) -> dict[str, Any]:
-    """A client's settings. Raises BadRequest for what is not understood; such a file is never written."""
+    """Return a client's settings. Raises BadRequest for what is not understood; such a file is never written."""
     try:
         table = json.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
@@ -191,13 +191,13 @@ def _is_ours(entry: Any) -> bool:
 
 
 def _texts(entry: Any) -> list[str]:
-    """The commands of an entry, or of the hooks in a matcher group."""
+    """Return the commands of an entry, or of the hooks in a matcher group."""
     inner = entry.get("hooks", [entry]) if isinstance(entry, dict) else []
     return [str(h.get("command", "")) for h in inner if isinstance(h, dict)] if isinstance(inner, list) else []
 
 
 def _without(entries: list[Any]) -> list[Any]:
-    """The entries without our hook; what somebody put into its group stays."""
+    """Return the entries without our hook; what somebody put into its group stays."""
     kept: list[Any] = []
     for entry in entries:
         if not _is_ours(entry):
@@ -256,7 +256,7 @@ def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
 
 
 def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two settings say the same, empty tables and Cursor's version aside."""
+    """Return whether two settings are equal, ignoring empty tables and Cursor's version."""
 
     def bare(table: dict[str, Any]) -> dict[str, Any]:
         hooks_table = {k: v for k, v in table.get("hooks", {}).items() if v}
@@ -281,7 +281,7 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> 
 
 
 def _trusted(client: Client, file: Path) -> bool:
-    """Whether Codex would run our hook: a person trusted it, as it is now, and nobody switched it off since.
+    """Return whether Codex would run the hook: a person trusted it, as it is now, and nobody switched it off since.
 
     Codex keeps a digest of each hook that was trusted in its `config.toml`, under the hook's file and place.
     """

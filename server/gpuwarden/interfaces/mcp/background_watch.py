@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from gpuwarden.core.sanitize import line, scrubbed
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 
@@ -17,7 +18,7 @@ async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
 
     def tell(done: Round) -> None:
         nonlocal said
-        texts = [f"{alert.kind}: {alert.text}" for alert in done.news if alert.raised]
+        texts = [f"{alert.kind}: {alert.text} {in_calls(alert.next_steps)}" for alert in done.news if alert.raised]
         texts += [f"{what}: {why}" for what, why in done.trouble.items() if said.get(what) != why]
         said = done.trouble
         for text in texts:

@@ -1,4 +1,4 @@
-"""Three beginnings of a conversation that a person picks in a client. They name tools; the tools hold the rules."""
+"""Three beginnings of a conversation that a person picks in a client. They name tools; the tools enforce the rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.
 
 1. Check model and dataset with hub_repo_details; search with dataset_search when a name fails. Never guess a name.
 2. Write the script, with its outputs, its checkpoints and where it resumes from. Let me see it.
-3. Call submit_job with dry_run. Mend every finding. Tell me the price, the worst cost, and what the platform deletes
+3. Call submit_job with dry_run. Fix every finding. Show me the price, the worst cost, and what the platform deletes
    and goes on billing for.
 4. After my word call submit_job, and again with its receipt.
 5. Call check_job within the first minute. The run has started when a first step is seen, not before.
@@ -26,17 +26,17 @@ Read skill://gpu-training/SKILL.md first, then gpuwarden://references/preflight.
 
 
 def debug_run(job_id: str) -> str:
-    """Find out why a run failed or stands still."""
+    """Find out why a run failed or stalls."""
     return f"""\
-The job {line(job_id, 64)} failed, stands still or gives odd numbers. Find out why.
+The job {line(job_id, 64)} failed, stalls or gives odd numbers. Find out why.
 
 Read skill://training-debug/SKILL.md first. Then:
 
 1. Call check_job. Its diagnoses are possible causes with the lines that say so; look at those lines in the log, and
    read further back with log_cursor. The first error counts, not the last.
 2. Look what is still unexplained up with search_references, with the raw line.
-3. Tell me the cause, the evidence for it and how certain you are, before you change anything. If several causes fit,
-   name the observation that would tell them apart.
+3. State the cause, the evidence for it and how certain you are, before you change anything. If several causes fit,
+   name the observation that would decide between them.
 4. Change one thing and submit it as a new job. Memory, NaN, code and digest faults are not retried unchanged.
 
 The machine may be billing all the while: say so, with the cost so far. Nothing is torn down for being broken; what it

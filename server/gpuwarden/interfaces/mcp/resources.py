@@ -1,4 +1,4 @@
-"""The references, the profiles and the skills as documents with a URI, for whoever reads them over a wire."""
+"""References, profiles and skills as documents with a URI."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class Document:
 
     @property
     def name(self) -> str:
-        """A name that is unique among all documents."""
+        """Return a name that is unique among all documents."""
         return f"{self.kind}/{self.path}"
 
     @property
     def text(self) -> str:
-        """The content, byte for byte, as text."""
+        """Return the content, byte for byte, as text."""
         return self.content.decode("utf-8")
 
 
 def page_uri(page: str) -> str:
-    """The URI of a page of the references, given by its path below them."""
+    """Return the URI of a page of the references, given by its path below them."""
     return f"gpuwarden://references/{page}"
 
 
 def documents(own_profiles: Path | None = None, notes_file: Path | None = None) -> dict[str, Document]:
-    """Every document by its URI. A profile of the user's own folder goes before a shipped one of the same name.
+    """Return every document by its URI. A profile of the user's own folder goes before a shipped one of the same name.
 
-    The user's notes are among them when they hold something and are in order.
+    The user's notes are among them unless they are empty or invalid.
     """
     found = dict(_shipped())
     if own_profiles is not None:
@@ -64,7 +64,7 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
 
 
 def _notes(file: Path) -> Document | None:
-    """The user's notes as they were understood; their loader has refused what looks like a secret."""
+    """Return the user's notes as parsed; their loader refuses what looks like a secret."""
     try:
         notes = load_notes(file)
     except BadRequest:
@@ -72,12 +72,12 @@ def _notes(file: Path) -> Document | None:
     if notes == Notes():
         return None
     content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
-    about = "What the user told about their own setup: machines, folders, tracker, where keys live."
+    about = "The user's notes on their setup: machines, folders, tracker, where keys are."
     return Document("notes", file.name, NOTES_URI, "The user's notes", about, "application/json", content)
 
 
 def entry_text(key: str) -> str:
-    """One entry of the catalogue as it stands in its page. Raises NotFound."""
+    """One entry of the catalogue as its page has it. Raises NotFound."""
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]
@@ -93,7 +93,7 @@ def _seen_also(gotcha: Gotcha) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Document]:
-    """What came with this installation, read once: a listing and what is read after it are always one state."""
+    """Return the shipped documents, read once, so that a listing and later reads show one state."""
     kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
     return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
 
@@ -110,7 +110,7 @@ def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
 
 
 def _document(kind: Kind, file: Path, path: str) -> Document | None:
-    """The document of a file; None for what is no text of a bearable size."""
+    """Return the document of a file; None for a file that is not text or is too large."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
@@ -128,7 +128,7 @@ def _document(kind: Kind, file: Path, path: str) -> Document | None:
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The front matter of a page; empty where it has none or a broken one, which its own loader reports."""
+    """Return the front matter of a page; empty where it has none or a broken one, which its own loader reports."""
     try:
         return read_front_matter(text, name="page").data
     except BadRequest:

@@ -1,4 +1,4 @@
-"""The schemas of the tools, without what only costs tokens. A model pays for them on every turn."""
+"""Shrink the schemas of the tools to what a model needs. A model pays for them on every turn."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def answers(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a tool answers: its reply, or an error, which has no more than these."""
+    """Return the schema of a tool's result: its reply, or an error with these fields only."""
     return {**untitled(schema), "required": ["ok", "code", "message", "hint"], "additionalProperties": True}
 
 
 def inlined(schema: Any, defs: dict[str, Any] | None = None) -> Any:
-    """A schema without `$defs`: every one of ours is used once."""
+    """Return a schema without `$defs`: each definition is used once."""
     if isinstance(schema, list):
         return [inlined(item, defs) for item in schema]
     if not isinstance(schema, dict):
@@ -22,7 +22,7 @@ def inlined(schema: Any, defs: dict[str, Any] | None = None) -> Any:
 
 
 def untitled(schema: Any) -> Any:
-    """A schema without generated titles."""
+    """Return a schema without generated titles."""
     if isinstance(schema, list):
         return [untitled(item) for item in schema]
     if not isinstance(schema, dict):
@@ -31,7 +31,7 @@ def untitled(schema: Any) -> Any:
 
 
 def slim(schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool's arguments: no titles, and `anyOf: [x, null]` as plain x, since an omitted argument is null anyway."""
+    """Return a tool's arguments without titles; `anyOf: [x, null]` becomes x, since an omitted argument is null."""
     shown: dict[str, Any] = untitled(schema)
     for field in shown.get("properties", {}).values():
         options = [o for o in field.pop("anyOf", []) if o != {"type": "null"}]

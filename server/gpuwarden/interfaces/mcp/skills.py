@@ -19,12 +19,12 @@ MAIN = "SKILL.md"
 
 
 def listed() -> list[dict[str, Any]]:
-    """Every skill, by name."""
+    """Return every skill, by name."""
     return [_skill(d) for d in _files() if _is_main(d)]
 
 
 def found(uri: str) -> dict[str, Any]:
-    """The skill whose SKILL.md has this URI. Raises NotFound."""
+    """Return the skill whose SKILL.md has this URI. Raises NotFound."""
     for document in _files():
         if document.uri == uri and _is_main(document):
             return _skill(document)
@@ -32,10 +32,10 @@ def found(uri: str) -> dict[str, Any]:
 
 
 def folder(uri: str) -> list[dict[str, str]]:
-    """What lies directly in a folder of a skill, which is named without a slash at its end. Raises NotFound."""
+    """List the entries of a skill's folder, named without a slash at its end. Raises NotFound."""
     inside = [d for d in _files() if d.uri.startswith(f"{uri}/")]
     if not inside or uri.endswith("/"):
-        raise NotFound(f"{uri!r} is no folder of a skill", "Name one such as skill://gpu-training.")
+        raise NotFound(f"{uri!r} is not a folder of a skill", "Name one such as skill://gpu-training.")
     rows: dict[str, dict[str, str]] = {}
     for document in inside:
         name, below, _ = document.uri[len(uri) + 1 :].partition("/")

@@ -14,13 +14,14 @@ from mcp_types import INVALID_PARAMS, RequestParams
 from gpuwarden.core.errors import NotFound
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import skills
+from gpuwarden.interfaces.mcp.wording import in_calls
 
 SHIPPED = CacheHint(ttl_ms=300_000, scope="public")
-"""What came with this installation changes only when it is installed anew."""
+"""Shipped documents change only with a new installation."""
 
 
 class SkillsParams(RequestParams):
-    """What the methods of the skills extension take."""
+    """Parameters of the methods of the skills extension."""
 
     uri: str = ""
     cursor: str | None = None
@@ -32,11 +33,11 @@ class Skills(Extension):
     identifier = skills.EXTENSION
 
     def settings(self) -> dict[str, Any]:
-        """What is served beyond the two methods that every server with skills has."""
+        """Return what is served beyond the two mandatory methods."""
         return {"directoryRead": True}
 
     def methods(self) -> Sequence[MethodBinding]:
-        """The three methods. Everything fits on one page, so there is never a cursor to go on from."""
+        """Return the three methods. Everything fits on one page, so there is never a cursor to go on from."""
         return [
             MethodBinding("skills/list", SkillsParams, _answering(lambda _: {"skills": skills.listed()})),
             MethodBinding("skills/get", SkillsParams, _answering(lambda uri: {"skill": skills.found(uri)})),
@@ -51,18 +52,20 @@ class Skills(Extension):
 def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
     async def handle(_: ServerRequestContext[Any, Any], params: SkillsParams) -> dict[str, Any]:
         if params.cursor is not None:
-            raise MCPError(code=INVALID_PARAMS, message="there is no such cursor: everything fits on one page")
+            raise MCPError(code=INVALID_PARAMS, message="unknown cursor: everything fits on one page")
         try:
             found = look(params.uri)
         except NotFound as error:
-            raise MCPError(code=INVALID_PARAMS, message=line(f"{error.message}. {error.hint}")) from error
+            raise MCPError(
+                code=INVALID_PARAMS, message=line(f"{error.message}. {in_calls(error.next_steps)}")
+            ) from error
         return {"resultType": "complete", **found, "ttlMs": SHIPPED.ttl_ms, "cacheScope": SHIPPED.scope}
 
     return handle
 
 
 async def tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """The SDK names extensions in `server/discover` only; a client of the older protocol reads `initialize`."""
+    """Name the extensions in `initialize` too, which clients of the older protocol read."""
     result = await call_next(ctx)
     if ctx.method == "initialize" and isinstance(result, dict):
         result.setdefault("capabilities", {})["extensions"] = {skills.EXTENSION: Skills().settings()}

@@ -45,7 +45,9 @@ def refuse_all(lines: StdioLines, error: WardenError) -> None:
     lines.hand_over()
     if not lines.answered:
         lines.close()
-    told = f"gpuwarden can't start: {error.message}. {error.hint}"
+    from gpuwarden.interfaces.mcp.wording import in_calls
+
+    told = f"gpuwarden can't start: {error.message}. {in_calls(error.next_steps)}".rstrip()
     while (line := lines.next()) is not None:
         _refuse(lines, line, told)
 

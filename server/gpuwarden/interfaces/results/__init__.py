@@ -1,8 +1,8 @@
-"""What a use case answers, in the one form that tools and `--json` share.
+"""Replies: the result of a use case in the form that tools and `--json` share.
 
-Every reply carries `ok` and `code`, because transcript formats lose error flags. Text that somebody else wrote is
-fenced and bounded here, on its way out. A reply is imported with what it needs when it is first named: a command shows
-one of them, and all of them together import every use case.
+Every reply carries `ok` and `code`, because transcript formats lose error flags. Foreign text is fenced and bounded
+here. Next steps are values until `worded` renders them for one interface. A reply is imported with what it needs when
+it is first named: a command shows one of them, and all of them together import every use case.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
         RefusalReply,
         Result,
         WarnedReply,
+        Words,
         error_reply,
         findings,
         warned,
+        worded,
     )
     from gpuwarden.interfaces.results.check import CheckReply, DiagnosisReply, canceled, checked
     from gpuwarden.interfaces.results.copies import (
@@ -69,6 +71,7 @@ __all__ = [
     "VerifyReply",
     "WarnedReply",
     "WatchReply",
+    "Words",
     "canceled",
     "checked",
     "datasets_found",
@@ -82,6 +85,7 @@ __all__ = [
     "verified",
     "warned",
     "watched",
+    "worded",
 ]
 
 _HOMES: Final = {
@@ -97,9 +101,11 @@ _HOMES: Final = {
         "RefusalReply",
         "Result",
         "WarnedReply",
+        "Words",
         "error_reply",
         "findings",
         "warned",
+        "worded",
     ),
     "check": (
         "CheckReply",
@@ -140,7 +146,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module that a reply lives in."""
+    """Import the module that defines a reply."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,28 +1,30 @@
-"""The reply of one round of the watch."""
+"""Reply of one round of the watch."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
-from gpuwarden.interfaces.results.base import WarnedReply
+from gpuwarden.interfaces.results.base import Guided, WarnedReply
 from gpuwarden.lifecycle.monitoring.notify import Alert
 from gpuwarden.lifecycle.monitoring.watch import Round
 
 
-class AlertReply(BaseModel):
-    """One alert. `state` is raised, or cleared when it is over; `about` is a job, lease or the whole day."""
+class AlertReply(Guided):
+    """One alert. `state` is raised, or cleared when it is over; `about` is a job, a lease or the whole day."""
 
     at: float
     about: str
     kind: str
     state: str
     text: str
+    hint: str = ""
 
 
 class WatchReply(WarnedReply):
-    """One round of the watch: what is new, what stands, and what could not be looked at or sent."""
+    """One round of the watch: new alerts, alerts that go on, and what could not be looked at or sent."""
 
     news: list[AlertReply] = Field(default_factory=list)
     standing: list[AlertReply] = Field(default_factory=list)
@@ -30,15 +32,15 @@ class WatchReply(WarnedReply):
 
 
 def watched(done: Round) -> WatchReply:
-    """A reply to one round of the watch; not ok while an alert stands."""
+    """Return the reply to one round of the watch; not ok while an alert goes on."""
     unknown = {named(k, 80): quoted(v) for k, v in done.trouble.items()}
     standing = len(done.standing)
     calls = any(alert.raised for alert in done.news) or bool(done.standing)
     return WatchReply(
         ok=not calls and not unknown,
         code="alert" if calls else "unknown" if unknown else "ok",
-        message=f"{counted(standing, 'alert').capitalize()} {'stands' if standing < 2 else 'stand'}.",
-        hint="Do what each alert says; gpuwarden ended no machine." if calls or unknown else "",
+        message=f"{counted(standing, 'open alert').capitalize()}.",
+        next=steps("Do what each alert says; gpuwarden ended no machine." if calls or unknown else ""),
         news=[_alert(a) for a in done.news],
         standing=[_alert(a) for a in done.standing],
         unknown=unknown,
@@ -47,4 +49,11 @@ def watched(done: Round) -> WatchReply:
 
 def _alert(alert: Alert) -> AlertReply:
     state = "raised" if alert.raised else "cleared"
-    return AlertReply(at=alert.at, about=alert.subject, kind=alert.kind, state=state, text=quoted(alert.text, 600))
+    return AlertReply(
+        at=alert.at,
+        about=alert.subject,
+        kind=alert.kind,
+        state=state,
+        text=quoted(alert.text, 600),
+        next=alert.next_steps,
+    )

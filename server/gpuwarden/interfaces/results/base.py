@@ -1,15 +1,16 @@
-"""What every reply has, and the parts that several replies share."""
+"""Parts that several replies share, and the step in which an interface puts a reply's next steps into its own words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.guidance import NextStep, for_job
 from gpuwarden.core.rules import Finding
-from gpuwarden.core.sanitize import line, named, quoted
+from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Lease
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.policy_record import Notice
@@ -18,8 +19,22 @@ SHOWN = 20
 """Entries of a list that a reply names; more are not for a model to read."""
 
 
-class Result(BaseModel):
-    """What every reply has."""
+Words = Callable[[Sequence[NextStep]], str]
+"""Renders next steps: `interfaces.mcp.wording.in_calls` or `interfaces.cli.wording.in_commands`."""
+
+
+class Guided(BaseModel):
+    """Base of what carries next steps: `next` as values, and a text field with the same in an interface's words."""
+
+    next: tuple[NextStep, ...] = ()
+
+    @field_serializer("next")
+    def _as_dicts(self, value: tuple[NextStep, ...]) -> list[dict[str, Any]]:
+        return [step.as_dict() for step in value]
+
+
+class Result(Guided):
+    """Base of every reply. `hint` is `next` in the words of the interface that the reply leaves by."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,29 +44,54 @@ class Result(BaseModel):
     hint: str = ""
 
     def short(self) -> dict[str, Any]:
-        """The reply without what is empty."""
-        full = self.model_dump(mode="json")
+        """Return the reply without empty values, and without `next`, which `hint` and `fix` say as well."""
+        full = self.model_dump(mode="json", exclude={"next": True, "findings": {"__all__": {"next"}}})
         return {k: v for k, v in full.items() if v not in (None, "", [], {}) or k == "ok"}
 
 
 class WarnedReply(Result):
-    """A reply about what costs: `warnings` are what is wrong with the policy, such as another file than the usual."""
+    """A reply about what costs. `warnings` say what is wrong with the policy, such as a file that is not the usual."""
 
     warnings: list[str] = Field(default_factory=list)
 
 
-W = TypeVar("W", bound=Result)
+R = TypeVar("R", bound=Result)
 
 
-def warned(reply: W, notices: Sequence[Notice]) -> W:
-    """Add what there is to say about the policy to a reply that takes it."""
+def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
+    """Add what is wrong with the policy to a reply that has a field for it."""
     if isinstance(reply, WarnedReply):
-        reply.warnings = [notice.text for notice in notices]
+        reply.warnings = [f"{notice.text} {words(notice.next_steps)}".strip() for notice in notices]
     return reply
 
 
-class FindingReply(BaseModel):
-    """One finding of a gate."""
+_PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint"}
+"""Lists of a reply whose entries carry next steps, and the field that has them in words."""
+
+
+def worded(reply: R, words: Words) -> R:
+    """Return a reply with its next steps, and those of its findings, in an interface's words.
+
+    Only the text fields of `next` are written. Every other text of a reply may be a path, a name or a log.
+    """
+    job_id = getattr(reply, "job_id", None)
+    update: dict[str, Any] = {"next": for_job(reply.next, job_id)}
+    update["hint"] = reply.hint or words(update["next"])
+    for name, text in _PARTS.items():
+        if parts := getattr(reply, name, None):
+            update[name] = [part.model_copy(update={text: words(part.next)}) for part in parts]
+    return reply.model_copy(update=update)
+
+
+def sentence(call: str, step: NextStep) -> str:
+    """Return one sentence for a step: "Call x to do y.", "Or call x."."""
+    start = f"or {call}" if step.alternative else call
+    end = f" {step.purpose}" if step.purpose and step.purpose[0].isalnum() else step.purpose
+    return f"{start[0].upper()}{start[1:]}{end}."
+
+
+class FindingReply(Guided):
+    """One finding of a gate. `fix` is `next` in the words of the interface."""
 
     rule: str
     severity: str
@@ -60,22 +100,22 @@ class FindingReply(BaseModel):
 
 
 class ErrorReply(Result):
-    """What went wrong. `retry` says whether the same call may do better later."""
+    """An error. `retry` is true where the same call may work later."""
 
     ok: bool = False
     retry: bool = False
 
 
 class RefusalReply(ErrorReply):
-    """A gate's no, with what it found."""
+    """A gate's refusal with its findings."""
 
     findings: list[FindingReply]
 
 
 class MeterReply(BaseModel):
-    """An instance's meter. `billing` null means that nobody knows, which counts as yes.
+    """An instance's meter. `billing` null means unknown, which counts as yes.
 
-    `host_key` is the fingerprint that the machine showed at first contact, and has to show ever after.
+    `host_key` is the fingerprint of the only host key that is accepted from the machine.
     """
 
     state: str
@@ -87,27 +127,24 @@ class MeterReply(BaseModel):
 
 
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
-    """The findings of a gate as they leave.
+    """Return the findings of a gate.
 
-    A message may name files, columns and processes, so the whole of it is a quotation; `fix` is ours.
+    A message may name files, columns and processes, so the whole of it is a quotation; its next steps are ours.
     """
-    return [
-        FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), fix=line(f.fix, 400))
-        for f in found
-    ]
+    return [FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), next=f.fix) for f in found]
 
 
 def error_reply(error: WardenError) -> ErrorReply:
-    """The one form of an error. A machine or a platform may have worded part of the message, so it is a quotation."""
-    message, hint = quoted(error.message, 1_200), line(error.hint, 800)
-    told = ErrorReply(code=error.code, message=message, hint=hint, retry=error.retry)
+    """Return the reply for an error. A machine or a platform may have worded part of it, so it is a quotation."""
+    message = quoted(error.message, 1_200)
     if isinstance(error, Refused):
-        return RefusalReply(**told.model_dump(), findings=findings(error.findings))
-    return told
+        found = findings(error.findings)
+        return RefusalReply(code=error.code, message=message, next=error.next_steps, retry=error.retry, findings=found)
+    return ErrorReply(code=error.code, message=message, next=error.next_steps, retry=error.retry)
 
 
 def meter_of(lease: LeaseRecord) -> MeterReply:
-    """The meter as it leaves; a state that says neither yes nor no is null."""
+    """Return a lease's meter; `billing` is null for a state that is neither yes nor no."""
     billing = {Lease.STOPPED: False, Lease.NONE: False, Lease.METERING: True, Lease.STOPPING: True}.get(lease.state)
     seen = lease.instance
     return MeterReply(

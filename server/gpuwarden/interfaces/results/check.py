@@ -1,4 +1,4 @@
-"""The reply of check_job and of cancel_job: a job now, with a piece of its log."""
+"""Reply of check_job and of cancel_job: a job now, with a piece of its log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpuwarden.lifecycle.monitoring.check import Checked, advice
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 
 LOG_LIMIT = 16_000
-"""As much of a log as one reply may carry, in characters."""
+"""Characters of a log in one reply, at most."""
 
 
 class DiagnosisReply(BaseModel):
-    """A known failure that the log's `lines` speak for: likely or possible, never certain."""
+    """A known failure that `lines` of the log point to: likely or possible, never certain."""
 
     id: str
     title: str
@@ -32,6 +32,8 @@ class CheckReply(WarnedReply):
     job_id: str
     state: str
     why: str = ""
+    reason: str = ""
+    """The code of `why`."""
     attempt: int = 0
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
@@ -45,17 +47,19 @@ class CheckReply(WarnedReply):
 
 
 def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
-    """A reply to check_job. `values` are secrets that the log may hold."""
+    """Return the reply to check_job. `values` are secrets that the log may contain."""
     job, seen = result.job, result.observation
     log = result.log.text if result.log else ""
+    # A job that runs may run without its supervisor: what was just seen says so, the last move of the job does not.
+    current = seen is not None and seen.state is job.state and job.state not in TERMINAL_JOBS
     return CheckReply(
         job_id=job.id,
         state=job.state,
-        # A job that runs may be running badly, without a supervisor say: that is what was seen just now.
-        why=named(seen.why if seen and seen.state is job.state and job.state not in TERMINAL_JOBS else job.why, 300),
+        why=named(seen.why if seen and current else job.why, 300),
+        reason=str((seen.reason if seen and current else job.reason) or ""),
         attempt=job.attempt,
         message=quoted(result.note),
-        hint=" ".join(filter(None, (advice(job, result.lease), result.onward))),
+        next=result.next_steps,
         step=seen.step if seen else None,
         metrics={named(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
         exit_code=seen.exit_code if seen else None,
@@ -69,24 +73,27 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def canceled(job: JobRecord, lease: LeaseRecord | None) -> CheckReply:
-    """A reply to cancel_job."""
+    """Return the reply to cancel_job."""
     return CheckReply(
         job_id=job.id,
         state=job.state,
         why=named(job.why, 300),
-        hint=advice(job, lease),
+        reason=str(job.reason or ""),
+        next=advice(job, lease),
         meter=meter_of(lease) if lease else None,
     )
 
 
 def _diagnosis(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
-    # Each line says where it is from, so that a log can't pass its own words off as what was observed.
-    said = "\n".join(f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines)
+    # Each line names its source, so that a log can't pass its own text off as something observed.
+    evidence = "\n".join(
+        f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines
+    )
     return DiagnosisReply(
         id=found.id,
         title=found.title,
         certainty=found.certainty,
         why=found.why,
         fix=line(found.fix, 400),
-        lines=fence(said, f"the evidence for {found.id}", values=values),
+        lines=fence(evidence, f"the evidence for {found.id}", values=values),
     )

@@ -1,21 +1,21 @@
-"""The replies of pull_artifacts and of verify_checkpoint."""
+"""Replies of pull_artifacts and of verify_checkpoint."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report
+from gpuwarden.core.guidance import Action, Hint, do, steps
+from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verdict
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import SHOWN, Result
 from gpuwarden.lifecycle.artifacts.pull import PullResult
-from gpuwarden.lifecycle.artifacts.verify_remote import CLAIM
-
-_HOW = "See not_checked for how to get there."
 
 
 class PullReply(Result):
-    """What was copied. `missing` are declared outputs that do not exist on the machine."""
+    """Copied files. `missing` are declared outputs that do not exist on the machine."""
 
     job_id: str
     dest: str
@@ -38,10 +38,10 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Result):
-    """A verdict: proven, refuted, or unknown, which is no pass. Files that were proven are only counted.
+    """A verdict: proven, refuted, or unknown, which does not pass. Files that were proven are only counted.
 
-    Code `claimed`: the machine looked at its own files, and no copy is here. `problems` say why it is not proven,
-    `warnings` change nothing.
+    Code `claimed`: the machine looked at its own files, and nothing was copied here. `problems` say why it is not
+    proven, `warnings` change nothing.
     """
 
     verdict: str
@@ -58,8 +58,15 @@ class VerifyReply(Result):
     evidence: list[FileReply] = Field(default_factory=list)
 
 
+_NEXT: Final[dict[Verdict, Hint]] = {
+    Verdict.PROVEN: "",
+    Verdict.REFUTED: (do(Action.PULL, "again"), "If it stays refuted, the file is broken at its source."),
+    Verdict.UNKNOWN: "Do what the list of what was not checked says.",
+}
+
+
 def pulled(result: PullResult) -> PullReply:
-    """A reply to pull_artifacts."""
+    """Return the reply to pull_artifacts."""
     got = result.received
     reply = PullReply(
         job_id=result.job.id,
@@ -71,33 +78,37 @@ def pulled(result: PullResult) -> PullReply:
         missing=[named(m) for m in result.missing[:SHOWN]],
         problems=[quoted(f"{p.path}: {p.why}") for p in got.problems[:SHOWN]],
         log=str(result.log) if result.log else None,
-        hint="Call verify_checkpoint with this job_id.",
+        next=(do(Action.VERIFY, job_id=result.job.id),),
     )
     if got.problems:
         reply.ok, reply.code = False, "incomplete"
         reply.message = f"{counted(len(got.problems), 'file')} could not be copied."
-        reply.hint = "Mend what `problems` says, then pull again: what arrived is kept."
+        again = do(Action.PULL, "again; what arrived is kept", job_id=result.job.id)
+        reply.next = steps(("Fix what the problems say.", again))
     elif not got.files:
         reply.message = "No declared output exists on the machine; only the log was copied."
     return reply
 
 
 def verified(report: Report) -> VerifyReply:
-    """A reply to verify_checkpoint."""
+    """Return the reply to verify_checkpoint."""
     bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
     bad += [f for f in report.files if f.verdict != "proven"]
-    words = {"proven": "Proven.", "refuted": "Refuted: do not rely on it.", "unknown": "It could not be told."}
-    hints = {"proven": "", "refuted": "Pull again; if it stays, the file is broken at its source."}
-    code, message, hint = str(report.verdict), words[report.verdict], hints.get(report.verdict, _HOW)
-    if CLAIM in report.not_checked:  # looked at by the machine itself
-        hint = "Call pull_artifacts; only a copy that is verified here counts."
+    code, following = str(report.verdict), _NEXT[report.verdict]
+    message = {
+        Verdict.PROVEN: "Proven.",
+        Verdict.REFUTED: "Refuted: do not rely on it.",
+        Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be made.",
+    }[report.verdict]
+    if report.claimed:
+        following = do(Action.PULL, "; only a copy that is verified here counts")
         if report.verdict == "proven":
-            code, message = "claimed", "Whole by the machine's own word; there is no copy of it here."
+            code, message = "claimed", "Whole, as the machine itself reports; it was not copied here."
     return VerifyReply(
         ok=report.verdict == "proven",
         code=code,
         message=message,
-        hint=hint,
+        next=steps(following),
         verdict=report.verdict,
         level=report.level,
         path=report.path,

@@ -27,12 +27,12 @@ class DatasetsReply(Result):
 
 
 def repos_seen(answer: RepoAnswer) -> ReposReply:
-    """The reply of hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
+    """Return the reply to hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
     return ReposReply(message=quoted(answer.note), repos=[_kept(r) for r in answer.repos], requests=answer.requests)
 
 
 def datasets_found(answer: SearchAnswer) -> DatasetsReply:
-    """The reply of dataset_search."""
+    """Return the reply to dataset_search."""
     return DatasetsReply(message=quoted(answer.note), datasets=[_kept(d) for d in answer.datasets], more=answer.more)
 
 
@@ -42,7 +42,7 @@ _REPO = re.compile(REPO_ID)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
-    """A model without its defaults and without what is empty. Every text that a stranger wrote is marked as one."""
+    """Return a model without its defaults and without what is empty. A stranger's text is marked as one."""
     full = model.model_dump(mode="json", exclude_defaults=True)
     return {k: _marked(v, k) for k, v in full.items() if v not in (None, "", [], {})}
 

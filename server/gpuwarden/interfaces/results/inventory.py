@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from gpuwarden.core.deadlines import Deadline, Funds
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
@@ -16,7 +17,7 @@ from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 
 class ClockReply(BaseModel):
-    """What the platform will do by itself, and when, in seconds since the epoch."""
+    """An action that the platform will take by itself, and when, in seconds since the epoch."""
 
     at: float
     trigger: str
@@ -72,7 +73,7 @@ class InstancesReply(WarnedReply):
 
 
 def listed(inventory: Inventory) -> InstancesReply:
-    """A reply to list_instances."""
+    """Return the reply to list_instances."""
     rows = [_instance(row) for row in inventory.rows]
     unknown = {named(k, 80): quoted(v) for k, v in inventory.unknown.items()}
     trouble = inventory.ledger
@@ -84,7 +85,7 @@ def listed(inventory: Inventory) -> InstancesReply:
         ok=not lost,
         code="ledger_incomplete" if lost else "unknown" if unknown else "ok",
         message=" ".join(filter(None, told)),
-        hint=trouble.hint if trouble is not None else "",
+        next=steps(trouble.hint if trouble is not None else ""),
         instances=rows[:100],
         accounts=[_account(funds) for funds in inventory.accounts],
         jobs=[{"job_id": j.id, "state": j.state, "platform": j.spec.platform} for j in inventory.jobs[:100]],

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.errors import BadRequest
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, page_uri
 from gpuwarden.interfaces.results import Result
 from gpuwarden.knowledge import Hit, search, shipped
 
 MAX_HITS = 10
+LEAD = "A match is a lead, not a proof."
 
 
 class HitReply(BaseModel):
@@ -48,7 +50,7 @@ class SearchReply(Result):
 
 
 def entry(key: str) -> EntryReply | None:
-    """The entry that is meant by an id or by its address; None for anything else."""
+    """Return the entry that is meant by an id or by its address; None for anything else."""
     catalogue = shipped()
     found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
     if found is None:
@@ -60,7 +62,7 @@ def entry(key: str) -> EntryReply | None:
         source=list(found.source),
         see={other: catalogue.gotcha(other).title for other in found.see},
         uri=page_uri(found.page),
-        hint="A match is a lead, no proof: look for it in your log and script.",
+        next=steps("A match is a lead, not a proof: look for it in your log and script."),
     )
 
 
@@ -74,13 +76,10 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
     if not hits:
         return SearchReply(
             code="nothing_fits",
-            message="Nothing in the references fits; that is no sign that nothing is wrong.",
-            hint="Try the raw line of the log, or the symptom in other words.",
+            message="Nothing in the references fits, which does not mean that nothing is wrong.",
+            next=steps("Try the raw line of the log, or the symptom in other words."),
         )
-    return SearchReply(
-        hits=[_hit(hit) for hit in hits],
-        hint=f"A match is a lead, no proof. Read {ENTRY_TEMPLATE} for one entry whole, or the uri for its page.",
-    )
+    return SearchReply(hits=[_hit(hit) for hit in hits], next=steps(LEAD))
 
 
 def _hit(hit: Hit) -> HitReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gpuwarden.core.errors import by_a_person
+from gpuwarden.core.guidance import Action, approval, do, steps
 from gpuwarden.core.money import at_most
 from gpuwarden.core.sanitize import quoted
 from gpuwarden.core.states import Job
@@ -30,7 +30,7 @@ class SubmitReply(WarnedReply):
 
 
 def submitted(result: Submission) -> SubmitReply:
-    """A reply to submit_job."""
+    """Return the reply to submit_job."""
     reply = SubmitReply(
         findings=findings(result.findings),
         receipt=None if result.job else result.receipt,
@@ -41,26 +41,27 @@ def submitted(result: Submission) -> SubmitReply:
         adopted=result.adopted,
     )
     bound = f" It costs {at_most(result.worst_cost_usd)}." if result.worst_cost_usd else ""
+    launch = do(Action.SUBMIT, "to launch", receipt=result.receipt or "")
     if result.job is not None:
-        _tell_of_job(reply, result, result.job)
+        _add_job(reply, result, result.job)
     elif result.ask:
         reply.code = "approval_required"
         reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}.{bound}"
-        reply.hint = f"{by_a_person(result.receipt)}; then submit the same arguments again with this receipt."
+        reply.next = (approval(result.receipt), launch)
     else:
         reply.code = "checked"
         reply.message = f"Checked; nothing was launched.{bound}"
-        reply.hint = "To launch, submit the same arguments again with this receipt."
+        reply.next = (launch,)
     return reply
 
 
-def _tell_of_job(reply: SubmitReply, result: Submission, job: JobRecord) -> None:
-    """Say what became of the launch."""
+def _add_job(reply: SubmitReply, result: Submission, job: JobRecord) -> None:
+    """Add the state of a job that was accepted."""
     reply.job_id, reply.state = job.id, job.state
     reply.code = "adopted" if result.adopted else "accepted"
     same = "The same job was submitted before and is this one. " if result.adopted else ""
     reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
-    reply.hint = "Call check_job; it does not wait."
+    reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
     if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
         reply.ok, reply.code = False, "failed"
-        reply.hint = "Nothing runs. Change what the message names, and submit anew for a new receipt."
+        reply.next = steps(("Nothing runs. Change what the message names.", do(Action.SUBMIT, receipt="")))

@@ -1,10 +1,10 @@
-"""The reply of teardown_request."""
+"""Reply of the teardown_request tool and of `gpuwarden teardown`."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from gpuwarden.core.errors import by_a_person
+from gpuwarden.core.guidance import Action, Hint, approval, do, steps
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.results.base import (
@@ -28,7 +28,7 @@ _CODES: dict[str, str] = {
 
 
 class TeardownReply(WarnedReply):
-    """Where a request to stop or terminate is. `ticket` is what a person approves."""
+    """State of a request to stop or terminate. `ticket` is what a person approves."""
 
     ticket: str
     state: str
@@ -42,16 +42,19 @@ class TeardownReply(WarnedReply):
 
 
 def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
-    """A reply to teardown_request. `declined`: a person was asked in the client and did not say yes."""
+    """Return the reply to teardown_request. `declined`: a person was asked in the client and did not approve."""
     record = view.record
-    message, hint = _words(view)
+    message, following = _state(view)
     if declined:
-        message, hint = "The person in the client did not approve; nothing was touched.", "Ask them what they want."
+        message, following = (
+            "The person in the client did not approve; nothing was touched.",
+            "Ask them what they want.",
+        )
     return TeardownReply(
         ok=record.state is not Teardown.BLOCKED and not declined,
         code="declined" if declined else _CODES.get(record.state, str(record.state)),
         message=message,
-        hint=hint,
+        next=steps(following),
         ticket=record.id,
         state=record.state,
         verb=record.verb,
@@ -64,23 +67,25 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
     )
 
 
-def _words(view: TeardownView) -> tuple[str, str]:
+def _state(view: TeardownView) -> tuple[str, Hint]:
+    """Return a request's state as a sentence, and what to do next."""
     record, lease = view.record, view.lease
     verb = {"terminate": "termination"}.get(record.verb, record.verb)
-    machine = named(lease.instance_id or "None")
-    name = f"{verb} of {lease.platform} instance {machine}"
-    if record.state is Teardown.BLOCKED:
-        return f"The {name} is blocked; nothing was touched.", "Do what each finding says, then ask again."
-    if record.state is Teardown.AWAITING_HUMAN:
-        ask = f"{by_a_person(record.id)}; then call this again."
-        return f"The {name} waits for a person; nothing was touched.", ask
-    if record.state is Teardown.VERIFIED_STOPPED:
-        return f"The {name} is done: the meter was seen to have stopped.", ""
+    name = f"The {verb} of {lease.platform} instance {named(lease.instance_id or 'None')}"
+    again = do(Action.RETRY)
     unseen = f" It can't be seen now: {quoted(view.unseen)}." if view.unseen else ""
-    if record.state is Teardown.NEEDS_HUMAN:
-        message = f"The {name} was asked for, but the meter is not seen to have stopped."
-        return message + unseen, "Look at the platform's console."
-    if record.state is Teardown.EXECUTING:
-        message = f"The {name} is under way; the meter counts as running until it is seen gone."
-        return message + unseen, "Call this again."
-    return f"The {name} is {record.state}.", "Call this again."
+    told: dict[Teardown, tuple[str, Hint]] = {
+        Teardown.BLOCKED: ("is blocked; nothing was touched.", ("Do what each finding says.", again)),
+        Teardown.AWAITING_HUMAN: (
+            "needs a person's approval; nothing was touched.",
+            (approval(record.id), do(Action.RETRY, "after that")),
+        ),
+        Teardown.VERIFIED_STOPPED: ("is done: the meter was seen to have stopped.", ""),
+        Teardown.NEEDS_HUMAN: (
+            f"was requested, but the meter is not seen to have stopped.{unseen}",
+            "Look at the platform's console.",
+        ),
+        Teardown.EXECUTING: (f"is under way; the meter counts as running until it is seen gone.{unseen}", again),
+    }
+    state, following = told.get(record.state, (f"is {record.state}.", again))
+    return f"{name} {state}", following

@@ -39,6 +39,7 @@ from gpuwarden.ledger.events.job import (
     OutputsDeclared,
     PriceAccepted,
     PriceAsk,
+    ProcessGone,
     ReceiptIssued,
     SubmitIntent,
 )
@@ -110,6 +111,7 @@ AnyEvent = Annotated[
     | CancelRequested
     | MachineSeen
     | FolderGone
+    | ProcessGone
     | PriceAsk
     | PriceAccepted
     | OutputsDeclared
@@ -238,6 +240,7 @@ __all__ = [
     "PolicyAllowed",
     "PriceAccepted",
     "PriceAsk",
+    "ProcessGone",
     "ReceiptIssued",
     "StartRefused",
     "SubmitIntent",

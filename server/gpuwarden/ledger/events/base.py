@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpuwarden.core.reasons import Code, Reason, known_code
+
+
+class Because(BaseModel):
+    """A reason as it is stored: a code, which a later version may have added, and the figures of its sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    code: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class Body(BaseModel):
-    """Base of every event's body. `why` is for people: no branch reads it.
+    """Base of every event's body. `why` is for people: no branch reads it. `reason` is the same as a value.
 
     A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, where the event moves its subject.
     Fields that an older ledger may lack have defaults; a changed meaning takes a new `VERSION` and an `upcast`.
@@ -21,11 +32,22 @@ class Body(BaseModel):
     MOVES_TO: ClassVar[StrEnum | None] = None
 
     why: str = ""
+    reason: Because | None = None
 
     @property
     def gist(self) -> str:
         """What a timeline shows beside the event."""
         return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
+
+    @property
+    def reason_code(self) -> Code | None:
+        """The code of the reason; None where an older version recorded none, or a later one another."""
+        return known_code(self.reason.code) if self.reason else None
+
+    def because(self, reason: Reason) -> Self:
+        """Return this event with a reason, as a code and as a sentence."""
+        stored = Because(code=str(reason.code), parameters=dict(reason.parameters))
+        return self.model_copy(update={"why": reason.text, "reason": stored})
 
     @classmethod
     def kind(cls) -> str:

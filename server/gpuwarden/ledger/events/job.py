@@ -91,6 +91,8 @@ class JobSubmitted(Body):
     MOVES_TO: ClassVar = Job.RUNNING
     handle: Handle
     attempt: int = 1
+    running_since: float | None = None
+    """When its machine was last started, in seconds since the epoch, where the platform reports that."""
 
 
 class JobObserved(Body):
@@ -142,12 +144,16 @@ class JobSucceeded(JobEnded):
 
 
 class JobFailed(JobEnded):
-    """The job failed, or could not be launched: `code` is that error's, `findings` what its machine lacks."""
+    """The job failed, or could not be launched: `code` is that error's, `findings` what its machine lacks.
+
+    `following`, stored as `next`, are the next steps of that error.
+    """
 
     event: Literal["job.failed"] = "job.failed"
     MOVES_TO: ClassVar = Job.FAILED
     code: str = ""
     findings: tuple[Finding, ...] = ()
+    following: tuple[dict[str, Any], ...] = Field(default=(), validation_alias="next", serialization_alias="next")
 
 
 class JobCanceled(JobEnded):
@@ -176,6 +182,13 @@ class FolderGone(Body):
 
     event: Literal["folder.gone"] = "folder.gone"
     machine: str
+
+
+class ProcessGone(Body):
+    """The process of an attempt was seen gone, and whether its machine was taken is not seen yet."""
+
+    event: Literal["process.gone"] = "process.gone"
+    attempt: int
 
 
 class PriceAsk(Body):

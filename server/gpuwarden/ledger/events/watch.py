@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,11 +10,15 @@ from gpuwarden.ledger.events.base import Body
 
 
 class AlertBody(Body):
-    """Base of both. `condition` is what is so, stored as `kind`; `mark` names the event that it is about, if one."""
+    """Base of both. `condition` is what is so, stored as `kind`; `mark` names the event that it is about, if one.
+
+    `following`, stored as `next`, are the next steps.
+    """
 
     condition: str = Field(validation_alias="kind", serialization_alias="kind")
     mark: str
     text: str
+    following: tuple[dict[str, Any], ...] = Field(default=(), validation_alias="next", serialization_alias="next")
 
 
 class AlertRaised(AlertBody):

@@ -1,7 +1,7 @@
-"""What is known of the copies of a job's artifacts that were pulled here.
+"""Records of the copies of a job's artifacts that were pulled here.
 
 A pull writes one record: where each file went, and the machine's manifest. A *seal* is a digest of what the file
-system says of those files (size, times, inode), so that a later look can tell in milliseconds whether the copy is
+system says of those files (size, times, inode), so that a later look finds in milliseconds whether the copy is
 still the one that was verified. Changing a byte changes the seal; the clock of a file's last status change is not
 for ordinary programs to set back.
 """
@@ -22,9 +22,9 @@ from gpuwarden.private import private_folder, write_private
 
 
 class Standing(Frozen):
-    """What is known of the copy as it lies here now. `verdict` is None when it was not verified since it changed.
+    """State of the copy as it is on this disk now. `verdict` is None where it was not verified since it changed.
 
-    `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on what it holds.
+    `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on its content.
     `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, nothing about
     them claims to be weights, and each copy equals the machine's file by digest. `aside`: a verdict of refuted has no
     other reason than these pictures, tables and logs, which are as broken on the machine.
@@ -38,7 +38,7 @@ class Standing(Frozen):
 
 
 class Pulled(Frozen):
-    """One pull. `places` says where each path of the manifest lies here, below `dest`."""
+    """One pull. `places` maps each path of the manifest to its path below `dest`."""
 
     job: str
     dest: str
@@ -60,7 +60,7 @@ def save_pull(
     problems: Sequence[str] = (),
     not_taken: Sequence[str] = (),
 ) -> None:
-    """Keep a pull: the roster in a file of its own, its digest in the ledger."""
+    """Keep a pull: the roster in a separate file, its digest in the ledger."""
     name = f"{pulled.job}-{pulled.digest[7:23]}.json"
     write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     event = ArtifactsPulled(
@@ -77,7 +77,7 @@ def save_pull(
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
-    """The latest pull of a job, None when there was none or its record was changed or lost."""
+    """Return the latest pull of a job, None when there was none or its record was changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     if event is None:
         return None
@@ -89,7 +89,7 @@ def last_pull(ctx: Context, job_id: str) -> Pulled | None:
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
-    """A piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
+    """Return a piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
     pulled = last_pull(ctx, job_id)
     return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
 
@@ -108,7 +108,7 @@ def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
 
 
 def seal(pulled: Pulled) -> str | None:
-    """Digest of what the file system says of every copied file, None when one is missing or is no plain file."""
+    """Digest of what the file system says of every copied file, None when one is missing or is not a plain file."""
     rows = []
     for path in pulled.places.values():
         try:
@@ -141,7 +141,7 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """The verdict on the copy as it lies here now."""
+    """Return the verdict on the copy as it is on this disk now."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsVerified)
     proof = event.data if event else None
     if proof is None or proof.pull != pulled.digest or proof.seal is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpuwarden.backends.base import Backend, roster, source
 from gpuwarden.core.errors import BadRequest, Conflict, WardenError
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import MAX_OUTPUTS, Handle, Manifest, clean_path
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 from gpuwarden.ledger.events import OutputsDeclared
@@ -27,7 +28,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PullResult:
-    """What arrived. `missing` are declared outputs that do not exist on the machine."""
+    """Result of a pull. `missing` are declared outputs that do not exist on the machine."""
 
     job: JobRecord
     dest: Path
@@ -48,12 +49,15 @@ async def pull(
     """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
 
     `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
-    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is ours
-    or holds other things, Unreachable when the machine does not answer; what arrived before is kept and continued.
+    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is
+    gpuwarden's or has other files, Unreachable when the machine does not answer; what arrived before is kept and
+    continued.
     """
     job = await advance(ctx, job_id)
     if job.handle is None:
-        raise Conflict(f"job {job_id} is {job.state} and was never launched, so it has no files", job.why)
+        raise Conflict(
+            f"job {job_id} is {job.state} and was never launched, so it has no files", do(Action.CHECK, job_id=job_id)
+        )
     target = dest_of(ctx, job, dest)
     outputs = declare(ctx, job, also)
     backend = ctx.backend(job.handle.backend)
@@ -93,39 +97,39 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> tuple[str, ...
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
-    """Where the copies go. Never onto the machine that may die, nor into gpuwarden's own records."""
+    """Return the destination of the copies: never the machine that may end, nor gpuwarden's own records."""
     own = ctx.home / "artifacts" / job.id
     target = (dest or own).expanduser().absolute()
     real = Path(*target.parts).resolve()
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
-        raise BadRequest(f"{target} lies on the machine itself and would die with it", "Choose a folder outside.")
+        raise BadRequest(f"{target} is on the machine itself and would be lost with it", "Choose a folder outside.")
     if real != own.resolve() and _lies_in(real, ctx.home):
-        raise BadRequest(f"{target} lies among gpuwarden's own records", "Choose a folder outside, or none.")
+        raise BadRequest(f"{target} is among gpuwarden's own records", "Choose a folder outside, or none.")
     if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
         raise BadRequest(
             f"{target} is where gpuwarden reads what its user decides", "Choose a folder outside, or none."
         )
     if not str(real).isprintable():
-        raise BadRequest(f"{str(target)[:200]!a} holds characters that can't be shown", "Choose a plainer name.")
+        raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be shown", "Choose a plainer name.")
     if target.exists() and not target.is_dir():
-        raise BadRequest(f"{target} is no folder", "Name a folder; it is made when it does not exist.")
+        raise BadRequest(f"{target} is not a folder", "Name a folder; it is made when it does not exist.")
     return real
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
-    """Whether a path is a folder or lies below it, also where a file system takes other spellings for the same."""
+    """Return whether a path is a folder or is below it, on file systems that ignore case too."""
     return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
 
 
 def _log_path(target: Path, artifacts: Iterable[str]) -> Path:
-    """Beside the artifacts, unless one of them, or a folder of theirs, has that name."""
+    """Return the log's path beside the artifacts, unless one of them, or a parent folder, has that name."""
     taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
     return target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME
 
 
 async def _pull_log(backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]) -> Path | None:
-    """Save the log's last part. It is no proof of anything, so its loss stops nothing."""
+    """Save the log's last part. It proves nothing, so losing it stops nothing."""
     path, part = _log_path(target, artifacts), target / STAGING / f"{LOG_NAME}.draft"
     try:
         chunk = await backend.logs(handle, 0, 1)

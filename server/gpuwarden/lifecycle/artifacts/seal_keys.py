@@ -1,8 +1,8 @@
-"""Who made the seals of a machine: digests that our sealer took there right after a save.
+"""Authenticate the seals of a machine: digests that gpuwarden's sealer took there right after a save.
 
-A job runs as the same user as the sealer, so it can write whatever it likes into the book of seals. Each line
-therefore carries a MAC under a key of this job, which the runner is given over stdin and which lies on no disk of the
-machine. A line whose maker can't be shown counts as no seal, and the report says so.
+A job runs as the same user as the sealer, so it can write whatever it likes into the book of seals. Each line therefore
+carries a MAC under a key of this job, which the runner is given over stdin and which is on no disk of the machine. A
+line whose maker can't be shown counts as no seal, and the report says so.
 
 SECURITY.md lists what a seal can't prove.
 """
@@ -17,16 +17,16 @@ from gpuwarden.lifecycle.context import Context
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
 """The name that the key has among the secrets on its way to the runner, which takes it out of them."""
 CLOCK_S = 300.0
-"""How far apart the clocks of one machine's files may be, where some lie on a network disk."""
+"""How far apart the clocks of one machine's files may be, where some are on a network disk."""
 
 
 def job_key(ctx: Context, job_id: str) -> str:
-    """The key of a job's seals. It is derived, so that nothing of it need be kept but the house's own key."""
+    """Return the key of a job's seals. It is derived, so that nothing of it need be kept but the house's own key."""
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 
 def believed(ctx: Context, job_id: str, roster: Manifest) -> Manifest:
-    """The roster, whose files have the digest of the save where that is shown to be our sealer's."""
+    """Return the roster, whose files have the digest of the save where that is shown to be our sealer's."""
     if not any(f.seal for f in roster.files):
         return roster
     key = job_key(ctx, job_id).encode()
@@ -40,7 +40,7 @@ def _sealed(file: Artifact) -> Artifact:
 
 
 def _ours(file: Artifact, key: bytes, now: float) -> bool:
-    """Whether the line was made with the job's key, after the file's last change and before the roster."""
+    """Return whether the line was made with the job's key, after the file's last change and before the manifest."""
     if file.seal is None:
         return False
     made = seal_log.made_with(key, {**file.seal.model_dump(), **dict(zip(seal_log.STAMP, file.stamp, strict=True))})

@@ -15,6 +15,7 @@ from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Manifest, Report
 from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
@@ -54,7 +55,7 @@ async def verify(
     if ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}:
         return await _verify_job(ctx, what, level, against, where, budget, progress)
     if where == "instance":
-        raise BadRequest(f"{what[:120]!r} is no job, so there is no instance to look on", "Give a job id.")
+        raise BadRequest(f"{what[:120]!r} is not a job, so it has no instance", "Give a job id.")
     other = await _other(ctx, against)
     if what.startswith(SCHEME):
         depth = level or Level.STRUCTURE
@@ -100,7 +101,8 @@ async def verify_job(
     job = read_job(ctx.ledger, job_id)
     pulled = last_pull(ctx, job_id)
     if pulled is None:
-        raise Conflict(f"nothing of job {job_id} was pulled yet, so there is no copy to verify", "Call pull_artifacts.")
+        pull = do(Action.PULL, job_id=job_id)
+        raise Conflict(f"nothing of job {job_id} was pulled yet, so no copy can be verified", pull)
     before = seal(pulled)
     dest = Path(pulled.dest)
     roster = _as_it_lies_here(pulled)
@@ -112,7 +114,7 @@ async def verify_job(
 
 
 def _with_seals(report: Report, roster: Manifest) -> Report:
-    """The report, with what is known of the digests that were taken on the machine right after a save."""
+    """Return the report, with what is known of the digests that were taken on the machine right after a save."""
     ours = sum(f.sealed_at is not None for f in roster.files)
     claimed = sum(f.seal is not None for f in roster.files) - ours
     proved, warnings = list(report.proved), list(report.warnings)
@@ -127,9 +129,9 @@ def _with_seals(report: Report, roster: Manifest) -> Report:
 
 
 def _as_it_lies_here(pulled: Pulled) -> Manifest:
-    """The machine's manifest under the names that the files have here: an absolute path lies below `machine/`.
+    """Return the machine's manifest under the names that the files have here: an absolute path is below `machine/`.
 
-    What never existed is no defect of the copy; the teardown gate tells the person about it (TD-OUT-001).
+    A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
     """
     dest = Path(pulled.dest)
     files = tuple(

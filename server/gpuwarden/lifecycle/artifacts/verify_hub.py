@@ -22,6 +22,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder, Tree
 from gpuwarden.checkpoints.verify import report, verify
 from gpuwarden.core.errors import DiskError, Refused, Unreachable
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, Verdict
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient, HubConfig
@@ -55,7 +56,10 @@ async def verify_hub(
     if budget and listing.bytes > MOST_UNASKED:
         raise Refused(
             f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
-            f"Ask for level structure, or let the user run: gpuwarden verify {address} --level {level}",
+            (
+                do(Action.VERIFY, path=address, level="structure"),
+                f"To go as deep as {level}, a person verifies it on a terminal, which has no size limit.",
+            ),
         )
     folder = await _thread(partial(_downloaded, listing, config))
     work = partial(
@@ -66,7 +70,7 @@ async def verify_hub(
 
 
 async def look_hub(ctx: Context, address: str) -> Findings:
-    """The structure of a checkpoint on the Hub, to compare another one with."""
+    """Return the structure of a checkpoint on the Hub, to compare another one with."""
     config, listing = await _list(ctx, address)
     return await _thread(partial(_headers, listing, config, None))
 
@@ -89,7 +93,7 @@ async def _here(path: Path) -> Findings:
 
 
 def _inside(listing: Listing) -> dict[str, HubFile]:
-    """The files under their names below the address; a file's own address keeps its last name."""
+    """Return the files under their names below the address; a file's own address keeps its last name."""
     base = listing.address.path
     cut = len(base) + 1 if base and base not in listing.files else base.rfind("/") + 1
     return {path[cut:]: file for path, file in listing.files.items()}
@@ -119,7 +123,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
 
 
 def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
-    """The folders of a repo, as a walk over a disk would give them."""
+    """Return the folders of a repo, as a walk over a disk would give them."""
     top = Folder(root, "")
     folders = {"": top}
     for path, file in sorted(files.items()):
@@ -134,20 +138,20 @@ def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
 
 
 def _told(listing: Listing, made: Report) -> Report:
-    """The report, with what the Hub only says of itself."""
+    """Return the report, with what the Hub only says of itself."""
     known = sum(f.sha256 is not None for f in listing.files.values())
     bytes_unread = (
         f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, which only a download can "
         f"compare; level content downloads {listing.bytes:,} bytes"
     )
     lines = (bytes_unread, *made.not_checked[1:])
-    proved = f"the repo at commit {listing.commit[:12]} lists sizes that fit what its storage holds"
+    proved = f"the repo at commit {listing.commit[:12]} lists sizes that fit its storage"
     heads = made.verdict is Verdict.PROVEN
     return made.model_copy(update={"not_checked": lines, "proved": made.proved + ((proved,) if heads else ())})
 
 
 def _downloaded(listing: Listing, config: HubConfig) -> Path:
-    """The files on this disk. Raises DiskError where they have no room, Unreachable where the Hub breaks off."""
+    """Return the files on this disk. Raises DiskError where they have no room, Unreachable where the Hub breaks off."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE)
@@ -168,7 +172,7 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
 
 
 def _complete(listing: Listing, made: Report, address: str) -> Report:
-    """The report under the repo's name; a file that the Hub lists and that is not here refutes it."""
+    """Return the report under the repo's name; a file that the Hub lists and that is not here refutes it."""
     here = {f.path for f in made.files}
     gone = [name for name in _inside(listing) if name not in here]
     bare = [name for name, f in _inside(listing).items() if f.sha256 is None]

@@ -17,6 +17,7 @@ from gpuwarden.checkpoints.compare import Compared
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Level, Report, clean_path
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.files import SCHEME
@@ -26,10 +27,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 LOOK_S = 3600.0
 _MOST = 2_000
-CLAIM = (
-    "these are the words of the machine itself: they say that the files there are whole, and count as no copy; "
-    "pull_artifacts brings one here"
-)
+CLAIM = "a copy: the machine looked at its own files, which is a claim, and nothing was pulled"
 
 
 class _Foreign(BaseModel):
@@ -79,23 +77,25 @@ class _Found(_Foreign):
 async def verify_there(
     ctx: Context, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
 ) -> Report:
-    """The report of a look on the machine. It is kept in the ledger as a claim. `against` is a path there, as outputs
+    """Examine a job's files on its machine. The report is recorded as a claim. `against` is a path there, as outputs
     are: relative to the working folder, or absolute.
 
-    Raises BadRequest for what is no such path, Conflict for a job without files, NotSupported where a backend can't.
+    Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported where a backend can't.
     """
     if against is not None:
         against = _path_there(against)
     if job.handle is None:
-        raise Conflict(f"job {job.id} {job.state.told} and was never launched, so it has no files", job.why)
+        raise Conflict(
+            f"job {job.id} {job.state.told} and was never launched, so it has no files", do(Action.CHECK, job_id=job.id)
+        )
     backend = ctx.backend(job.handle.backend)
     if not isinstance(backend, Examiner):
-        raise NotSupported(f"{job.handle.backend} can't look at files where they lie", "Pull them, then verify.")
+        raise NotSupported(f"{job.handle.backend} can't examine files on the machine", "Pull them, then verify.")
     outputs = job.outputs
     answer = await backend.examine(job.handle, outputs, level=level, seconds=seconds, against=against)
     found, compared = _findings(answer)
     made = report(found, level, f"{job.id} on {job.spec.platform}", compared=_other(against, compared))
-    made = made.model_copy(update={"not_checked": (CLAIM, *made.not_checked)})
+    made = made.model_copy(update={"claimed": True, "not_checked": (CLAIM, *made.not_checked)})
     event = ArtifactsExaminedThere(
         verdict=made.verdict, level=level, files=len(made.files), problems=tuple(made.reasons[:20])
     )
@@ -104,10 +104,10 @@ async def verify_there(
 
 
 def _path_there(against: str) -> str:
-    """A path on the machine, or what is wrong with it."""
+    """Return a path on the machine, or what is wrong with it."""
     if against.startswith(SCHEME):
         raise BadRequest(
-            f"the instance compares with files of its own, not with {against[:120]!r}",
+            f"the instance compares with its own files, not with {against[:120]!r}",
             "Name a path there, or pull the outputs and compare here.",
         )
     try:
@@ -117,7 +117,7 @@ def _path_there(against: str) -> str:
 
 
 def _other(against: str | None, compared: list[Compared]) -> dict[str, Compared]:
-    """The comparisons of the outputs that hold a model, as one."""
+    """Merge the comparisons of the outputs that contain a model."""
     if against is None:
         return {}
     made = Compared()
@@ -130,7 +130,7 @@ def _other(against: str | None, compared: list[Compared]) -> dict[str, Compared]
 
 
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, list[Compared]]:
-    """The machine's findings as ours: strictly read, and under the names of the outputs."""
+    """Return the machine's findings as ours: strictly read, and under the names of the outputs."""
     found, compared = Findings(Path(), {}, None, []), []
     for output, raw in answer.items():
         try:

@@ -1,4 +1,4 @@
-"""What the teardown rules read, looked up now: the machine, what lies on it, and which copies of that are proven."""
+"""Gather the facts that the teardown rules read: the machine, its files, and which copies of them are proven."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
 async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
-    """Everything the teardown rules read, looked up now."""
+    """Gather everything that the teardown rules read."""
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
     machine = await look(ctx, lease.id)
@@ -76,7 +76,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
 
 
 async def _state_now(ctx: Context, job: JobRecord) -> Job:
-    """The job's state, looked at again: its end was read from a file that the job itself could write."""
+    """Return the job's state, looked at again: its end was read from a file that the job itself could write."""
     seen = await observe(ctx, job) if job.state in TERMINAL_JOBS else None
     return Job.RUNNING if seen is not None and seen.state is Job.RUNNING else job.state
 
@@ -84,9 +84,9 @@ async def _state_now(ctx: Context, job: JobRecord) -> Job:
 async def _listed(
     ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Answer[Instance | None], pulled: Pulled | None
 ) -> Answer[Manifest]:
-    """What lies on the machine now. Where it is off, what lay there when it was pulled after the job's end."""
+    """List the files on the machine. Where it is off, list those of a pull after the job's end."""
     if lease.id != job.lease or (job.handle is None and job.attempt == 0):
-        return Known(Manifest(taken_at=0.0, files=()))  # nothing of ours was ever started there
+        return Known(Manifest(taken_at=0.0, files=()))  # gpuwarden never started anything there
     if job.handle is None:
         return Unknown("the launch was never confirmed")
     try:
@@ -103,7 +103,7 @@ def _is_off(machine: Answer[Instance | None]) -> bool:
 
 
 def _pulled_after_end(ctx: Context, job: JobRecord) -> bool:
-    """Whether the last pull came after the job's end, so that the job wrote nothing that the pull has not seen."""
+    """Return whether the last pull came after the job's end, so that it missed nothing that the job wrote."""
     pull = ctx.ledger.last(job.subject, ArtifactsPulled)
     end = ctx.ledger.last(job.subject, JobEnded)
     return pull is not None and end is not None and pull.seq > end.seq
@@ -129,7 +129,7 @@ def _covered(path: str, outputs: tuple[str, ...]) -> bool:
 
 
 async def _unchanged_inputs(ctx: Context, job: JobRecord, handle: Handle, fresh: set[str]) -> set[str]:
-    """Inputs that look new there, because something touched them, and hold what was sent."""
+    """Inputs that look new there, because something touched them, and still have the content that was sent."""
     sent = {file.path: file.sha256 for file in job.inputs if file.path in fresh}
     if not sent:
         return set()
@@ -159,7 +159,7 @@ def _files(
 
 
 def _copied(file: Artifact, pulled: Pulled | None) -> bool:
-    """Whether this very file, by size, times and digest of the manifest, was pulled."""
+    """Return whether exactly this file, by size, times and digest, was pulled."""
     if pulled is None or file.path not in pulled.places:
         return False
     known = next((a for a in pulled.manifest.files if a.path == file.path), None)
@@ -167,7 +167,7 @@ def _copied(file: Artifact, pulled: Pulled | None) -> bool:
 
 
 def _changed(listed: Answer[Manifest], pulled: Pulled | None) -> tuple[str, ...]:
-    """The files that differ from the manifest of the last pull. Before a first pull there is nothing to compare."""
+    """Return the files that differ from the manifest of the last pull; none before a first pull."""
     if isinstance(listed, Unknown) or pulled is None:
         return ()
     before = {a.path: a.stamp for a in pulled.manifest.files}

@@ -1,4 +1,4 @@
-"""The teardown gate: a machine dies only when what it would take with it lies safely elsewhere, and a person said so.
+"""The teardown gate: a machine ends only when everything that would be lost is safe elsewhere and a person approved.
 
 An approval is bound to a digest of the facts that the person was shown. It expires, works once, and any change of
 the facts sends the request back. After the verb, the provider is watched until the meter is seen to have stopped.
@@ -12,7 +12,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
-from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError, by_a_person
+from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
+from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
 from gpuwarden.core.policy import Channel
 from gpuwarden.core.rules import Finding, Severity, run_rules
@@ -69,7 +70,7 @@ class TeardownView:
 
     @property
     def complete(self) -> bool:
-        """Whether every proof is present, so that a click in a client is enough of a yes."""
+        """Return whether every proof is present, so that a click in a client is enough."""
         return all(f.severity is Severity.INFO for f in self.findings)
 
 
@@ -93,7 +94,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
 
 
 async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
-    """What there is to know and to do where nothing is rented: how the job is, and what its run folder is still for."""
+    """Return the refusal for a machine that is not rented, with what its run folder is still needed for."""
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
@@ -101,18 +102,17 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         f"Job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
-        return NotSupported(message, "cancel_job ends the job's processes; the machine and its files stay as they are.")
+        cancel = do(Action.CANCEL, "to end its processes; the machine and its files stay as they are", job_id=job.id)
+        return NotSupported(message, cancel)
     if job.handle is None:
         return NotSupported(message, "It was never launched there, so it left nothing behind.")
     pulled = last_pull(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.outputs and not proven:
-        what = "pull_artifacts and verify_checkpoint" if pulled is None else "verify_checkpoint"
-        return NotSupported(
-            message,
-            f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved: {what} first. "
-            "Then nothing there is needed any more.",
-        )
+        only = f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved."
+        pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
+        verify = do(Action.VERIFY, "and nothing there is needed any more", job_id=job.id)
+        return NotSupported(message, [only, *pull, verify])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
     remove = ["rm", "-r", "--", job.handle.run_dir]
     if job.handle.place.host:
@@ -128,7 +128,7 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
-    """The lease of the machine that the job ran on while there is something to end, then any other of the job's."""
+    """Return the lease of the job's machine while there is something to end, then any other lease of the job."""
     live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
     if job.lease is None or job.lease in live or not live:
         return job.lease
@@ -136,7 +136,7 @@ def _lease_to_end(ctx: Context, job: JobRecord, verb: Verb) -> str | None:
 
 
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
-    """The request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+    """Return the request for this lease and verb: the open one, else the one that ended the machine, else a new one.
 
     A request under way is finished first.
     """
@@ -165,7 +165,7 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
 
 
 def _ended_by(ctx: Context, lease: str, verb: Verb) -> str | None:
-    """The finished request that `verb` would only repeat: asking again must not ask a person again."""
+    """Return the finished request that `verb` would only repeat: asking again must not ask a person again."""
     record = read_lease(ctx.ledger, lease)
     if record.state not in {Lease.STOPPED, Lease.NONE}:
         return None
@@ -241,9 +241,8 @@ async def approve(
     async with ctx.lock(job_id):
         record = read_teardown(ctx.ledger, ticket)
         if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
-            raise Conflict(
-                f"ticket {ticket} is {record.state}; it can't be approved (again)", "Ask for the teardown anew."
-            )
+            again = do(Action.TEARDOWN, "for a new ticket", job_id=job_id)
+            raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved (again)", again)
         if record.expires_at is not None and ctx.clock.now() > record.expires_at:
             await _judge_afresh(ctx, record)
             raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
@@ -270,7 +269,7 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
             f"the policy takes no approval by {channel}", f"It takes: {', '.join(ctx.policy.approval.channels)}."
         )
     if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
-        raise Refused("a flag approves nothing on a real platform", f"Run: gpuwarden approve {record.id}")
+        raise Refused("a flag approves nothing on a real platform", approval(record.id))
     futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
     if futile:
         raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
@@ -283,7 +282,7 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
     if channel == "elicitation" and not view.complete:
         raise Refused(
             "a click in a client is not enough here: something is not proven",
-            f"{by_a_person(record.id)}.",
+            approval(record.id),
             view.findings,
         )
 
@@ -324,7 +323,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
 
 
 async def _still_true(ctx: Context, record: TeardownRecord, granted: ApprovalGranted) -> bool:
-    """Whether an approval that was not carried out at once still stands. If not, the request goes back."""
+    """Return whether an approval that was not carried out at once is still valid. If not, the request goes back."""
     facts, pulled = await gather(ctx, record)
     findings = tuple(run_rules(rules_of("teardown"), facts))
     expired = not granted.holds_at(ctx.clock.now())
@@ -354,7 +353,7 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
 
 
 def _done(ctx: Context, record: TeardownRecord) -> bool:
-    """Whether the machine is seen to be stopped, or gone where its end was asked for."""
+    """Return whether the machine is seen to be stopped, or gone where its end was requested."""
     return believed(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
 
 

@@ -39,7 +39,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb) -> None:
 
 
 def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
-    """The verb to send now so that a machine gets stopped or terminated; None when there is none to send."""
+    """Return the verb to send now so that a machine gets stopped or terminated; None when there is none to send."""
     if instance.state in _ENDING:
         return None
     if verb == "stop":
@@ -48,7 +48,7 @@ def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
 
 
 def _not_before(ctx: Context, lease: LeaseRecord, verb: Verb) -> float:
-    """When a verb may be sent, in seconds since the epoch."""
+    """Return when a verb may be sent, in seconds since the epoch."""
     sent = ctx.ledger.last(lease.subject, VerbSent)
     if sent is None:
         return 0.0
@@ -70,7 +70,7 @@ async def _send(ctx: Context, lease: LeaseRecord, instance: Instance, verb: Verb
 
 
 def _wait(ctx: Context, lease: LeaseRecord, busy: RateLimited) -> float:
-    """As long as the platform asks for, and twice as long after each refusal in a row."""
+    """Return the seconds to wait: what the platform asks for, doubled after each refusal in a row."""
     refused = 0
     for event in reversed(ctx.ledger.events(lease.subject, kind=VerbSent)):
         if event.data.not_before is None:

@@ -28,7 +28,7 @@ async def advance(ctx: Context, job_id: str) -> JobRecord:
 
 
 async def advance_locked(ctx: Context, job_id: str) -> JobRecord:
-    """The same, for a caller that holds the job's lock: a step that may be long is begun only while others can wait."""
+    """Do the same for a caller that has the job's lock. A long step is started only while others can wait."""
     begun = anyio.current_time()
     for _ in range(MAX_STEPS):
         job = read_job(ctx.ledger, job_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gpuwarden.backends.base import Backend, Keyed
 from gpuwarden.core.errors import Refused, WardenError
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Place
 from gpuwarden.core.rules import Finding, Severity
 from gpuwarden.ledger.events import HostChecked, HostTrusted
@@ -26,7 +27,7 @@ class Unfit(Refused):
 
 
 async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
-    """The place with its host key pinned, once the machine was found fit. Does again only what was not finished.
+    """Return the place with its host key pinned, once the machine was found fit. Repeats only what was not finished.
 
     Raises NoContact while nobody lets us in, Unfit with the findings.
     """
@@ -40,20 +41,20 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
     if errors:
         raise Unfit(
             "; ".join(f.message for f in errors),
-            " ".join(dict.fromkeys(f.fix for f in errors if f.fix)),
+            [step for f in errors for step in f.fix],
             tuple(errors),
         )
     return place
 
 
 def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
-    """A place as the provider tells it, with the host key that the machine showed at first contact."""
+    """Return the provider's place with the host key that the machine showed at first contact."""
     trusted = ctx.ledger.last(f"lease/{lease_id}", HostTrusted)
     return place.model_copy(update={"host_key": trusted.data.host_key}) if trusted else place
 
 
 async def greet_own(ctx: Context, place: Place) -> Place:
-    """A machine of the user's own with its host key pinned: the one that known_hosts lists, else that of first contact.
+    """Return the user's machine with its host key pinned: that of known_hosts, else that of first contact.
 
     Raises HostKeyChanged where it shows another, and whatever else keeps us out.
     """
@@ -70,7 +71,7 @@ async def greet_own(ctx: Context, place: Place) -> Place:
 
 
 async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
-    """What a machine of the user's own is like, for the submit gate. Its key comes first: another one gets nothing."""
+    """Check a machine of the user's own for the submit gate. Its key comes first: a different key gets nothing."""
     met = ctx.ledger.last(f"host/{place.host}", HostTrusted) is not None
     pinned = await greet_own(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
@@ -78,8 +79,8 @@ async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
 
 def _another(place: Place, before: str, now: str) -> HostKeyChanged:
     changed = HostKeyChanged(str(place.host), before, now)
-    changed.hint = (
-        "It is another machine at that address, or somebody in between. If you set it up anew, compare the "
+    changed.next_steps = steps(
+        "Another machine has that address, or somebody is in between. If you reinstalled the machine, compare the "
         f"fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
     )
     return changed
@@ -108,7 +109,7 @@ async def _trust(ctx: Context, lease: LeaseRecord, backend: Keyed, place: Place)
 
 
 async def _look_over(ctx: Context, lease: LeaseRecord, backend: Backend, place: Place) -> list[Finding]:
-    """The findings on this machine: those in the ledger, else those of a look now."""
+    """Return the findings on this machine: those in the ledger, else those of a look now."""
     checked = ctx.ledger.last(lease.subject, HostChecked)
     if checked is not None:
         return list(checked.data.findings)

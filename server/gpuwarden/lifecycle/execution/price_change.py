@@ -1,16 +1,17 @@
 """A machine that bills more than the price that was checked: nothing is launched on it above what a person allowed.
 
-Some platforms tell the true price only with the machine. It is held against the caps again before anything is sent
-there. Above them the job waits for a person, and the machine, which never ran anything of ours, is given back when
+Some platforms report the true price only with the machine. It is held against the caps again before anything is sent
+there. Above them the job waits for a person, and the machine, which never ran a job, is given back when
 nobody says yes in time.
 """
 
 from __future__ import annotations
 
 import secrets as random
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from gpuwarden.core.errors import by_a_person
+from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Instance
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.states import Job
@@ -24,7 +25,7 @@ ROUNDING: Final = 1.01
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Whether a job may be launched on its machine at that machine's price. `no`: nobody answered in time."""
+    """Return whether a job may be launched at its machine's price. `no`: nobody answered in time."""
     price, allowed = machine.price_usd_per_hour, _allowed(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -42,19 +43,29 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
     return "ask" if ctx.clock.now() <= asked.data.expires_at else "no"
 
 
-def price_question(ctx: Context, job: JobRecord) -> str:
-    """What a person is asked about a job's machine and has not answered; empty when nothing is open."""
+@dataclass(frozen=True)
+class PriceQuestion:
+    """A question to a person about the price of a job's machine, and the steps that answer it."""
+
+    text: str
+    next_steps: tuple[NextStep, ...]
+
+
+def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
+    """Return the question about a job's machine that a person has not answered; None when nothing is open."""
     asked = ctx.ledger.last(job.subject, PriceAsk)
     if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.data.ticket):
-        return ""
-    return (
-        f"{asked.data.why}. Nothing is launched, and the machine bills. {by_a_person(asked.data.ticket)}; "
-        "check_job goes on then. Without a yes it is given back when the boot limit is over."
+        return None
+    text = (
+        f"{asked.data.why}. Nothing is launched, and the machine bills. Without an approval it is given back when "
+        "the boot limit is over."
     )
+    resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
+    return PriceQuestion(text, (approval(asked.data.ticket), resume))
 
 
 def _allowed(ctx: Context, job: JobRecord) -> float | None:
-    """The price that was checked, or a higher one that was settled since."""
+    """Return the price that was checked, or a higher one that was settled since."""
     settled = ctx.ledger.last(job.subject, PriceAccepted)
     return settled.data.price if settled else job.price
 

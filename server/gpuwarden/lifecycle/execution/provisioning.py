@@ -12,6 +12,7 @@ import anyio
 from gpuwarden.core.errors import AuthFailed, RateLimited, Refused, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Known, Resources, Unknown
 from gpuwarden.core.money import usd
+from gpuwarden.core.reasons import Code, because
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import (
     AbandonIntent,
@@ -48,7 +49,7 @@ FETCH_S: Final = 3600
 async def accepted(ctx: Context, job: JobRecord) -> bool:
     """Begin: rent a machine, or contact the user's own."""
     if job.cancel_requested:
-        return move(ctx, job, JobCanceled(why="canceled before it was launched"))
+        return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if ctx.profile(job.spec.platform).meter.metered:
         return await _rent(ctx, job)
     try:
@@ -57,7 +58,8 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
     except (*MAYBE_DONE, TimeoutError):
         return False  # it does not answer now; the job waits
     except WardenError as refusal:
-        return move(ctx, job, JobFailed(why=f"{refusal.message}. {refusal.hint}", code=refusal.code))
+        failed = JobFailed(code=refusal.code, following=tuple(s.as_dict() for s in refusal.next_steps))
+        return move(ctx, job, failed, because(Code.REFUSED_HOST, message=refusal.message))
     return move(ctx, job, JobSubmitting(place=place))
 
 
@@ -79,7 +81,7 @@ async def _rent(ctx: Context, job: JobRecord) -> bool:
 
 
 def wanted(spec: JobSpec) -> Resources:
-    """The machine that a job asks for."""
+    """Return the machine that a job asks for."""
     return Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -90,9 +92,9 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 def _bounded(ctx: Context, job: JobRecord) -> Resources:
-    """What is asked of the provider: at no higher price than the one that was checked, and for no longer than needed.
+    """Return the request to the provider: at most the checked price, and no longer than needed.
 
-    A platform that tells no prices holds no cap, so none is asked for where none was told.
+    No cap is requested from a platform that reports no price.
     """
     spec = job.spec
     runs = 1 + spec.max_restarts if spec.interruptible else 1
@@ -114,9 +116,9 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
         ctx.ledger.add(lease.subject, CreateDoubted(why=refusal.message, code=refusal.code))
         return await _doubted(ctx, job, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
-        answer = Unknown(f"the answer tells of machine {answer.value.id}, which does not carry the token {lease.id}")
+        answer = Unknown(f"the answer names machine {answer.value.id}, which does not carry the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
-        answer = Unknown(f"the answer tells of machine {answer.value.id}, which lease {other} stands for")
+        answer = Unknown(f"the answer names machine {answer.value.id}, which belongs to lease {other}")
     if isinstance(answer, Unknown):
         ctx.ledger.add(lease.subject, CreateUnknown(why=answer.why))
         return False
@@ -155,7 +157,7 @@ def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
-    """Another lease that stands for this very machine: no two jobs are given one, or the end of one ends both."""
+    """Return another lease of exactly this machine: no two jobs are given one, or the end of one ends both."""
     for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
         if (
             name != lease.id
@@ -170,16 +172,15 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
     """Wait for the machine that was rented; find it first, where the answer was lost."""
     assert job.lease is not None
     if job.cancel_requested:
-        return move(ctx, job, JobCanceled(why="canceled before it was launched"))
+        return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if over_cap(ctx, job):
-        why = f"max_cost_usd of {usd(job.spec.max_cost_usd)} was met before the launch"
-        return move(ctx, job, JobCanceled(why=why))
+        return move(ctx, job, JobCanceled(), because(Code.COST_CAP_EARLY, cap=usd(job.spec.max_cost_usd)))
     lease = read_lease(ctx.ledger, job.lease)
     if lease.state is Lease.NONE:
         if _refused_for_good(ctx, job, lease):
             return True
         if job.generation >= MAX_GENERATIONS:
-            return move(ctx, job, JobFailed(why=f"no machine was rented in {job.generation} tries"))
+            return move(ctx, job, JobFailed(), because(Code.NO_INSTANCE_RENTED, tries=job.generation))
         return await _rent(ctx, job)
     if lease.instance_id is None:
         return await _adopt(ctx, lease)
@@ -189,7 +190,7 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
 
 
 async def tend(ctx: Context, lease_id: str) -> None:
-    """Find out about an instance whatever became of its job. The caller holds the job's lock."""
+    """Find out about an instance whatever became of its job. The caller has the job's lock."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is not None:
         await look(ctx, lease_id)
@@ -261,7 +262,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance is None:
         if read_lease(ctx.ledger, lease.id).state is not Lease.STOPPED:
             return False
-        return move(ctx, job, JobFailed(why="the instance was gone before the job could start"))
+        return move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
     if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
         settled = price_settled(ctx, job, instance)
         if settled == "no":
@@ -287,7 +288,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
     """First contact with a machine that runs. One that lets nobody in is waited for as long as for a boot."""
     try:
         if instance.place is None:
-            raise NoContact("the provider has not told its address yet")
+            raise NoContact("the provider has not reported its address yet")
         try:
             with anyio.fail_after(STEP_S):
                 place = await bootstrap(ctx, lease, instance.place)
@@ -303,17 +304,18 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
             return await _abandon(ctx, job, lease, why)
         return False
     except Refused as unfit:
-        why = f"the machine is not fit for the job: {unfit.message}. {unfit.hint} It is still rented and billing."
-        return move(ctx, job, JobFailed(why=why, code=unfit.code, findings=tuple(unfit.findings)))
+        following = tuple(s.as_dict() for s in unfit.next_steps)
+        failed = JobFailed(code=unfit.code, findings=tuple(unfit.findings), following=following)
+        return move(ctx, job, failed, because(Code.UNFIT_HOST, message=unfit.message))
     return move(ctx, job, JobSubmitting(place=place))
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Give back an instance that never came up. It never ran anything of ours, so there is nothing to lose."""
+    """Give back an instance that never came up. It never ran a job, so nothing can be lost."""
     why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
-    return move(ctx, job, JobFailed(why=f"the instance was given back because {why}; cost so far: {usd(paid)}"))
+    return move(ctx, job, JobFailed(), because(Code.GIVEN_BACK, cause=why, cost=usd(paid)))
 
 
 def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:

@@ -1,72 +1,72 @@
-"""How work goes on whose machine is gone for good: nothing is rented anew by itself, so the next call is said."""
+"""Suggest the next call for a job whose machine is gone; nothing is rented again automatically."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Final
 
+from gpuwarden.core.guidance import Action, Hint, NextStep, do, steps
 from gpuwarden.core.models import InstanceState, Verdict
-from gpuwarden.core.sanitize import line
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, verified_now
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.running import CAME_BACK
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.submission.inputs import MAX_BYTES
 
-NOT_ANEW: Final = "No machine is rented anew by itself"
+NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
-def onward(ctx: Context, job: JobRecord) -> str:
-    """The exact next call for a job that was interrupted and can't go on where it was; empty for every other."""
+def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
+    """Return the exact next call for a job that was interrupted and can't go on where it was; empty for any other."""
     if job.lease is None or job.state not in {Job.PREEMPTED, Job.FAILED}:
-        return ""
+        return ()
     lease = lease_now(ctx, job.lease)
     if job.state is Job.PREEMPTED:
-        if lease.instance is None or lease.instance.state is not InstanceState.STOPPED:
-            return ""
-        return (
-            "Its machine lies stopped with what was saved, and gpuwarden does not start it. Start it in the platform's "
-            "console and check_job goes on from there; or give it up: pull what can be pulled, then teardown_request."
-        )
-    if job.handle is None or not (lease.state is Lease.STOPPED or job.why.startswith(CAME_BACK)):
-        return ""
-    return f"{NOT_ANEW}. {_anew(ctx, job)}"
+        stopped = lease.instance is not None and lease.instance.state is InstanceState.STOPPED
+        return steps(_stopped(job)) if stopped else ()
+    if job.handle is None or not (lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY):
+        return ()
+    return steps([NOT_RENTED_AGAIN, *steps(_submit_again(ctx, job))])
 
 
-def _anew(ctx: Context, job: JobRecord) -> str:
-    pulled = last_pull(ctx, job.id)
-    if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
-        unproven = (
-            "" if pulled is None else f" What was pulled to {pulled.dest} is not proven: verify_checkpoint tells."
-        )
-        return (
-            "There is no verified copy of what it saved, so the same work begins anew: submit_job with the same "
-            f"arguments, once without a receipt for the price.{unproven}"
-        )
-    size = sum(f.size for f in pulled.manifest.files)
-    if size > MAX_BYTES:
-        return (
-            f"The verified copy in {pulled.dest} ({size / 2**20:,.0f} MiB) is too large for an input. Push it to "
-            "the Hub, then submit_job with a script that resumes from that repo."
-        )
-    name = _below(ctx, pulled)
-    if name is None:
-        return (
-            f"To resume, copy {pulled.dest}, which is verified, to a folder below the working directory, say resume; "
-            f"then submit_job with the same arguments, inputs {[*job.spec.inputs, 'resume']} and a script that resumes "
-            "from there (gpuwarden submit ... --input resume)."
-        )
+def _stopped(job: JobRecord) -> Hint:
     return (
-        f"To resume from the verified copy: submit_job with the same arguments, inputs {[*job.spec.inputs, name]} and "
-        f"a script that resumes from {line(name)} (gpuwarden submit ... --input {shlex.quote(name)})."
+        "Its machine is stopped and has what was saved; gpuwarden does not start it.",
+        "To go on, start it in the platform's console.",
+        do(Action.CHECK, "to relaunch the job there", job_id=job.id),
+        do(Action.PULL, "to copy what can be copied and give the machine up", alternative=True, job_id=job.id),
+        do(Action.TEARDOWN, "after that", job_id=job.id),
     )
 
 
+def _submit_again(ctx: Context, job: JobRecord) -> Hint:
+    pulled = last_pull(ctx, job.id)
+    if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
+        start = "There is no verified copy of what it saved, so the same work starts from the beginning."
+        again = do(Action.SUBMIT, ", which asks for the price again", receipt="")
+        if pulled is None:
+            return start, again
+        unproven = f"The copy in {pulled.dest} is not proven."
+        return start, again, unproven, do(Action.VERIFY, "to find out", job_id=job.id)
+    size = sum(f.size for f in pulled.manifest.files)
+    if size > MAX_BYTES:
+        return (
+            f"The verified copy in {pulled.dest} ({size / 2**20:,.0f} MiB) is too large for an input.",
+            "Push it to the Hub first.",
+            do(Action.SUBMIT, "and a script that resumes from that repo", receipt=""),
+        )
+    name = _below(ctx, pulled)
+    first = f"To resume, copy {pulled.dest}, which is verified, to a folder named resume in the working directory."
+    resume = do(
+        Action.SUBMIT, f"and a script that resumes from {name or 'resume'}", inputs=(*job.spec.inputs, name or "resume")
+    )
+    return ("To resume, use the verified copy." if name else first), resume
+
+
 def _below(ctx: Context, pulled: Pulled) -> str | None:
-    """The copy's name below the working directory, where an input can be named; None elsewhere or when hidden."""
+    """Return the copy's path in the working directory, where an input can be named; None elsewhere or when hidden."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()
     if not there.is_relative_to(root) or there == root:

@@ -10,6 +10,7 @@ import anyio.to_thread
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import Answer, Instance, InstanceState, Known, Observation, Unknown
 from gpuwarden.core.money import usd
+from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import (
@@ -25,6 +26,7 @@ from gpuwarden.ledger.events import (
     JobSucceeded,
     JobUnknown,
     MachineSeen,
+    ProcessGone,
     SubmitIntent,
 )
 from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key
@@ -35,13 +37,12 @@ from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.monitoring.meter import look
 from gpuwarden.lifecycle.records import JobRecord, read_lease
 from gpuwarden.lifecycle.submission.input_store import staged
-from gpuwarden.remote.launch import DIED
 
 CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0
 """How long a machine that came back may take to show its volumes."""
-CAME_BACK: Final = "the machine was started anew and came back without the job's run folder"
-_CLOSE: Final = "Whether its process lives can't be told; look there, and cancel_job closes the job"
+INTERRUPTION_S: Final = 120.0
+"""How long a platform may take to show that it took back a machine whose processes it has ended."""
 SAVE_GRACE_S: Final = 120.0
 """What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
 
@@ -59,7 +60,7 @@ OBSERVED: Final[dict[Job, type[JobObserved]]] = {
 
 
 async def submitting(ctx: Context, job: JobRecord) -> bool:
-    """Launch the attempt that was announced, once however often this is called."""
+    """Launch the announced attempt, once, however often this is called."""
     assert job.place is not None
     attempt = _attempt(ctx, job)
     if job.cancel_requested:
@@ -67,7 +68,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
         if launched is None:
             return False
         if not launched:
-            return move(ctx, job, JobCanceled(why="canceled before it was launched"))
+            return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Known) and (stopped := _machine_lost(ctx, job, answer.value)) is not None:
@@ -87,19 +88,20 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     except (*MAYBE_DONE, TimeoutError):
         return False  # submit is idempotent on token and attempt: the next call asks again
     except WardenError as refusal:
-        why = f"the job could not be launched: {refusal.message}"
-        return move(ctx, job, JobFailed(why=why, code=refusal.code))
-    return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt))
+        return move(ctx, job, JobFailed(code=refusal.code), because(Code.REFUSED_LAUNCH, message=refusal.message))
+    instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
+    since = instance.running_since if instance else None
+    return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt, running_since=since))
 
 
 def _attempt(ctx: Context, job: JobRecord) -> int:
-    """The attempt that the present move to *submitting* announced; the first is 1."""
+    """Return the attempt that the present move to *submitting* announced; the first is 1."""
     moved = ctx.ledger.last(job.subject, JobSubmitting)
     return moved.data.attempt if moved else 1
 
 
 async def _launched(ctx: Context, job: JobRecord, attempt: int) -> bool | None:
-    """Whether an attempt may have been launched; None when nobody can tell."""
+    """Return whether an attempt may have been launched; None where that is unknown."""
     if job.attempt < attempt:
         return False
     assert job.place is not None
@@ -121,56 +123,84 @@ def _secret_values(ctx: Context, job: JobRecord) -> dict[str, str]:
 
 
 async def running(ctx: Context, job: JobRecord) -> bool:
-    """Observe the process and the machine under it, and move on when they say so."""
+    """Observe the process and the machine under it, and move the job on where both together decide."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
     if job.cancel_requested or over_cap(ctx, job):
         return await _end(ctx, job)
     observed = await observe(ctx, job)
-    state, why = judge(job, observed, machine)
+    state, reason = judge(job, observed, machine, _restarted(ctx, job, observed, machine))
+    if reason.code is Code.INTERRUPTION_UNSEEN and observed is not None and _had_its_time(ctx, job):
+        claimed = observed.reason is Code.TERMINATED
+        state, reason = Job.FAILED, because(Code.NOT_INTERRUPTED if claimed else Code.VANISHED)
     if state is Job.UNKNOWN and observed is not None and observed.lost:
-        state, why = _without_folder(ctx, job, observed)
+        state, reason = _without_folder(ctx, job, observed)
     elif observed is not None and observed.state is Job.RUNNING:
         _remember(ctx, job, observed)
     if state is Job.UNKNOWN and job.id in ctx.blind:
-        why = ctx.blind[job.id].message
+        reason = because(Code.NO_ANSWER, ctx.blind[job.id].message)
     if state is job.state:
         return False
     if state is Job.FAILED and _gone(machine) and not _lease_ended(ctx, job):
         return False  # gone is believed on the second look
-    told: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
-    body = {"why": why, **told}
-    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # what the job itself may have said
-    return move(ctx, job, OBSERVED[state].model_validate(kept))
+    seen: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
+    body = {"why": reason.text, **seen}
+    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job can put its secrets into its status file
+    return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
+
+
+def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> bool:
+    """Return whether the machine was started again since the attempt was launched, by the platform or by its kernel."""
+    launched = ctx.ledger.last(job.subject, JobSubmitted)
+    if launched is None:
+        return False
+    began = launched.data.running_since
+    instance = machine.value if isinstance(machine, Known) else None
+    if began is not None and instance is not None and (instance.running_since or 0) > began:
+        return True
+    first = job.handle.supervisor.machine if job.handle and job.handle.supervisor else ""
+    known = ctx.ledger.last(job.subject, MachineSeen)
+    if known is not None and known.seq > launched.seq:
+        first = known.data.machine
+    return bool(seen and seen.machine and first and seen.machine != first)
+
+
+def _had_its_time(ctx: Context, job: JobRecord) -> bool:
+    """Return whether a platform had time to report an interruption since the process of this attempt was seen gone."""
+    before = ctx.ledger.last(job.subject, ProcessGone)
+    if before is None or before.data.attempt != job.attempt:
+        ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
+        return False
+    return ctx.clock.now() - before.at >= INTERRUPTION_S
 
 
 def _remember(ctx: Context, job: JobRecord, seen: Observation) -> None:
-    """Keep which start of its machine a job runs on: a later one proves that its process is dead."""
+    """Record which start of its machine a job runs on: a later one proves that its process is dead."""
     known = ctx.ledger.last(job.subject, MachineSeen)
     if seen.machine and (known is None or known.data.machine != seen.machine):
         ctx.ledger.add(job.subject, MachineSeen(machine=seen.machine))
 
 
-def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, str]:
-    """What it means that a machine answers and has no run folder: dead if it was started since, seen twice.
+def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
+    """Interpret a machine that answers and has no run folder: the job is dead if it restarted since, seen twice.
 
-    A volume may come up late, so the second look is a while later.
+    A volume may be attached late, so the second look is `FOLDER_GONE_S` later.
     """
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or not seen.machine:
-        return Job.UNKNOWN, f"{seen.why}. {_CLOSE}"
+        return Job.UNKNOWN, because(Code.FOLDER_UNEXPLAINED)
     if known.data.machine == seen.machine:
-        return Job.UNKNOWN, f"{seen.why}, which has not started anew since: somebody removed it. {_CLOSE}"
+        return Job.UNKNOWN, because(Code.FOLDER_REMOVED)
     before = ctx.ledger.last(job.subject, FolderGone)
     if before is None or before.data.machine != seen.machine or before.seq < known.seq:
         ctx.ledger.add(job.subject, FolderGone(machine=seen.machine, why=f"{seen.why}; one look"))
     elif ctx.clock.now() - before.at >= FOLDER_GONE_S:
-        return Job.FAILED, (f"{CAME_BACK}, seen twice: its process is dead, and what only lay there is gone")
-    return Job.UNKNOWN, f"{seen.why}, and the machine was started anew; another look will tell"
+        return Job.FAILED, because(Code.CAME_BACK_EMPTY)
+    return Job.UNKNOWN, because(Code.FOLDER_LATE)
 
 
 async def observe(ctx: Context, job: JobRecord) -> Observation | None:
-    """What the backend sees of a job; None when it can't see it."""
+    """Return the backend's observation of a job; None where it can't be observed."""
     if job.handle is None:
         return None
     ctx.observed.pop(job.id, None)
@@ -188,27 +218,30 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
     return seen
 
 
-def judge(job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> tuple[Job, str]:
-    """The job's next state from two observations: of the process, and of the machine under it."""
+def judge(
+    job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None, restarted: bool
+) -> tuple[Job, Reason]:
+    """Return a job's next state and why, from the process, the machine under it, and whether that one restarted.
+
+    A job is PREEMPTED, and so relaunched, only where its machine was seen to be off or to have restarted. A status
+    file that says so is a claim of the machine's, since the job can write it.
+    """
     instance = machine.value if isinstance(machine, Known) else None
     off = instance is not None and instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}
-    if seen is not None and seen.state in {Job.SUCCEEDED, Job.CANCELED, Job.PREEMPTED}:
-        return seen.state, seen.why
-    if seen is not None and seen.state is Job.FAILED:
-        if not seen.why.startswith(DIED):
-            return Job.FAILED, seen.why
-        if off or (job.spec.interruptible and instance is not None):
-            return Job.PREEMPTED, "the machine was taken back in the middle of the run"
-        if _gone(machine):
-            return Job.FAILED, "the instance is gone, and the job with it"
-        return Job.FAILED, seen.why
+    taken = because(Code.INTERRUPTED) if off else because(Code.RESTARTED) if restarted else None
+    own = Reason(seen.reason or Code.PLATFORM_REPORT, said=seen.why) if seen is not None else because(Code.NO_ANSWER)
+    if seen is not None and seen.state in {Job.SUCCEEDED, Job.CANCELED}:
+        return seen.state, own
+    vanished, terminated = own.code is Code.VANISHED, own.code is Code.TERMINATED
+    if seen is not None and seen.state in {Job.FAILED, Job.PREEMPTED} and not (vanished or terminated):
+        return seen.state, own  # the command's own end, or a platform's word
+    if taken and (vanished or terminated or off):
+        return Job.PREEMPTED, taken
     if _gone(machine):
-        return Job.FAILED, "the instance is gone, and the job with it"
-    if off:
-        return Job.PREEMPTED, "the machine was taken back in the middle of the run"
-    if seen is None or seen.state is Job.UNKNOWN:
-        return Job.UNKNOWN, seen.why if seen else "the machine does not answer"
-    return seen.state, seen.why
+        return Job.FAILED, because(Code.GONE)
+    if terminated or (vanished and instance is not None and job.spec.interruptible):
+        return Job.UNKNOWN, because(Code.INTERRUPTION_UNSEEN)
+    return (seen.state if seen is not None else Job.UNKNOWN), own
 
 
 def _gone(machine: Answer[Instance | None] | None) -> bool:
@@ -223,8 +256,9 @@ async def _end(ctx: Context, job: JobRecord) -> bool:
     """End the process of a job that was canceled or met its cap. The machine stays: that is another question."""
     assert job.handle is not None
     observed = await observe(ctx, job)
-    if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and not observed.why.startswith(DIED):
-        return move(ctx, job, OBSERVED[observed.state](why=observed.why))
+    if observed is not None and observed.state in {Job.SUCCEEDED, Job.FAILED} and observed.reason is not Code.VANISHED:
+        reason = Reason(observed.reason or Code.PLATFORM_REPORT, said=observed.why)
+        return move(ctx, job, OBSERVED[observed.state](), reason)
     try:
         grace_s = CANCEL_GRACE_S if job.cancel_requested else SAVE_GRACE_S
         result = await ctx.backend(job.handle.backend).stop(job.handle, grace_s=grace_s)
@@ -232,40 +266,38 @@ async def _end(ctx: Context, job: JobRecord) -> bool:
         return False
     if result == "pending":
         return False
-    why = "canceled on request" if job.cancel_requested else f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}"
-    return move(ctx, job, JobCanceled(why=why))
+    cap = because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
+    return move(ctx, job, JobCanceled(), because(Code.CANCELED) if job.cancel_requested else cap)
 
 
 async def preempted(ctx: Context, job: JobRecord) -> bool:
     """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
     if job.cancel_requested:
-        return move(ctx, job, JobCanceled(why="canceled on request"))
+        return move(ctx, job, JobCanceled(), because(Code.CANCELED))
     if over_cap(ctx, job):
-        return move(ctx, job, JobCanceled(why=f"stopped at max_cost_usd of {usd(job.spec.max_cost_usd)}"))
+        return move(ctx, job, JobCanceled(), because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd)))
     if job.attempt > job.spec.max_restarts:
-        why = f"interrupted {job.attempt} times; max_restarts is {job.spec.max_restarts}"
-        return move(ctx, job, JobFailed(why=why))
+        return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=job.attempt, limit=job.spec.max_restarts))
     place = job.place
     if job.lease is not None:
         answer = await look(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
-            why = "the machine was taken back for good, with what was on it"
-            return _lease_ended(ctx, job) and move(ctx, job, JobFailed(why=why))
+            return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
         if answer.value.state is InstanceState.INTERRUPTED:
             await restart(ctx, read_lease(ctx.ledger, job.lease), answer.value)
         if answer.value.state is not InstanceState.RUNNING or answer.value.place is None:
             return False
         place = pinned(ctx, job.lease, answer.value.place)
     assert place is not None
-    return move(ctx, job, JobSubmitting(why="relaunch", attempt=job.attempt + 1, place=place))
+    return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=place), because(Code.RELAUNCH))
 
 
 def _machine_lost(ctx: Context, job: JobRecord, instance: Instance | None) -> bool | None:
     """Handle a machine that went away while a launch was being made; None when it is there."""
     if instance is None:
-        return _lease_ended(ctx, job) and move(ctx, job, JobFailed(why="the instance was gone before the launch"))
+        return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
     if instance.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
-        return move(ctx, job, JobPreempted(why="the machine was taken back before the launch"))
+        return move(ctx, job, JobPreempted(), because(Code.INTERRUPTED_EARLY))
     return None

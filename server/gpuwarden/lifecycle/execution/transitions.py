@@ -1,8 +1,9 @@
-"""What every step of a job uses: the record of a move, and the errors and the cap that decide it."""
+"""Parts that all steps of a job share: recording a move, and the errors and the cost cap that decide it."""
 
 from __future__ import annotations
 
 from gpuwarden.core.errors import BadReply, Unreachable
+from gpuwarden.core.reasons import Reason
 from gpuwarden.ledger.events import Body
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import spent
@@ -12,14 +13,14 @@ MAYBE_DONE = (Unreachable, BadReply)
 """After these nobody knows whether the call was carried out."""
 
 
-def move(ctx: Context, job: JobRecord, event: Body) -> bool:
-    """Record a job's move and return True, so that a step can end with it."""
-    ctx.ledger.add(job.subject, event)
+def move(ctx: Context, job: JobRecord, event: Body, reason: Reason | None = None) -> bool:
+    """Record a job's move with its reason, as a code and as a sentence. Return True, so that a step can end with it."""
+    ctx.ledger.add(job.subject, event.because(reason) if reason else event)
     return True
 
 
 def over_cap(ctx: Context, job: JobRecord) -> bool:
-    """Whether a job's machine has cost what the job may cost."""
+    """Return whether a job's machine has cost as much as the job may."""
     if job.lease is None or job.spec.max_cost_usd is None:
         return False
     cost = spent(ctx, job.lease)

@@ -1,4 +1,4 @@
-"""What is worth an alert now, read from the ledger and from what this process last observed. Nothing is asked here."""
+"""Find what deserves an alert now, in the ledger and in what this process last observed. Nothing is queried."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.models import Beat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.sanitize import line
@@ -15,7 +16,7 @@ from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.events import JobPreempted, LeaseCameBack
 from gpuwarden.lifecycle.context import REHEARSAL, Context, Ended
 from gpuwarden.lifecycle.execution.price_change import price_question
-from gpuwarden.lifecycle.execution.recovery_advice import onward
+from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.monitoring.balances import known_funds
 from gpuwarden.lifecycle.monitoring.diagnose import stall_of
 from gpuwarden.lifecycle.monitoring.expirations import clocks_of
@@ -39,7 +40,7 @@ class Condition:
     """One thing that is so now. It becomes an alert when it has held for `hold_s` seconds.
 
     `since` is when it began, where the ledger knows; otherwise it counts from when it was first seen. A condition
-    whose `same` changes begins anew. One with a `mark` tells of an event: it is told once and never clears.
+    whose `same` changes starts again. One with a `mark` is an event: it is reported once and never clears.
     """
 
     subject: str
@@ -49,17 +50,18 @@ class Condition:
     since: float | None = None
     same: str = ""
     mark: str = ""
+    next_steps: tuple[NextStep, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is told once."""
+        """Return the key under which it is reported once."""
         return self.subject, self.kind, self.mark
 
 
 async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> list[Condition]:
-    """Return everything that is so now. Other tasks run between one job and the next.
+    """Return all current conditions. Other tasks run between one job and the next.
 
-    `raised` are the alerts that stand: what is near its limit stays until it is well.
+    `raised` are the open alerts: near its limit, a condition stays until it clears well.
     """
     found = [*await _budgets(ctx), *_accounts(ctx, raised)]
     for job_id in _telling(ctx):
@@ -92,14 +94,16 @@ def _recent(ctx: Context, at: float) -> bool:
 def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
-        yield Condition(job.subject, "failed", f"{job.id} failed: {why}{_next(ctx, job)}", mark=str(job.since))
+        text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
+        yield Condition(job.subject, "failed", text, mark=str(job.since), next_steps=following)
     taken = ctx.ledger.last(job.subject, JobPreempted)
     if taken is not None and _recent(ctx, taken.at):
-        yield Condition(job.subject, "preempted", f"{job.id} was interrupted{_next(ctx, job)}", mark=str(taken.seq))
+        text, following = f"{job.id} was interrupted.", recovery_steps(ctx, job)
+        yield Condition(job.subject, "preempted", text, mark=str(taken.seq), next_steps=following)
     if job.state in TERMINAL_JOBS:
         return
     if question := price_question(ctx, job):
-        yield Condition(job.subject, "dearer", f"{job.id}: {question}")
+        yield Condition(job.subject, "dearer", f"{job.id}: {question.text}", next_steps=question.next_steps)
     if isinstance(ctx.blind.get(job.id), HostKeyChanged):
         text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
@@ -111,30 +115,26 @@ def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]
         yield from _of_look(ctx, job, seen, raised)
 
 
-def _next(ctx: Context, job: JobRecord) -> str:
-    said = onward(ctx, job)
-    return f". {said}" if said else ""
-
-
 def _of_look(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
 ) -> Iterator[Condition]:
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
-    look = f"See `gpuwarden check {job.id}`."
+    look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
-        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck? {look}"
-        yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60)
+        text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck?"
+        yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
     step = "no step" if seen.step is None else f"step {seen.step}"
-    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step}). {look}"
+    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
     if said := stall_of(seen):  # it has waited already
-        text, hold_s = f"{job.id}: {line(said, 120)}. {look}", 0
-    yield Condition(job.subject, "stalled", text, hold_s, same=f"{seen.step} {seen.log_bytes}")
+        text, hold_s = f"{job.id}: {line(said, 120)}.", 0
+    same = f"{seen.step} {seen.log_bytes}"
+    yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
     for kind, what, free, total in (
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
     ):
-        # An alert that stands clears a little later than it was raised, so that it does not flicker.
+        # An open alert clears a little later than it was raised, so that it does not flicker.
         limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
         if free is not None and total and 100 * free / total < limit:
             text = f"{job.id}: {100 * free / total:.0f} % of the {what} are left; the next checkpoint may not fit."
@@ -148,8 +148,16 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
     watch, cost = ctx.policy.watch, spent(ctx, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:
-        text = f"{job.id} {job.state.told} and its machine still bills{_price(lease)}. Next: {_give_back(job)}."
-        yield Condition(lease.subject, "finished_billing", text, watch.finished_minutes * 60, since=job.since)
+        price = lease.instance.price_usd_per_hour if lease.instance else None
+        rate = "" if price is None else f", {usd_per_hour(price)}"
+        yield Condition(
+            lease.subject,
+            "finished_billing",
+            f"{job.id} {job.state.told} and its machine still bills{rate}.",
+            watch.finished_minutes * 60,
+            since=job.since,
+            next_steps=_give_back(job),
+        )
     unseen = ctx.unseen.get(lease.id, "")
     if lease.state is Lease.UNVERIFIED or unseen:
         why = f" ({line(unseen, 200)})" if unseen else ""
@@ -158,12 +166,16 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
-        text = f"{job.id} met its max_cost_usd of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
-        yield Condition(lease.subject, "cost_cap", f"{text}May it go? {_give_back(job)}.")
+        text = (
+            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
+            "May it be given back?"
+        )
+        yield Condition(lease.subject, "cost_cap", text, next_steps=_give_back(job))
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     if back is not None and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
-        text = f"{machine} was believed ended and runs again; it bills. Next: `gpuwarden teardown {job.id}`."
-        yield Condition(lease.subject, "came_back", text, mark=str(back.seq))
+        text = f"{machine} was believed ended and runs again; it bills."
+        end = (do(Action.TEARDOWN, job_id=job.id),)
+        yield Condition(lease.subject, "came_back", text, mark=str(back.seq), next_steps=end)
     cap = ctx.policy.caps_for(lease.platform).per_instance_usd
     if cost is not None and 0 < cap <= cost:
         yield Condition(
@@ -174,14 +186,9 @@ def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Cond
     yield from _clocks(ctx, job, lease)
 
 
-def _give_back(job: JobRecord) -> str:
-    """What ends the meter. Alerts go to people, so it is commands and no tools."""
-    return f"`gpuwarden pull {job.id}`, `gpuwarden verify {job.id}`, then `gpuwarden teardown {job.id}`"
-
-
-def _price(lease: LeaseRecord) -> str:
-    price = lease.instance.price_usd_per_hour if lease.instance else None
-    return "" if price is None else f", {usd_per_hour(price)}"
+def _give_back(job: JobRecord) -> tuple[NextStep, ...]:
+    """Return the steps that end a meter without losing work."""
+    return tuple(do(action, job_id=job.id) for action in (Action.PULL, Action.VERIFY, Action.TEARDOWN))
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
@@ -207,7 +214,10 @@ async def _budgets(ctx: Context) -> list[Condition]:
 
 
 def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
-    """The balances that end soon. One that stands clears later than it was raised: what is spent goes up and down."""
+    """Yield the balances that end soon.
+
+    An open alert clears later than it was raised: what is spent goes up and down.
+    """
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
         hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
@@ -217,7 +227,7 @@ def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:
-    """Return what the machines of the last 24 hours cost in these hours, as far as it is known: at most a day each.
+    """Return what machines cost in the last 24 hours, in US dollars, as far as known: at most a day each.
 
     What a machine has cost that ended does not change, so each is looked at once in a process.
     """

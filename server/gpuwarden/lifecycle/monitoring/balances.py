@@ -1,4 +1,4 @@
-"""How long an account's money lasts: what is left of it, and what the machines there cost an hour."""
+"""Estimate how long an account's balance lasts at what its machines cost an hour."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
 
 
 def _fuller(listed: Instance, seen: Instance) -> Instance:
-    """A machine of a list with the prices that only a look at it tells."""
+    """Return a machine of a list with the prices that only a look at it shows."""
     told = {f: getattr(seen, f) for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(listed, f) is None}
     return listed.model_copy(update=told)
 
 
 def _burn(machines: Iterable[Instance], balance: Answer[Balance]) -> tuple[float, bool]:
-    """What is spent an hour, and whether all of it is known. The platform's own word counts where it is the higher."""
+    """Return the hourly spending, and whether all of it is known. The platform's figure counts where it is higher."""
     rates = [i.stopped_usd_per_hour if i.meter is False else i.price_usd_per_hour for i in machines]
     total, whole = sum(max(0.0, rate) for rate in rates if rate is not None), None not in rates
     if isinstance(balance, Unknown):
@@ -59,12 +59,12 @@ def _effect(ctx: Context, platform: str) -> str:
 
 
 def known_funds(ctx: Context) -> list[Funds]:
-    """What this process last saw of every account that pays for a machine."""
+    """Return the last seen balance of every account that pays for a machine."""
     return [funds for _, funds in sorted(ctx.funds.items()) if funds is not None]
 
 
 def dated(ctx: Context, platform: str) -> bool:
-    """Whether this process can say now how near the end of a balance is."""
+    """Return whether this process can date the end of a balance now."""
     if platform not in ctx.funds:
         return False
     funds = ctx.funds[platform]

@@ -1,10 +1,11 @@
-"""Look at a job: move it on, observe it, read its log."""
+"""Check a job: advance it, observe it, read its log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gpuwarden.core.errors import Conflict, WardenError
+from gpuwarden.core.guidance import Action, NextStep, do, steps
 from gpuwarden.core.models import LogChunk, Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.knowledge import Diagnosis
@@ -14,7 +15,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.provisioning import tend
-from gpuwarden.lifecycle.execution.recovery_advice import onward
+from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.monitoring.diagnose import diagnosed
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -23,10 +24,7 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong.
-
-    `onward` is the next call for work whose machine is gone for good, or whose price a person has to allow.
-    """
+    """A job, its meter and a piece of its log. `note` says what could not be seen, `diagnoses` what may be wrong."""
 
     job: JobRecord
     observation: Observation | None
@@ -34,7 +32,7 @@ class Checked:
     log: LogChunk | None
     note: str = ""
     diagnoses: tuple[Diagnosis, ...] = ()
-    onward: str = ""
+    next_steps: tuple[NextStep, ...] = ()
 
     @property
     def texts(self) -> list[str]:
@@ -44,8 +42,8 @@ class Checked:
 
 
 async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
-    """Move a job on, and say how it is. `cursor` is a byte position in its log; None reads the end."""
-    note = ""
+    """Advance a job and return its state. `cursor` is a byte position in its log; None reads the end."""
+    note, blocked = "", steps("")
     try:
         job = await advance(ctx, job_id)
         if job.lease is not None and job.state in TERMINAL_JOBS:
@@ -54,7 +52,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     except Conflict as busy:
         note = busy.message
     except WardenError as waiting:
-        note = f"{waiting.message} {waiting.hint}".strip()
+        note, blocked = waiting.message, waiting.next_steps
     job = read_job(ctx.ledger, job_id)
     lease = lease_now(ctx, job.lease) if job.lease else None
     if lease is not None and lease.state in LIVE_LEASES and (unseen := ctx.unseen.get(lease.id)):
@@ -68,15 +66,11 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         note = note or trouble
     elif job.handle is not None and (log := pulled_log(ctx, job_id, -limit if cursor is None else cursor, limit)):
         note = note or "The machine is gone; this is the log as it was pulled."
-    return Checked(
-        job,
-        observation,
-        lease,
-        log,
-        note,
-        await diagnosed(ctx, job, observation),
-        price_question(ctx, job) or onward(ctx, job),
-    )
+    question = price_question(ctx, job)
+    note = " ".join(filter(None, (note, question.text if question else "")))
+    waiting_for = question.next_steps if question else recovery_steps(ctx, job)
+    following = steps((*blocked, *job.next_steps, *advice(job, lease), *waiting_for))
+    return Checked(job, observation, lease, log, note, await diagnosed(ctx, job, observation), following)
 
 
 async def _log(ctx: Context, job: JobRecord, cursor: int | None, limit: int) -> tuple[LogChunk | None, str]:
@@ -104,15 +98,18 @@ async def cancel(ctx: Context, job_id: str) -> JobRecord:
     return await advance(ctx, job_id)
 
 
-def advice(job: JobRecord, lease: LeaseRecord | None) -> str:
-    """What an agent or a person does next."""
+def advice(job: JobRecord, lease: LeaseRecord | None) -> tuple[NextStep, ...]:
+    """Return what an agent or a person does next, by the job's state and its meter."""
     billing = lease is not None and lease.state in LIVE_LEASES
     if job.state not in TERMINAL_JOBS:
-        return "Check again later; nothing has to wait here."
+        return steps("Check again later; nothing has to wait here.")
+    pull, verify = do(Action.PULL, job_id=job.id), do(Action.VERIFY, job_id=job.id)
     if job.lease is None and job.state is Job.SUCCEEDED and job.outputs:
-        return "Nothing of it bills. pull_artifacts and verify_checkpoint bring home what it saved, with proof."
+        return steps(("Nothing of it bills.", pull, verify))
     if not billing:
-        return "The job has ended and nothing of it is billing."
+        return steps("The job has ended and nothing of it is billing.")
+    end = do(Action.TEARDOWN, "after that", job_id=job.id)
     if job.state is Job.SUCCEEDED:
-        return "The meter is still running: pull_artifacts, verify_checkpoint, then teardown_request."
-    return "The meter is still running: read the log, pull_artifacts for what exists, then teardown_request."
+        return steps(("The meter is still running.", pull, verify, end))
+    rest = do(Action.PULL, "to copy what exists", job_id=job.id)
+    return steps(("The meter is still running. Read the log.", rest, end))

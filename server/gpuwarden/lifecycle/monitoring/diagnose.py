@@ -1,4 +1,4 @@
-"""What the references know about a job that is not well: from the end of its log, and from what else was observed.
+"""Diagnose a job with the references, from the end of its log and from what was observed.
 
 A healthy job is never diagnosed, and of one that succeeded only a metric that is not finite at its end.
 """
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import anyio
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Beat, Ending, Observation
+from gpuwarden.core.models import Beat, Observation, RunnerAlert
+from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
 from gpuwarden.lifecycle.artifacts.local_copies import pulled_log
@@ -22,13 +23,10 @@ TAIL = 64 << 10
 LIMIT = 3
 FULL_BYTES = 1 << 20  # what is left of a disk that a checkpoint did not fit on
 FULL_INODES = 4
-_ALERT = re.compile(r"(nonfinite|spike|slowed|stall|recovered): (.+)")
-_SUBJECT = re.compile(r"(.+) is (?:not finite|\S+) at step |(a step) takes ")
-_LAST_STEP = re.compile(r"\(last step (\w+)\)")
 
 
 async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> tuple[Diagnosis, ...]:
-    """The best explained entries for a job that failed, stalls or reports odd metrics; often none."""
+    """Return the best explained entries for a job that failed, stalls or reports odd metrics; often none."""
     failed = job.state is Job.FAILED
     signs = tuple(signs_of(job.state, seen)) if seen else ()
     if not failed and not signs:
@@ -43,15 +41,16 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> t
 
 
 def _exit_code(seen: Observation) -> int | None:
-    """The code as a shell gives it."""
+    """Return the code as a shell gives it."""
     return 128 + seen.signal if seen.signal else seen.exit_code
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
-    """What was observed of a job that is not well now. What it has got over doesn't count."""
+    """Yield what was observed of a job that is in trouble now. What it recovered from doesn't count."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
-        yield from (sign for kind, sign in _standing(seen) if kind in kinds)
+        for alert in (a for a in _open_alerts(seen) if a.kind in kinds):
+            yield Seen(sign=_sign(alert.kind, alert.subject, seen.metrics), text=_text(alert))
     if state is Job.RUNNING and seen.stale:
         yield Seen(sign=Sign.STALL, text=f"the runner: {seen.why}")
     if state is Job.FAILED:
@@ -60,26 +59,29 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def stall_of(seen: Observation) -> str:
-    """What the runner says of a stall that the job has not got over; empty where there is none."""
-    return next((sign.text for kind, sign in _standing(seen) if kind == "stall"), "")
+    """Return the runner's alert on a stall that goes on; empty where there is none."""
+    return next((_text(alert) for alert in _open_alerts(seen) if alert.kind == "stall"), "")
 
 
-def _standing(seen: Observation) -> Iterator[tuple[str, Seen]]:
-    """The runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
-    alerts: dict[tuple[str, str], str] = {}
-    for kind, text in (m.groups() for m in map(_ALERT.fullmatch, seen.alerts) if m):
-        subject = (found[1] or found[2]) if (found := _SUBJECT.match(text)) else ""
-        if kind == "recovered":
-            alerts.pop(("spike", subject), None)
-            alerts.pop(("slowed", subject), None)
-        else:
-            alerts[kind, subject] = text
-    for (kind, subject), text in alerts.items():
-        step = _LAST_STEP.search(text)
-        over = (kind == "nonfinite" and subject in seen.metrics) or (step and step[1] != str(seen.step))
-        if not over:
-            source = "the runner" if kind == "stall" else "the job's metrics"
-            yield kind, Seen(sign=_sign(kind, subject, seen.metrics), text=f"{source}: {text}")
+def _open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
+    """Yield the runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
+    alerts: dict[tuple[str, str], RunnerAlert] = {}
+    for alert in seen.alerts:
+        if alert.kind == "recovered":
+            alerts.pop(("spike", alert.subject), None)
+            alerts.pop(("slowed", alert.subject), None)
+        elif alert.kind in {"nonfinite", "spike", "slowed", "stall"}:
+            alerts[alert.kind, alert.subject] = alert
+    for alert in alerts.values():
+        finite = alert.kind == "nonfinite" and alert.subject in seen.metrics
+        moved = alert.kind == "stall" and alert.step != seen.step
+        if not finite and not moved:
+            yield alert
+
+
+def _text(alert: RunnerAlert) -> str:
+    source = "the runner" if alert.kind == "stall" else "the job's metrics"
+    return f"{source}: {alert.text}"
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
@@ -93,11 +95,11 @@ def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
 
 
 def _of_the_end(seen: Observation) -> Iterator[Seen]:
-    if seen.ending is Ending.TIME_LIMIT:
-        yield Seen(sign=Sign.TIME_LIMIT, text=f"the runner: {seen.why}", sure=True)
-    elif seen.ending is Ending.VANISHED:
-        yield Seen(sign=Sign.VANISHED, text=f"the runner: {seen.why}")
-    if seen.ending is Ending.OUT_OF_MEMORY:
+    if seen.reason is Code.TIME_LIMIT:
+        yield Seen(sign=Sign.TIME_LIMIT, text=f"its end: {seen.why}", sure=True)
+    elif seen.reason is Code.VANISHED:
+        yield Seen(sign=Sign.VANISHED, text=f"its end: {seen.why}")
+    if seen.reason is Code.OUT_OF_MEMORY:
         yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
     elif seen.beat and seen.beat.oom_kills:
         text = f"the kernel killed for memory beside the job {seen.beat.oom_kills} times while it ran"
@@ -113,7 +115,7 @@ def _of_the_machine(beat: Beat) -> Iterator[Seen]:
 
 
 async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
-    """The end of the log: from the machine, or from the copy that was pulled before it went."""
+    """Return the end of the log: from the machine, or from the copy that was pulled before it went."""
     if job.handle is not None and reachable:
         try:
             return (await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text

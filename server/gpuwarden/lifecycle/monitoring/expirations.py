@@ -12,7 +12,7 @@ OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """When a machine was first seen off in its present rest; None while it is not off."""
+    """Return when a machine was first seen off in its present rest; None while it is not off."""
     if lease.instance is None or lease.instance.state not in OFF:
         return None
     first: float | None = None
@@ -24,7 +24,7 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
 
 
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
-    """The clocks that run for a machine of ours and whose date is known, the next one first."""
+    """Return the clocks with a known date of a machine that gpuwarden rented, the next one first."""
     if lease.instance is not None and lease.instance.state is InstanceState.GONE:
         return ()
     created = lease.instance.created_at if lease.instance and lease.instance.created_at else lease.opened_at
@@ -44,7 +44,7 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
 
 
 def _ends_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """When the platform ends the machine, as it last told; some tell it only in their answer to the create."""
+    """Return when the platform ends the machine; some report it only in their answer to the create."""
     if lease.instance is not None and lease.instance.ends_at is not None:
         return lease.instance.ends_at
     seen = answers(ctx.ledger.history(lease.subject))

@@ -54,7 +54,7 @@ class Row:
 
     @property
     def ours(self) -> bool:
-        """Whether gpuwarden rented it."""
+        """Return whether gpuwarden rented it."""
         return self.lease is not None
 
 
@@ -115,7 +115,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
 
 
 def what_went_wrong(error: Exception) -> str:
-    """What to say of a step that failed. One that nobody foresaw must not end the look at every other machine."""
+    """Return the message for a failed step. An unforeseen failure must not stop the look at other machines."""
     known = in_our_words(error)
     if isinstance(known, Internal):
         logger.error("a step failed in a way that nobody foresaw: %r", error)
@@ -124,12 +124,12 @@ def what_went_wrong(error: Exception) -> str:
 
 
 def unsettled(ctx: Context) -> list[str]:
-    """The jobs that are not over, or whose machine may bill."""
+    """Return the jobs that are not over, or whose machine may bill."""
     return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *ctx.ledger.jobs_with_leases(*LIVE_LEASES))))
 
 
 def leases_of(ctx: Context, job: JobRecord) -> list[str]:
-    """The live leases of a job."""
+    """Return the live leases of a job."""
     return lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
 
 
@@ -172,7 +172,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
         await look_at_funds(ctx, platform, answer.value, mine)
 
     with first_error():
-        async with anyio.create_task_group() as together:  # a slow platform holds up no other
+        async with anyio.create_task_group() as together:  # a slow platform delays no other
             for platform in platforms:
                 together.start_soon(survey, platform)
     return found, trouble
@@ -206,7 +206,7 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 
 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
-    """Take machines of ours back into sight that are listed although they were believed gone or never rented."""
+    """Track rented machines again that are listed although they were believed gone or never rented."""
     trouble = {}
     for instance in listed:
         lease = _lease_of(ctx, platform, instance)
@@ -238,7 +238,7 @@ async def _take_back(ctx: Context, lease: LeaseRecord, listed: Instance) -> None
 
 
 def _rows(ctx: Context, platform: str, there: list[LeaseRecord], listed: tuple[Instance, ...]) -> list[Row]:
-    # A stopped machine is not a forgotten one: its disk may bill for as long as it exists.
+    # A stopped machine is not forgotten: its disk may bill for as long as it exists.
     shown = {lease.instance_id for lease in there}
     return [_ours(ctx, lease) for lease in there] + [
         _listed(ctx, platform, i, _ended_lease(ctx, platform, i)) for i in listed if i.id not in shown
@@ -252,7 +252,7 @@ def _ended_lease(ctx: Context, platform: str, instance: Instance) -> LeaseRecord
 
 
 def _listed(ctx: Context, platform: str, seen: Instance, lease: LeaseRecord | None) -> Row:
-    """A machine that only the platform's list speaks of: not ours, or ours and believed gone."""
+    """Return a machine that only the platform's list speaks of: not ours, or ours and believed gone."""
     return Row(
         platform=platform,
         instance_id=seen.id,

@@ -37,7 +37,7 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     """Ask the provider about a lease's instance and record what follows. Known(None) means gone, seen once or twice."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is None:
-        return Unknown("the provider has not told the instance's id yet")
+        return Unknown("the provider has not reported the instance's id yet")
     try:
         answer = await Bound(ctx, lease).get(lease.instance_id)
     except WardenError as error:
@@ -60,13 +60,13 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
 
 
 def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
-    """A lease with the freshest answer that this process has heard, such as the cost so far."""
+    """Return a lease with the freshest answer that this process has heard, such as the cost so far."""
     lease = read_lease(ctx.ledger, lease_id)
     return replace(lease, instance=ctx.seen.get(lease_id, lease.instance))
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """What a lease has cost: the provider's word, else its prices times the time, as far as it was seen to bill.
+    """Return what a lease has cost: the provider's figure, else price times the time that it was seen to bill.
 
     A word of nothing, or of less, is none: books lag behind, and a cap that waits for them is met by nobody.
     """
@@ -87,19 +87,19 @@ def spent(ctx: Context, lease_id: str) -> float | None:
 
 
 def price_of(ctx: Context, lease: LeaseRecord) -> float | None:
-    """The last price an hour that the provider told of a machine; one of nothing, or of less, is none."""
+    """Return the last hourly price that the provider reported for a machine; zero means unknown."""
     prices = [instance.price_usd_per_hour for _, instance in answers(ctx.ledger.history(lease.subject))]
     prices.append(lease.instance.price_usd_per_hour if lease.instance else None)
     return next((p for p in reversed(prices) if p is not None and p > 0), None)
 
 
 def believed(ctx: Context, lease_id: str) -> str | None:
-    """What an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    """Return the state of an ended lease's machine: `gone`, or `stopped` with its disk. None: live."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
-    """Whether an instance is given back that never ran anything: only its end ends what it costs, disk included."""
+    """Return whether an instance that never ran anything is given back: only its end ends what it costs, disk too."""
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
@@ -123,7 +123,7 @@ def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
 
 
 def _moved(before: Instance, now: Instance) -> bool:
-    """Whether state or address changed: a machine may come back at another port between two looks."""
+    """Return whether state or address changed: a machine may come back at another port between two looks."""
     return before.state is not now.state or (now.place is not None and before.place != now.place)
 
 
@@ -145,7 +145,10 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
 
 
 def _agrees(last: Event[LeaseLook], saw: str, instance: Instance | None, now: float) -> bool:
-    """Whether an earlier look saw the same. A machine whose bill grew faster than its disk explains is not stopped."""
+    """Return whether an earlier look saw the same.
+
+    A machine whose bill grew faster than its disk explains is running.
+    """
     if last.data.saw != saw:
         return False
     before, after = last.data.cost, instance.cost_usd if instance else None
@@ -156,7 +159,7 @@ def _agrees(last: Event[LeaseLook], saw: str, instance: Instance | None, now: fl
 
 
 def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
-    """The provider's last word on the cost; `lease` may hold an older one."""
+    """Return the provider's last figure of the cost; `lease` may have an older one."""
     return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
 
 

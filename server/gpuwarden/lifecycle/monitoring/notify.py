@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import AlertBody, AlertRaised, AlertUnsent
@@ -22,7 +23,7 @@ SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
 PATIENCE_S: Final = 10.0
 MAX_ALERTS: Final = 20
-"""Of one round; the rest stands in the ledger."""
+"""Of one round; the rest is in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,26 @@ class Alert:
     mark: str
     text: str
     raised: bool
+    next_steps: tuple[NextStep, ...] = ()
 
     @classmethod
     def read(cls, event: Event[AlertBody]) -> Alert:
-        """The alert that an event records."""
+        """Return the alert that an event records."""
         told = event.data
-        raised = isinstance(told, AlertRaised)
-        return cls(event.seq, event.at, event.subject, told.condition, told.mark, told.text, raised)
+        return cls(
+            event.seq,
+            event.at,
+            event.subject,
+            told.condition,
+            told.mark,
+            told.text,
+            raised=isinstance(told, AlertRaised),
+            next_steps=read_steps(told.following),
+        )
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is told once."""
+        """Return the key under which it is reported once."""
         return self.subject, self.kind, self.mark
 
 
@@ -61,7 +71,7 @@ async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
     """
     trouble: dict[str, str] = {}
     if len(alerts) > MAX_ALERTS:
-        trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; gpuwarden history has them"
+        trouble["alerts"] = f"{len(alerts) - MAX_ALERTS} alerts were not sent on; the ledger has them"
     for name, send in _channels(ctx).items():
         for alert in alerts[:MAX_ALERTS]:
             if (alert.raised or name == "webhook") and (why := await send(ctx, alert)):
@@ -79,7 +89,9 @@ def _channels(ctx: Context) -> dict[str, Channel]:
 
 
 def _words(ctx: Context, alert: Alert) -> str:
-    return line(redact(alert.text, ctx.hidden(alert.text)), 600)
+    steps = ctx.phrase(alert.next_steps)
+    text = f"{alert.text} Next: {steps}" if steps else alert.text
+    return line(redact(text, ctx.hidden(text)), 900)
 
 
 async def _desktop(ctx: Context, alert: Alert) -> str | None:
@@ -102,7 +114,8 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
         return f"{SECRET} is not set; an alert is not sent unsigned"
     state = "raised" if alert.raised else "cleared"
     body = {"id": alert.seq, "at": alert.at, "subject": alert.subject, "kind": alert.kind, "state": state}
-    raw = json.dumps({**body, "text": _words(ctx, alert)}).encode()
+    following = [step.as_dict() for step in alert.next_steps]
+    raw = json.dumps({**body, "text": _words(ctx, alert), "next": following}).encode()
     stamp = str(int(ctx.clock.now()))
     headers = {"X-Gpuwarden-Timestamp": stamp, "X-Gpuwarden-Signature": sign(secret, stamp, raw)}
     return await _post(ctx, ctx.policy.watch.webhook_url or "", raw, headers)
@@ -119,7 +132,7 @@ async def _slack(ctx: Context, alert: Alert) -> str | None:
 
 
 async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) -> str | None:
-    """Post JSON, again when it may help. The address may be a secret, so it stands in no answer."""
+    """Post JSON, again when it may help. The address may be a secret, so it is in no answer."""
     why: str | None = None
     for attempt in range(TRIES):
         if attempt:

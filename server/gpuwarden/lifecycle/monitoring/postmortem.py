@@ -1,4 +1,4 @@
-"""What a run taught: a failed job, what its log shows, and what was different when it worked."""
+"""Compare a failed job with a later success: its log, and what was different when it worked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lesson:
 
     @property
     def doubts(self) -> list[str]:
-        """What the evidence does not show; the person who proposes has to answer it."""
+        """Return what the evidence does not show; the person who proposes the entry has to answer it."""
         found = []
         if not self.lines:
             found.append("the log shows no error line; the cause can't be read from it")
@@ -102,7 +102,7 @@ def _later_success(ctx: Context, failed: JobRecord) -> JobRecord | None:
 
 
 def _akin(job: JobRecord, failed: JobRecord) -> bool:
-    """Whether a job is another try: it has the same script, or the same name on purpose."""
+    """Return whether a job is another try: same script, or deliberately the same name."""
     if job.id == failed.id:
         return False
     same = failed.spec.script is not None and job.spec.script == failed.spec.script
@@ -125,7 +125,7 @@ async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
 
 
 def _declared(job: JobRecord) -> tuple[str, ...]:
-    """What the script's header asks for."""
+    """Return the script's declared dependencies."""
     try:
         header = read_header(job.spec.script or "")
     except BadRequest:
@@ -134,7 +134,7 @@ def _declared(job: JobRecord) -> tuple[str, ...]:
 
 
 def _changes(failed: JobRecord, worked: JobRecord) -> Iterator[str]:
-    """Every difference between two submissions: fields as `name: old -> new`, the script as a diff."""
+    """Yield every difference between two submissions: fields as `name: old -> new`, the script as a diff."""
     old, new = failed.spec.model_dump(mode="json"), worked.spec.model_dump(mode="json")
     for name in (n for n in old if n not in QUIET and old[n] != new[n]):
         yield f"{name}: {_short(old[name])} -> {_short(new[name])}"

@@ -1,7 +1,7 @@
 """The watch: move everything on, and say what a person would want to know. It parks or asks; it never destroys.
 
-An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it
-first. What has to hold for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
+An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it first.
+A condition that must last for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from anyio.lowlevel import checkpoint
 
+from gpuwarden.core.guidance import NextStep
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised
 from gpuwarden.lifecycle.context import Context
@@ -47,7 +48,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Round:
-    """One round: alerts raised and cleared, the alerts that stand, and what could not be done."""
+    """One round: alerts raised and cleared, the open alerts, and what could not be done."""
 
     news: tuple[Alert, ...]
     standing: tuple[Alert, ...]
@@ -72,7 +73,7 @@ class Watcher:
             await self.ctx.clock.sleep(self.every_s)
 
     async def round(self) -> Round:
-        """Reconcile, look for conditions, record what changed and deliver it. Trouble is told, not raised."""
+        """Reconcile, look for conditions, record what changed and deliver it. Failures are reported, not raised."""
         try:
             return await self._round()
         except Exception as error:
@@ -120,7 +121,7 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ what has held
 
     def _held(self, found: list[Condition]) -> list[Condition]:
-        """The conditions that have held for long enough."""
+        """Return the conditions that have held for long enough."""
         now, past = self.ctx.clock.now(), self._memory()
         present: dict[str, list[Any]] = {}
         held = []
@@ -139,7 +140,7 @@ class Watcher:
         return held
 
     def _unseen(self, subject: str, kind: str) -> bool:
-        """Whether nothing can be said now because the machine or account was not looked at, or did not answer."""
+        """Return whether the state is unknown now because the machine or account was not seen."""
         if subject.startswith(BALANCE):
             return not dated(self.ctx, subject.removeprefix(BALANCE))
         job_id = subject.removeprefix("job/")
@@ -166,17 +167,20 @@ class Watcher:
         self._raised = {alert.key: alert for alert in standing}
 
     def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
-        """Raise what is new and clear what is over, in one transaction with the look at what stands."""
+        """Raise what is new and clear what is over, in one transaction with the look at the open alerts."""
         stays = {c.key for c in held} | {c.key for c in found if not c.same}
         with self.ctx.ledger.transaction():
             self._read()
             over = [k for k in self._raised if k not in stays and not self._unseen(*k[:2])]
             new = [c for c in held if self.ctx.ledger.alert(*c.key) is None]
-            news = [self._record(AlertRaised, c.key, c.text) for c in new]
+            news = [self._record(AlertRaised, c.key, c.text, c.next_steps) for c in new]
             news += [self._record(AlertCleared, key, self._raised[key].text) for key in over]
         self._read()
         return news
 
-    def _record(self, event: type[AlertBody], key: Key, text: str) -> Alert:
+    def _record(self, event: type[AlertBody], key: Key, text: str, following: tuple[NextStep, ...] = ()) -> Alert:
         subject, condition, mark = key
-        return Alert.read(self.ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text)))
+        told = tuple(step.as_dict() for step in following)
+        return Alert.read(
+            self.ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text, following=told))
+        )

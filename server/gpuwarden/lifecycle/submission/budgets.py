@@ -1,4 +1,4 @@
-"""What jobs have cost and may still cost, held against the user's caps."""
+"""Compare what jobs have cost and may still cost with the user's caps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _cost_question(ctx: Context, facts: SubmitFacts) -> str:
 
 
 def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str:
-    """The first cap that a cost would break; empty when none. `of` is the job that it is of, where it is known."""
+    """Return the first cap that a cost would break; empty when none. `of` is its job, where it is known."""
     caps = ctx.policy.caps_for(platform)
     today = spent_today(ctx, pretend=platform.startswith(REHEARSAL), without=of)
     for name, total, cap in (
@@ -53,7 +53,7 @@ def over_caps(ctx: Context, platform: str, worst: float, *, of: str = "") -> str
 
 
 def _same_work(ctx: Context, facts: SubmitFacts) -> JobRecord | None:
-    """A live job that runs the same program with equal arguments and inputs, whatever its name, limits or machine."""
+    """Return a live job with the same program, arguments and inputs, whatever its name, limits or machine."""
     wanted = _work(facts.spec, facts.inputs)
     live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
     paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
@@ -65,7 +65,10 @@ def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
 
 
 def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
-    """What the last day's jobs cost or may still cost, and what older machines billed in it. Pretend money apart."""
+    """Return what the last day's jobs cost or may still cost, and what older machines billed in it.
+
+    Pretend money apart.
+    """
     day, total = ctx.clock.now() - DAY_S, 0.0
     for job in (read_job(ctx.ledger, job_id) for job_id in _costing(ctx, day) if job_id != without):
         mine = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
@@ -96,7 +99,7 @@ def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float
 
 
 def _idle_ahead(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """What the machines of a job that has ended bill until a person may have let them go, or short jobs fill no day."""
+    """Return what an ended job's machines bill until a person may have released them; else short jobs cost nothing."""
     if job.state not in TERMINAL_JOBS:
         return 0.0
     live = (lease for lease in leases if lease.state in LIVE_LEASES)
@@ -104,9 +107,9 @@ def _idle_ahead(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> floa
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """What a machine that may be billing has cost since then, by its price: it bills on after its job has ended.
+    """Return what a machine that may be billing has cost since then, by its price: it bills on after its job ended.
 
-    Where its price is not told any more, it is the last that was, or the one that was checked.
+    Where no price is reported any more, the last one counts, or the one that was checked.
     """
     price = price_of(ctx, lease) or job.price
     if lease.state not in LIVE_LEASES or price is None:
@@ -115,6 +118,6 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 def spending_approved(ctx: Context, receipt: str) -> bool:
-    """Whether a person approved this receipt's spending, and the approval has not expired."""
+    """Return whether a person approved this receipt's spending, and the approval has not expired."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     return granted is not None and granted.data.holds_at(ctx.clock.now())

@@ -1,4 +1,4 @@
-"""What the submit rules read, gathered at once: the script, the Hub, the price, the place, the secrets."""
+"""Gather the facts that the submit rules read: the script, the Hub, the price, the place, the secrets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
+from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.leaks import spelled, spelled_in, spelled_in_script
 from gpuwarden.core.models import Answer, JobSpec, Known, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
@@ -36,7 +37,7 @@ OWN_VARIABLES = "GPUWARDEN_"
 
 
 async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
-    """Everything the submit rules read."""
+    """Gather everything that the submit rules read."""
     try:
         profile: Profile | None = ctx.profile(spec.platform)
     except NotFound:
@@ -85,7 +86,7 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
-    """The roster of the files that go along. Raises NotSupported where jobs can't be given any."""
+    """Return the roster of the files that go along. Raises NotSupported where jobs can't be given any."""
     if not spec.inputs:
         return Inputs()
     if (
@@ -107,9 +108,9 @@ def _program(ctx: Context, spec: JobSpec, inputs: Inputs) -> tuple[str, tuple[st
 async def read_spec(
     spec: JobSpec, config: HubConfig, files: Sequence[str] = (), program: tuple[str, tuple[str, ...]] | None = None
 ) -> tuple[ScriptFacts, Answer[str]]:
-    """What the script says, its text given or behind an address; for other commands, what their flags say.
+    """Read the script, given as text or behind an address; for other commands read their flags.
 
-    `files` are the inputs that lie in its working folder, `program` is the one of them that the command starts.
+    `files` are the inputs in its working folder, `program` is the one of them that the command starts.
     """
     if spec.script is not None:
         # A megabyte takes seconds of processor time; other calls go on meanwhile.
@@ -126,13 +127,13 @@ async def read_spec(
 
 
 def _has_succeeded(ctx: Context, script: str) -> bool:
-    """Whether a job with this very script has succeeded, with whatever arguments."""
+    """Return whether a job with exactly this script has succeeded, with any arguments."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
     return any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike)
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
-    """What the backend says of a place that is there already, or the provider of the account that would rent one."""
+    """Return the backend's findings on an existing place, or the provider's on the account that would rent one."""
     if profile is None or _unusable(ctx, profile, platform):
         return ()
     known = {r.id for r in rules_of("submit")}
@@ -144,7 +145,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
     try:
         found = await look
     except WardenError as error:
-        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.hint),)
+        return (Finding(rule=fallback, severity=Severity.UNKNOWN, message=error.message, fix=error.next_steps),)
     return tuple(f if f.rule in known else f.model_copy(update={"rule": fallback}) for f in found)
 
 
@@ -157,17 +158,19 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
         if profile.meter.metered:
             ctx.provider(platform)
     except (NotFound, NotSupported) as error:
-        return f"{error.message}. {error.hint}".strip()
+        return f"{error.message}. {manual_text(error.next_steps)}".strip()
     return ""
 
 
 async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
-    """The price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
+    """Return the price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
     try:
         answer = await ctx.provider(spec.platform).quote(wanted(spec))
     except (BadRequest, NotSupported, NoCapacity) as refusal:
         unusable = _unusable(ctx, ctx.profile(spec.platform), spec.platform)
-        return Unknown(refusal.message), "" if unusable else f"{refusal.message}. {refusal.hint}".strip()
+        return Unknown(
+            refusal.message
+        ), "" if unusable else f"{refusal.message}. {manual_text(refusal.next_steps)}".strip()
     except WardenError as error:
         return Unknown(error.message), ""
     price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
@@ -177,7 +180,7 @@ async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
 
 
 def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
-    """The named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
+    """Return the named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
     keys, values = account_keys(), set(account_key_values(ctx.env).values())
     held = {name for name in spec.secrets if any(value in ctx.env.get(name, "") for value in values)}
     named = {name for name in spec.secrets if name.upper() in keys or name.upper().startswith(OWN_VARIABLES)}
@@ -185,13 +188,13 @@ def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _ours(ctx: Context) -> dict[str, str]:
-    """The secrets of this process: those of its environment by name, and the keys in files that it names."""
+    """Return the secrets of this process: those of its environment by name, and the keys in files that it names."""
     named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return account_key_values(ctx.env) | named
 
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
-    """Where a spec holds a secret: by the shape of a token, by name, or by being the value of one of ours."""
+    """Find the secrets in a spec: by the shape of a token, by name, or by the value of a known secret."""
     ours = _ours(ctx)
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]

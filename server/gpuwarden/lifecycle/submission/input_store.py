@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpuwarden.core.errors import BadRequest, Conflict, DiskError
+from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import InputFile
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.submission.inputs import BLOCK, real_path
@@ -32,13 +33,16 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
 
 
 def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
-    """Where the bytes of each file lie, by its path. Raises `BadRequest` where they are not the ones of the roster."""
+    """Return the stored copy of each file, by its path.
+
+    Raises `BadRequest` where they are not the ones of the roster.
+    """
     found = {file.path: store / file.sha256 for file in files}
     for file in files:
         if not _is_whole(store / file.sha256, file):
             raise BadRequest(
                 f"the kept copy of the input {line(file.path)} is not there any more, or was changed",
-                f"Something wrote to {store}. Submit the job anew.",
+                f"Something wrote to {store}. Submit the job again.",
             )
     return found
 
@@ -60,7 +64,7 @@ def _is_whole(path: Path, file: InputFile) -> bool:
 
 
 def _copy(source: Path, target: Path, file: InputFile) -> None:
-    """One file, given its name only once it is whole and on the disk."""
+    """Copy one file, which gets its name only once it is whole and on the disk."""
     part = target.with_suffix(".part")
     part.unlink(missing_ok=True)
     seen, size = hashlib.sha256(), 0
@@ -74,7 +78,8 @@ def _copy(source: Path, target: Path, file: InputFile) -> None:
     if seen.hexdigest() != file.sha256:
         part.unlink()
         raise Conflict(
-            f"the input {line(file.path)} changed while it was taken; nothing was launched", "Submit without a receipt."
+            f"the input {line(file.path)} changed while it was taken; nothing was launched",
+            do(Action.SUBMIT, "to have it checked again", receipt=""),
         )
     part.chmod(0o400)
     part.replace(target)

@@ -34,7 +34,7 @@ _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
 @dataclass(frozen=True)
 class Inputs:
-    """What goes with a job, in the order of the paths; what of the named folders does not; what looks secret."""
+    """Files that go with a job, in the order of their paths; files left out; files that look secret."""
 
     files: tuple[InputFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -42,8 +42,8 @@ class Inputs:
 
 
 def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
-    """The roster of `names` below `root`. `ours` are secrets by name, whose values no file may hold; `kept` are files
-    and folders that nothing is sent of.
+    """List the files of `names` below `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
+    files and folders that nothing is sent of.
 
     Raises `BadRequest` that names the path at fault.
     """
@@ -59,7 +59,7 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
 
 
 def real_path(root: Path, name: str) -> Path:
-    """Where a named file lies, whatever links are on the way. Raises `BadRequest` for a way that leaves `root`."""
+    """Resolve a named file through all links. Raises `BadRequest` for a way that leaves `root`."""
     root = root.resolve()
     try:
         real = (root / name).resolve(strict=True)
@@ -68,16 +68,14 @@ def real_path(root: Path, name: str) -> Path:
     if not real.is_relative_to(root) or real == root:
         raise BadRequest(f"the input {line(name)} leads out of the working directory", "Copy it in, or leave it out.")
     if any(part.startswith(".") for part in (*Path(name).parts, *real.relative_to(root).parts)):
-        raise BadRequest(
-            f"the input {line(name)} is hidden, or lies in a hidden folder", "Hidden files are never sent."
-        )
+        raise BadRequest(f"the input {line(name)} is hidden, or is in a hidden folder", "Hidden files are never sent.")
     return real
 
 
 def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
-    """The text of the Python file among the inputs that a command starts, and its arguments; None where there is none.
+    """Return the text and the arguments of the Python file among the inputs that a command starts, or None.
 
-    Raises `BadRequest` when it changed since it was listed, or is no text.
+    Raises `BadRequest` when it changed since it was listed, or is not text.
     """
     listed = {file.path: file for file in files}
     for n, word in enumerate(command):
@@ -100,7 +98,7 @@ class _Walk:
         self.bytes = self.looked = 0
 
     def add(self, name: str) -> None:
-        """One named path."""
+        """Add one named path."""
         real = real_path(self.root, name)
         before = len(self.found)
         known = any(n == name or n.startswith(name + "/") for n in self.found)
@@ -110,10 +108,10 @@ class _Walk:
         else:
             self._file(name, real)
         if len(self.found) == before and not known:
-            raise BadRequest(f"the input folder {line(name)} holds no file that can be sent", "Leave it out.")
+            raise BadRequest(f"the input folder {line(name)} has no file that can be sent", "Leave it out.")
 
     def _folder(self, name: str, real: Path) -> Iterator[tuple[str, Path]]:
-        """Every file of a folder; links are taken to files only, so that no walk goes in circles."""
+        """Yield every file of a folder; links are taken to files only, so that no walk goes in circles."""
         waiting = [(name, real)]
         while waiting:
             above, folder = waiting.pop()
@@ -121,7 +119,7 @@ class _Walk:
                 path = f"{above}/{entry.name}"
                 self.looked += 1
                 if self.looked > MAX_LOOKED:
-                    raise BadRequest(f"the inputs hold more than {MAX_LOOKED:,} entries", MORE)
+                    raise BadRequest(f"the inputs have more than {MAX_LOOKED:,} entries", MORE)
                 if _is_left_out(entry):
                     self.left_out.add(_printable(path))
                 elif entry.is_symlink():
@@ -141,7 +139,9 @@ class _Walk:
         _check_name(path)
         info = real.lstat()
         if not stat.S_ISREG(info.st_mode):
-            raise BadRequest(f"the input {line(path)} is no regular file", "Devices, pipes and sockets are never sent.")
+            raise BadRequest(
+                f"the input {line(path)} is not a regular file", "Devices, pipes and sockets are never sent."
+            )
         if path in self.found:
             return
         if any(real == own or own in real.parents for own in self.kept):
@@ -163,7 +163,7 @@ def _entries(name: str, folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_left_out(entry: os.DirEntry[str]) -> bool:
-    """What is made again by a run, holds settings, or is a whole environment."""
+    """Return whether an entry is made by a run, contains settings, or is a whole environment."""
     if entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo")):
         return True
     return entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")
@@ -184,7 +184,7 @@ def _check_name(path: str) -> None:
 
 
 def _printable(path: str) -> str:
-    """A name as one line that can be shown: it may hold anything."""
+    """Return a name as one line that can be shown: it may contain anything."""
     return line(path.encode("utf-8", "backslashreplace").decode())
 
 

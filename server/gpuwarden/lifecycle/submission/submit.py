@@ -6,11 +6,13 @@ import hashlib
 import secrets as random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from anyio import to_thread
 
 from gpuwarden.backends.base import Confining
-from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused, by_a_person
+from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused
+from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.models import InputFile, JobSpec, Quote, Unknown, digest
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.rules import Finding, run_rules
@@ -26,10 +28,12 @@ from gpuwarden.lifecycle.submission.input_store import stage, sweep
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
 
+ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
+
 
 @dataclass(frozen=True)
 class Submission:
-    """What became of a submit. `job` is None while nothing was accepted: then `receipt` is what to come back with.
+    """Result of a submit. `job` is None while nothing was accepted: then `receipt` launches it.
 
     `ask` says why a person has to approve the spending first; empty when nobody has to.
     """
@@ -59,7 +63,7 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
     not ours, stale or for something else, BadRequest for a dry run that brings one.
     """
     if receipt is not None and dry_run:
-        raise BadRequest("dry_run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
+        raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
     checked = await _check(ctx, spec)
@@ -85,7 +89,7 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
         rules = ", ".join(dict.fromkeys(f.rule for f in blocking))
         raise Refused(
             f"the submit gate refused {spec.name!r} ({rules}); nothing was launched or billed",
-            "Mend each finding as it says, then submit again.",
+            ("Fix each finding as it says.", do(Action.RETRY)),
             findings,
         )
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
@@ -104,7 +108,7 @@ async def _admit(ctx: Context, spec: JobSpec) -> None:
 
 
 def _note_refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> None:
-    # The spec may hold a secret, so only its digest is kept, and of its names what is none.
+    # The spec may contain a secret, so only its digest is kept, and names that are not secret.
     names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
     rules = tuple(sorted({f.rule for f in findings if f.blocks}))
     ctx.ledger.add(f"job/x{random.token_hex(5)}", JobRefused(**names, spec_digest=spec.digest, rules=rules))
@@ -134,20 +138,17 @@ def _issue(ctx: Context, checked: _Checked) -> Submission:
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
-        raise Conflict("the receipt is for other arguments", "Submit these without a receipt to have them checked.")
+        raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
     used = ctx.ledger.used(JobAccepted, receipt)
     if used is not None:  # a repeated call, perhaps after a lost reply
         job = await advance(ctx, used.subject.removeprefix("job/"))
         return Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, job=job, adopted=True)
     if ctx.clock.now() > issued.expires_at:
-        raise Conflict(
-            "the receipt has expired: facts may have changed since", "Submit without a receipt for a fresh one."
-        )
+        raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
     checked = await _check(ctx, spec)
     if checked.facts.digest != issued.facts_digest:
-        raise Conflict(
-            f"what was checked has changed since the receipt: {_change(issued, checked)}", "Submit without a receipt."
-        )
+        change = _change(issued, checked)
+        raise Conflict(f"what was checked has changed since the receipt: {change}", ANOTHER_RECEIPT)
     return await _accept(ctx, checked, receipt)
 
 
@@ -157,7 +158,7 @@ class NeedsApproval(Refused):
     code = "approval_required"
 
     def __init__(self, message: str, ticket: str) -> None:
-        super().__init__(message, f"{by_a_person(ticket)}; then submit the same arguments again with this receipt.")
+        super().__init__(message, (approval(ticket), do(Action.SUBMIT, receipt=ticket)))
         self.ticket = ticket
 
 
@@ -177,7 +178,7 @@ def _change(issued: ReceiptIssued, checked: _Checked) -> str:
 
 
 def _changed_inputs(issued: ReceiptIssued, checked: _Checked) -> list[str]:
-    """The inputs that came, went or hold something else since the receipt."""
+    """Return the inputs that were added, removed or changed since the receipt."""
     then, now = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     return sorted(path for path in {**then, **now} if then.get(path) != now.get(path))
 
@@ -228,7 +229,7 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 
 def _live_twin(ctx: Context, facts: SubmitFacts) -> str | None:
-    """A job with exactly these arguments and inputs that has not ended: the same call, made twice."""
+    """Return a job with exactly these arguments and inputs that has not ended: the same call, made twice."""
     wanted = facts.spec.digest, facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)

@@ -235,7 +235,7 @@ class HubJobs:
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         options |= {"errors": "replace"}
         if found.kind is Kind.NONE and not self.unsandboxed:
-            raise OSError("no sandbox works on this machine; `gpuwarden policy allow local` lets jobs run without one")
+            raise OSError("no sandbox works on this machine, and no person allowed jobs without one")
         if found.kind is Kind.NONE:
             return subprocess.Popen(
                 argv, cwd=folder / "work", env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gpuwarden.core.guidance import steps
 from gpuwarden.core.rules import Finding, Severity
 
 GIB = 1 << 30
@@ -152,7 +153,7 @@ def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
 
 
 def _finding(rule: str, severity: Severity, message: str, fix: str = "") -> Finding:
-    return Finding(rule=rule, severity=severity, message=message, fix=fix)
+    return Finding(rule=rule, severity=severity, message=message, fix=steps(fix))
 
 
 def _unknown(rule: str, message: str, fix: str = "") -> Finding:

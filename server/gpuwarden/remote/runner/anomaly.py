@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Iterable
 
+STEP = "a step"
+
 
 def middle(values: Iterable[float]) -> float:
     """Return the median, the upper one of two."""
@@ -14,7 +16,8 @@ def middle(values: Iterable[float]) -> float:
 class Course:
     """Compares a run with its own past: a loss that jumps away and stays, steps that come much slower.
 
-    Both are reported once, after several in a row, and again when they end.
+    Each is reported once, after several in a row, and again when it ends, as kind, text and subject: the name of the
+    loss, or `STEP` for the pace.
     """
 
     MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before anything is judged, values in a row
@@ -29,17 +32,17 @@ class Course:
         self.slow = False
         self.last: tuple[float, int] | None = None
 
-    def loss(self, name: str, value: float, step: int | None) -> tuple[str, str] | None:
-        """Take one value of a loss; return an alert's kind and text where one is due."""
+    def loss(self, name: str, value: float, step: int | None) -> tuple[str, str, str] | None:
+        """Take one value of a loss; return an alert's kind, text and subject where one is due."""
         past = self.losses.setdefault(name, [])
         limit = self._limit(name, past)
         if limit is None or value <= limit:
             was, self.high[name] = self.high.get(name, 0), 0
             self.losses[name] = [*past, value][-self.MEMORY :]
-            return ("recovered", f"{name} is {value:.4g} at step {step} again") if was >= self.ROW else None
+            return ("recovered", f"{name} is {value:.4g} at step {step} again", name) if was >= self.ROW else None
         self.high[name] = self.high.get(name, 0) + 1
         text = f"{name} is {value:.4g} at step {step}, the {self.ROW}th value in a row above {limit:.4g}"
-        return ("spike", text) if self.high[name] == self.ROW else None
+        return ("spike", text, name) if self.high[name] == self.ROW else None
 
     def _limit(self, name: str, past: list[float]) -> float | None:
         """Return the spike threshold: five times the median, ten times the spread, half of the first values."""
@@ -50,8 +53,8 @@ class Course:
         spread = middle(abs(v - usual) for v in past)
         return max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
 
-    def pace(self, step: int, now: float) -> tuple[str, str] | None:
-        """Take the newest step; return an alert's kind and text where one is due."""
+    def pace(self, step: int, now: float) -> tuple[str, str, str] | None:
+        """Take the newest step; return an alert's kind, text and subject where one is due."""
         last, self.last = self.last, (now, step)
         if last is None or step <= last[1]:
             return None
@@ -68,8 +71,8 @@ class Course:
         slow = present > self.SLOW * usual and sum(seconds for seconds, _ in self.recent) > self.SLOW_S
         if self.slow and present < self.SLOW / 2 * usual:
             self.slow = False
-            return "recovered", f"a step takes {present:.3g} s again"
+            return "recovered", f"a step takes {present:.3g} s again", STEP
         if self.slow or not slow:
             return None
         self.slow = True
-        return "slowed", f"a step takes {present:.3g} s, before it took {usual:.3g} s (at step {step})"
+        return "slowed", f"a step takes {present:.3g} s, before it took {usual:.3g} s (at step {step})", STEP

@@ -15,6 +15,21 @@ RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
+class Reason:
+    """Codes of why an attempt ended, for `reason` in a status. gpuwarden knows them as `core.reasons.Code`."""
+
+    EXITED = "exited"
+    KILLED = "killed_by_signal"
+    NOT_STARTED = "not_started"
+    TIME_LIMIT = "time_limit"
+    STOPPED = "stopped"
+    TERMINATED = "terminated"
+    RESTARTS_USED = "restarts_used"
+
+
+OF_INTENT = {"canceled": Reason.STOPPED, "preempted": Reason.TERMINATED, "timeout": Reason.TIME_LIMIT}
+
+
 def environment(folder: str, spec: Json, secrets: dict[str, str], status: Json) -> dict[str, str]:
     """Return the command's environment: the runner's, the spec's, the secrets, and gpuwarden's variables."""
     ours = {
@@ -124,18 +139,25 @@ def remain(group: int) -> bool:
     return True
 
 
-def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str]:
-    """Return the final state that an end leads to and why, or no state where a restart is due."""
+def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str, str]:
+    """Return the final state of an attempt, its reason's code and a sentence; no state where a restart is due."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     if intent:
-        return intent, {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(
-            intent, "the time limit of {} s was reached".format(spec.get("timeout_s"))
-        ) + f" ({how})"
+        return (
+            intent,
+            OF_INTENT[intent],
+            {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(
+                intent, "the time limit of {} s was reached".format(spec.get("timeout_s"))
+            )
+            + f" ({how})",
+        )
     if code == 0:
-        return "succeeded", "exit code 0"
+        return "succeeded", Reason.EXITED, "exit code 0"
     if code in RETRY_CODES or -code in RETRY_SIGNALS:
         limit = int(spec.get("max_restarts") or 0)
         if restarts < limit:
-            return "", f"{how} asks for a restart ({restarts + 1} of {limit})"
-        return "failed", f"{how} asks for a restart, and all {limit} were used"
-    return "failed", how + (", which is how the kernel kills a process when memory is exhausted" if code == -9 else "")
+            return "", Reason.EXITED, f"{how} asks for a restart ({restarts + 1} of {limit})"
+        return "failed", Reason.RESTARTS_USED, f"{how} asks for a restart, and all {limit} were used"
+    reason = Reason.KILLED if code < 0 else Reason.EXITED
+    memory = ", which is how the kernel kills a process when memory is exhausted" if code == -9 else ""
+    return "failed", reason, how + memory

@@ -1,4 +1,4 @@
-"""Complete a job's status by looking at the machine."""
+"""Complete a job's status by looking at the machine: are exactly its supervisor and its process alive?"""
 
 from __future__ import annotations
 
@@ -23,25 +23,32 @@ def orphans(folder: str, status: Json) -> list[int]:
     return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
 
 
-def observe(folder: str) -> Json:
-    """Return one job's status, checked against the machine's processes."""
+def observe(folder: str, launched: Json | None = None) -> Json:
+    """Return one job's status file, completed by what only a look at the machine shows.
+
+    `launched` is the supervisor's identity as it was reported at the launch. A job can write its status file, so
+    where the identity is known the file's own is ignored. What is observed overwrites what the file claims, under
+    keys that the file can't set: `folder`, `alive`, `child_alive`, `confirmed`, `machine`.
+    """
     if not os.path.isdir(folder):
-        return {"state": "missing", "now": time.time(), "machine": machine_mark()}
+        return {"state": "missing", "folder": "missing", "now": time.time(), "machine": machine_mark()}
     try:
         status = read_status(folder)
     except Problem as problem:
-        return {"state": "unreadable", "why": str(problem), "now": time.time()}
+        return {"state": "unreadable", "folder": "unreadable", "why": str(problem), "now": time.time()}
     if status is None:
-        return {"state": "absent", "now": time.time(), "machine": machine_mark()}
-    alive = is_alive(status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
+        return {"state": "absent", "folder": "absent", "now": time.time(), "machine": machine_mark()}
+    known = launched or status
+    alive = is_alive(known.get("pid"), known.get("start_ticks"), known.get("boot_id"))
     if alive is False and status["state"] == "running":
         status = read_status(folder) or status  # it may have ended properly between the two looks
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
-    status["machine"] = machine_mark()
+    status.update(machine=machine_mark(), folder="present", confirmed=bool(launched))
     return status
 
 
 def poll(_: str, request: Json) -> Json:
-    """Return all jobs of this machine that are asked for, in one answer."""
-    return {"ok": True, "jobs": {folder: observe(folder) for folder in request.get("dirs") or []}}
+    """Return all jobs of this machine that are asked for. `launched` has the supervisors' identities by folder."""
+    launched = request.get("launched") or {}
+    return {"ok": True, "jobs": {folder: observe(folder, launched.get(folder)) for folder in request.get("dirs") or []}}

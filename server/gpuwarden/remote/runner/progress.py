@@ -59,12 +59,13 @@ class Progress:
             known.pop(name, None)  # an older value would appear as the present one
             if name not in self.bad_names and len(self.bad_names) < 64:
                 self.bad_names[name] = True
-                self.record.alert("nonfinite", "{} is not finite at step {}".format(name, self.record.status["step"]))
+                text = "{} is not finite at step {}".format(name, self.record.status["step"])
+                self.record.alert("nonfinite", text, name)
         self.record.event("metrics", {"step": self.record.status["step"], "metrics": finite})
         self.record.dirty = True
         self.moved, self.stalled = time.monotonic(), False
 
-    def tell(self, alert: tuple[str, str] | None) -> None:
+    def tell(self, alert: tuple[str, str, str] | None) -> None:
         """Raise an alert where there is one."""
         if alert:
             self.record.alert(*alert)

@@ -12,6 +12,7 @@ from typing import Any
 from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.observe import child_alive
 from gpuwarden.remote.runner.output_json import reply
+from gpuwarden.remote.runner.process import boot_id, machine_mark, start_mark
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.status import read_status
 from gpuwarden.remote.runner.supervisor import Supervisor
@@ -42,6 +43,9 @@ def adopted(folder: str, order: Json) -> Json | None:
         "ok": True,
         "adopted": True,
         "pid": status.get("pid"),
+        "start_ticks": status.get("start_ticks"),
+        "boot_id": status.get("boot_id"),
+        "machine": machine_mark(),
         "state": status["state"],
         "attempt": status["attempt"],
     }
@@ -105,7 +109,9 @@ def supervise(folder: str, order: Json) -> Json | None:
     os.chdir("/")
 
     def ready() -> None:
-        reply({"ok": True, "adopted": False, "pid": os.getpid(), "state": "running", "attempt": order["attempt"]})
+        own = {"pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id()}
+        own["machine"] = machine_mark()
+        reply({"ok": True, "adopted": False, **own, "state": "running", "attempt": order["attempt"]})
         let_go()
 
     Supervisor(folder, order).run(ready)

@@ -20,7 +20,7 @@ MAX_ALERTS = 500
 def first_status(order: Json, beat_every: float) -> Json:
     """Return the status of an attempt that begins."""
     return {
-        "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "why": "",
+        "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "reason": "", "why": "",
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),
         "child_pid": None, "child_ticks": "", "pgid": None, "exit_code": None, "signal": None,
         "started_at": time.time(), "updated_at": time.time(), "ended_at": None, "restarts": 0,
@@ -35,16 +35,17 @@ class Record:
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, post: Post | None) -> None:
         self.folder, self.status, self.log, self.redactor, self.post = folder, status, log, redactor, post
         self.dirty, self.written_at = True, 0.0
-        self.alert_texts: list[str] = []
 
-    def alert(self, kind: str, text: str) -> None:
-        """Report an alert in alerts.jsonl, in the status and to the URL. The file is bounded."""
-        text = self.redactor.text(text)[:300]
+    def alert(self, kind: str, text: str, subject: str = "") -> None:
+        """Report an alert in alerts.jsonl, in the status and to the URL. `subject` is a metric's name, for example.
+
+        The file is bounded.
+        """
+        text, subject = self.redactor.text(text)[:300], self.redactor.text(subject)[:100]
         self.status["alerts"] += 1
-        self.alert_texts = [*self.alert_texts, f"{kind}: {text}"][-8:]
-        self.status["last_alerts"] = self.alert_texts
+        line = {"at": time.time(), "kind": kind, "subject": subject, "step": self.status["step"], "text": text}
+        self.status["last_alerts"] = [*self.status["last_alerts"], line][-8:]
         self.dirty = True
-        line = {"at": time.time(), "kind": kind, "step": self.status["step"], "text": text}
         self.event("alert", line)
         if self.status["alerts"] > MAX_ALERTS:
             return

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+from gpuwarden.remote.runner.command import Reason
 from gpuwarden.remote.runner.files import write_atomic
 from gpuwarden.remote.runner.observe import child_alive, orphans
 from gpuwarden.remote.runner.process import is_alive, kill_group, signal_exactly
@@ -66,6 +67,11 @@ def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: st
             return "pending"
         time.sleep(0.02)
     if status["state"] not in FINAL:
-        status.update(state="canceled", why="stopped on request; its supervisor was gone", ended_at=time.time())
+        status.update(
+            state="canceled",
+            reason=Reason.STOPPED,
+            why="stopped on request; its supervisor was gone",
+            ended_at=time.time(),
+        )
         write_status(folder, status)
     return "stopped"

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any, Callable
 
-from gpuwarden.remote.runner.command import ended, environment, exited, meaning, remain, spawn
+from gpuwarden.remote.runner.command import OF_INTENT, Reason, ended, environment, exited, meaning, remain, spawn
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
 from gpuwarden.remote.runner.log import Log
@@ -66,15 +66,15 @@ class Supervisor:
             launched = self.launch()
             ready()
             ready = _nothing
-            state, why = self.watch() if launched else ("failed", self.status["why"])
+            state, reason, why = self.watch() if launched else ("failed", Reason.NOT_STARTED, self.status["why"])
             if state:
                 break
             self.record.alert("restart", why)
             self.status["restarts"] += 1
             if self.pause(float(self.spec.get("restart_delay_s", 1.0))):
-                state, why = self.intent, "ended while it waited for a restart"
+                state, reason, why = self.intent, OF_INTENT[self.intent], "ended while it waited for a restart"
                 break
-        self.finish(state, why)
+        self.finish(state, reason, why)
 
     def listen(self) -> None:
         """Turn signals into a readable pipe and an intent."""
@@ -115,8 +115,8 @@ class Supervisor:
         self.record.write()
         return True
 
-    def watch(self) -> tuple[str, str]:
-        """Wait for the command's end; return the final state and why, or no state where a restart is due."""
+    def watch(self) -> tuple[str, str, str]:
+        """Wait for the command's end; return state, reason and sentence as `meaning` does."""
         while not exited(self.child):
             self.wait()
             self.tick()
@@ -126,7 +126,7 @@ class Supervisor:
             self.progress.heard()
         self.status.update(exit_code=None if code < 0 else code, signal=-code if code < 0 else None)
         if unstarted:
-            return "failed", f"the command could not be started: {unstarted}"
+            return "failed", Reason.NOT_STARTED, f"the command could not be started: {unstarted}"
         return meaning(code, self.intent, self.spec, self.status["restarts"])
 
     def sweep(self) -> None:
@@ -148,14 +148,14 @@ class Supervisor:
             self.tick()
         return bool(self.intent)
 
-    def finish(self, state: str, why: str) -> None:
+    def finish(self, state: str, reason: str, why: str) -> None:
         """Leave the final status; on a full disk keep trying for five minutes, since everything depends on it."""
         self.progress.take(64)
         if self.sealer and self.sealer.stdin:
             self.sealer.stdin.close()  # it checks a last time, and nobody awaits it
-        self.status.update(state=state, why=self.redactor.text(why), ended_at=time.time())
+        self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
-        self.record.event("state", {"state": state, "why": why})
+        self.record.event("state", {"state": state, "reason": reason, "why": why})
         end = time.monotonic() + 300
         while not self.record.write() and time.monotonic() < end:
             self.guard()

@@ -73,19 +73,19 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
 
 def _address(what: str) -> str:
-    """An address on the Hub as it is, anything else as a path of this machine."""
+    """Return an address on the Hub as it is, anything else as a path of this machine."""
     return what if what.startswith(SCHEME) else str(_usable(what))
 
 
 def _usable(path: str) -> Path:
-    """A path as a file system takes it."""
+    """Return a path as a file system takes it."""
     if not path.strip() or "\x00" in path or len(path) > 4_096:
-        raise BadRequest("path is empty, too long or holds a NUL character", "Name a file or folder.")
+        raise BadRequest("path is empty, too long or contains a NUL character", "Name a file or folder.")
     return Path(path).expanduser()
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
-    """An agent's destination: below the server's working directory, whatever links and dots it holds.
+    """Return an agent's destination: below the server's working directory, whatever links and dots it has.
 
     Never a hidden folder: programs read their settings from those, and a machine chooses the files' names.
     """

@@ -1,4 +1,4 @@
-"""What all tools share: how they are marked, and the one form of what they answer."""
+"""Annotations and result format that all tools share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError
 from gpuwarden.core.errors import Refused, WardenError, in_our_words
 from gpuwarden.core.inputs import bad_arguments
 from gpuwarden.core.sanitize import scrubbed
-from gpuwarden.interfaces.results import Result, error_reply, warned
+from gpuwarden.interfaces.mcp.wording import in_calls
+from gpuwarden.interfaces.results import Result, error_reply, warned, worded
 from gpuwarden.lifecycle.context import Context
 
 ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
@@ -29,19 +30,26 @@ logger = logging.getLogger(__name__)
 
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
-    """A reply as short text and as structured content, without tokens and without the values of the user's secrets."""
-    warned(reply, ctx.notices)
-    full = reply.model_dump(mode="json")
+    """Return a reply as short text and as structured content, without tokens and the values of the user's secrets."""
+    reply = worded(warned(reply, ctx.notices, in_calls), in_calls)
+    full = _structured(reply)
     values = ctx.hidden(full, secrets)
     body, short = scrubbed(full, values), scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=not reply.ok)
 
 
 def failure(ctx: Context, error: WardenError) -> CallToolResult:
-    """An error in the same form."""
-    full = error_reply(error).model_dump(mode="json")
-    body = scrubbed(full, ctx.hidden(full))
-    return CallToolResult(content=[_text(body)], structured_content=body, is_error=True)
+    """Return an error in the same form."""
+    reply = worded(error_reply(error), in_calls)
+    full = _structured(reply)
+    values = ctx.hidden(full)
+    body, short = scrubbed(full, values), scrubbed(reply.short(), values)
+    return CallToolResult(content=[_text(short)], structured_content=body, is_error=True)
+
+
+def _structured(reply: Result) -> dict[str, Any]:
+    """Return the whole reply. Findings have their next steps in words only, which a model reads anyway."""
+    return reply.model_dump(mode="json", exclude={"findings": {"__all__": {"next"}}})
 
 
 def _text(body: dict[str, Any]) -> TextContent:
@@ -49,7 +57,7 @@ def _text(body: dict[str, Any]) -> TextContent:
 
 
 def cause(error: ToolError | MCPError) -> WardenError:
-    """What went wrong, in our words. The SDK wraps what a tool raises; a crash of ours is written to the log."""
+    """Return the error behind what the SDK raised; an unforeseen exception is written to the log."""
     raised = error.__cause__
     if isinstance(raised, WardenError):
         return raised

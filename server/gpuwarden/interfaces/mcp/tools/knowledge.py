@@ -1,4 +1,4 @@
-"""What the server knows: the tool search_references, the entries it finds, and the prompts."""
+"""The tool search_references, the entries that it finds, and the prompts."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import prompts
 from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, MARKDOWN, entry_text
 from gpuwarden.interfaces.mcp.tools.base import LOOK, answer
-from gpuwarden.interfaces.results.references import SearchReply, look_up
+from gpuwarden.interfaces.results.references import LEAD, SearchReply, look_up
 from gpuwarden.lifecycle.context import Context
 
 
@@ -27,7 +27,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         limit: Annotated[int, Field(description="Up to 10")] = 5,
     ) -> Annotated[CallToolResult, SearchReply]:
         """Look known failures and how-to pages up: cause, fix, page."""
-        return answer(ctx, await anyio.to_thread.run_sync(look_up, query, limit))
+        reply = await anyio.to_thread.run_sync(look_up, query, limit)
+        if reply.hits:
+            reply.hint = f"{LEAD} Read {ENTRY_TEMPLATE} for one entry whole, or the uri for its page."
+        return answer(ctx, reply)
 
     @server.resource(ENTRY_TEMPLATE, name="entry", title="One known failure", mime_type=MARKDOWN)
     async def entry(id: str) -> str:  # noqa: A002 - the variable of the template

@@ -15,7 +15,7 @@ Note = Callable[[float, float | None], None]
 
 
 async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awaitable[T]]) -> T:
-    """Do `work`, which is handed a function to say how far it is, and tell the client twice a second."""
+    """Do `work`, which is handed a function to say how far it is, and notify the client twice a second."""
     news: list[tuple[float, float | None]] = []
 
     def note(done: float, total: float | None) -> None:
@@ -41,7 +41,7 @@ async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awai
 
 
 def summed(note: Note) -> Callable[[int], None]:
-    """Takes numbers of bytes as they are read, by several threads, and tells their sum."""
+    """Takes numbers of bytes as they are read, by several threads, and report the sum."""
     done, lock = 0, threading.Lock()
 
     def count(more: int) -> None:

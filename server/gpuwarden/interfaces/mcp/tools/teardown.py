@@ -20,20 +20,20 @@ from gpuwarden.lifecycle.ending.teardown import TeardownView, approve, proceed, 
 
 
 class Yes(BaseModel):
-    """What a person is asked."""
+    """The form that a person answers."""
 
     approve: bool = Field(description="Stop the meter and delete what is listed")
 
 
 class Unasked(BaseModel):
-    """No question was put to anybody."""
+    """Nobody was asked."""
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
     """Put the tool on a server."""
 
     async def look(job_id: str, verb: Verb) -> TeardownView:
-        """The request as it is now. Looked at once a round, so that what is approved is what was shown."""
+        """Return the request as it is now. Looked at once a round, so that what is approved is what was shown."""
         return await request(ctx, job_id, verb)
 
     async def ask_person(
@@ -65,13 +65,13 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
 
 def _can_ask(client: ClientContext[Any, Any]) -> bool:
-    """Whether the client shows forms; one that declares only links does not."""
+    """Return whether the client shows forms; one that declares only links does not."""
     shown = client.client_capabilities.elicitation if client.client_capabilities else None
     return shown is not None and (shown.form is not None or shown.url is None)
 
 
 def question(view: TeardownView) -> str:
-    """What a person reads. It holds the digest of the facts, so that a yes belongs to exactly these."""
+    """Return the question for a person. It names the digest of the facts, so that a yes is bound to exactly these."""
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""

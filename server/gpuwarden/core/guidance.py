@@ -1,0 +1,117 @@
+"""Next steps as values: the MCP server renders one as a tool call, the terminal as a command that can be pasted.
+
+Errors carry next steps, and errors are part of the archive that is shipped to machines: it has to run on Python 3.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Iterable, List, Mapping, Tuple, Union  # noqa: UP035
+
+Scalar = Union[str, int, float, bool, Tuple[str, ...], List[str]]  # noqa: UP006, UP007
+"""A parameter's value. A list stands beside a tuple because JSON knows only lists."""
+
+
+class Action(str, Enum):  # noqa: UP042
+    """Kinds of next steps."""
+
+    __str__ = str.__str__
+
+    SUBMIT = "submit"
+    CHECK = "check"
+    CANCEL = "cancel"
+    PULL = "pull"
+    VERIFY = "verify"
+    TEARDOWN = "teardown"
+    APPROVE = "approve"
+    LIST_INSTANCES = "list_instances"
+    SEARCH_REFERENCES = "search_references"
+    LOOK_AT_REPO = "look_at_repo"
+    SEARCH_DATASETS = "search_datasets"
+    RETRY = "retry"
+    SET_ARGUMENT = "set_argument"
+    LEAVE_OUT_ARGUMENT = "leave_out_argument"
+    SHOW_PROFILE = "show_profile"
+    SHOW_NOTES = "show_notes"
+    DOCTOR = "doctor"
+    USE_POLICY = "use_policy"
+    ALLOW_LOCAL = "allow_local"
+    MANUAL = "manual"
+
+
+OF_A_JOB = frozenset({Action.CHECK, Action.CANCEL, Action.PULL, Action.VERIFY, Action.TEARDOWN})
+"""Actions that take `job_id`. VERIFY may take `path` instead."""
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """One thing to do next.
+
+    `purpose` follows the call in its sentence ("to copy what exists"), `alternative` marks a step to take instead of
+    the one before it. The `text` of a MANUAL step is a sentence for a person and names no tool, option or command.
+    """
+
+    action: Action
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    purpose: str = ""
+    alternative: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form, without what is empty."""
+        whole = {
+            "action": str(self.action),
+            "parameters": {k: list(v) if isinstance(v, tuple) else v for k, v in self.parameters.items()},
+            "purpose": self.purpose,
+            "alternative": self.alternative,
+        }
+        return {name: value for name, value in whole.items() if value}
+
+
+Hint = Union[str, NextStep, Iterable[Union[str, NextStep]]]  # noqa: UP007
+"""What callers may give: a sentence is one MANUAL step."""
+
+
+def do(action: Action, purpose: str = "", *, alternative: bool = False, **parameters: Scalar) -> NextStep:
+    """Return the step for an action and its parameters."""
+    return NextStep(action, parameters, purpose, alternative)
+
+
+def steps(hint: Hint) -> tuple[NextStep, ...]:
+    """Return next steps from what a caller gave. An empty sentence is no step."""
+    parts = (hint,) if isinstance(hint, (str, NextStep)) else tuple(hint)
+    found: list[NextStep] = []
+    for part in parts:
+        step = do(Action.MANUAL, text=part) if isinstance(part, str) else part
+        if part and step not in found:
+            found.append(step)
+    return tuple(found)
+
+
+def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
+    """Return next steps from their JSON form; those of an action that this version does not know are left out."""
+    known = (row for row in rows if row.get("action") in set(Action))
+    return tuple(
+        NextStep(Action(r["action"]), r.get("parameters", {}), r.get("purpose", ""), bool(r.get("alternative")))
+        for r in known
+    )
+
+
+def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ...]:
+    """Return the steps with the job named in those that are about a job and do not name one."""
+    return tuple(
+        NextStep(s.action, {**s.parameters, "job_id": job_id}, s.purpose, s.alternative)
+        if job_id and s.action in OF_A_JOB and not {"job_id", "path"} & set(s.parameters)
+        else s
+        for s in found
+    )
+
+
+def manual_text(found: Iterable[NextStep]) -> str:
+    """Return the sentences of the MANUAL steps. Every other step needs an interface's own words."""
+    return " ".join(str(step.parameters["text"]) for step in found if step.action is Action.MANUAL)
+
+
+def approval(ticket: str | None) -> NextStep:
+    """Return the step in which a person approves a ticket or a receipt."""
+    return do(Action.APPROVE, ticket=ticket or "")

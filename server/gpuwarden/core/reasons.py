@@ -1,0 +1,145 @@
+"""Reasons as values: why a job or an instance is in its state. A branch compares codes and never reads a sentence.
+
+A code is recorded for what gpuwarden observed or decided. Text that a job can write is never a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from gpuwarden.core.guidance import Scalar
+
+
+class Code(StrEnum):
+    """Why something is as it is.
+
+    The first group is what the runner on the machine writes into a status. A job can write the same file, so these
+    codes explain an end and decide nothing.
+    """
+
+    EXITED = "exited"
+    KILLED_BY_SIGNAL = "killed_by_signal"
+    NOT_STARTED = "not_started"
+    TIME_LIMIT = "time_limit"
+    STOPPED = "stopped"
+    TERMINATED = "terminated"
+    RESTARTS_USED = "restarts_used"
+
+    ALIVE = "alive"
+    SILENT_SUPERVISOR = "silent_supervisor"
+    UNWATCHED = "unwatched"
+    LIVENESS_UNKNOWN = "liveness_unknown"
+    ENDING = "ending"
+    VANISHED = "vanished"
+    OUT_OF_MEMORY = "out_of_memory"
+    NO_RUN_FOLDER = "no_run_folder"
+    NO_STATUS = "no_status"
+    BAD_STATUS = "bad_status"
+    UNKNOWN_STATE = "unknown_state"
+    NO_ANSWER = "no_answer"
+    PLATFORM_REPORT = "platform_report"
+
+    RELAUNCH = "relaunch"
+    CANCELED = "canceled"
+    CANCELED_EARLY = "canceled_early"
+    COST_CAP = "cost_cap"
+    COST_CAP_EARLY = "cost_cap_early"
+    REFUSED_HOST = "refused_host"
+    REFUSED_LAUNCH = "refused_launch"
+    REFUSED_RENT = "refused_rent"
+    UNFIT_HOST = "unfit_host"
+    NO_INSTANCE_RENTED = "no_instance_rented"
+    GIVEN_BACK = "given_back"
+    GONE_EARLY = "gone_early"
+    GONE = "gone"
+    INTERRUPTED_EARLY = "interrupted_early"
+    INTERRUPTED = "interrupted"
+    RESTARTED = "restarted"
+    INTERRUPTION_UNSEEN = "interruption_unseen"
+    NOT_INTERRUPTED = "not_interrupted"
+    TAKEN_FOR_GOOD = "taken_for_good"
+    MAX_RESTARTS = "max_restarts"
+    FOLDER_UNEXPLAINED = "folder_unexplained"
+    FOLDER_REMOVED = "folder_removed"
+    FOLDER_LATE = "folder_late"
+    CAME_BACK_EMPTY = "came_back_empty"
+
+
+_TEXTS: Final[dict[Code, str]] = {
+    Code.EXITED: "the command ended",
+    Code.KILLED_BY_SIGNAL: "a signal ended the command",
+    Code.NOT_STARTED: "the command could not be started",
+    Code.TIME_LIMIT: "the time limit was reached",
+    Code.STOPPED: "stopped on request",
+    Code.TERMINATED: "a signal from outside ended it",
+    Code.RESTARTS_USED: "it asked for a restart after all of them were used",
+    Code.OUT_OF_MEMORY: "the kernel ended the command for lack of memory",
+    Code.ALIVE: "alive",
+    Code.SILENT_SUPERVISOR: "its supervisor is alive but has written nothing for {seconds} s",
+    Code.UNWATCHED: "its supervisor died, the job's own process runs on unwatched; cancel it or let it end",
+    Code.LIVENESS_UNKNOWN: "running by its last status; this machine can't tell whether the process is alive",
+    Code.ENDING: "its status says {state} while its supervisor is still running",
+    Code.VANISHED: "its process is gone and left no final status (killed, or the machine restarted)",
+    Code.NO_RUN_FOLDER: "there is no run folder on the machine",
+    Code.NO_STATUS: "the run folder has no status: the job was never launched there",
+    Code.BAD_STATUS: "invalid runner status: {problem}",
+    Code.UNKNOWN_STATE: "the runner reports the state {state}",
+    Code.NO_ANSWER: "the machine does not answer",
+    Code.RELAUNCH: "relaunch",
+    Code.CANCELED: "canceled on request",
+    Code.CANCELED_EARLY: "canceled before it was launched",
+    Code.COST_CAP: "stopped at its cost cap of {cap}",
+    Code.COST_CAP_EARLY: "its cost cap of {cap} was reached before the launch",
+    Code.REFUSED_HOST: "{message}",
+    Code.REFUSED_LAUNCH: "the job could not be launched: {message}",
+    Code.REFUSED_RENT: "the platform refused to rent a machine: {message}",
+    Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billing.",
+    Code.NO_INSTANCE_RENTED: "no machine was rented in {tries} tries",
+    Code.GIVEN_BACK: "the instance was given back because {cause}; cost so far: {cost}",
+    Code.GONE_EARLY: "the instance was gone before the launch",
+    Code.GONE: "the instance is gone, and the job with it",
+    Code.INTERRUPTED_EARLY: "the machine was taken back before the launch",
+    Code.INTERRUPTED: "the machine was taken back in the middle of the run",
+    Code.RESTARTED: "the machine was restarted in the middle of the run",
+    Code.INTERRUPTION_UNSEEN: "the job's process is gone; whether its machine is being taken back is not seen yet",
+    Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not taken back",
+    Code.TAKEN_FOR_GOOD: "the machine was taken back for good, with what was on it",
+    Code.MAX_RESTARTS: "this was interruption {times}, and its restart limit is {limit}",
+    Code.FOLDER_UNEXPLAINED: "there is no run folder on the machine. Whether the job's process is alive is unknown",
+    Code.FOLDER_REMOVED: "there is no run folder on a machine that has not restarted since: somebody removed it. "
+    "Whether the job's process is alive is unknown",
+    Code.FOLDER_LATE: "the machine restarted and shows no run folder yet; another look decides",
+    Code.CAME_BACK_EMPTY: "the machine restarted and came back without the job's run folder, seen twice: "
+    "its process is dead, and what was only there is gone",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A code with the figures of its sentence. `said` is foreign text that a runner or a platform gave with it."""
+
+    code: Code
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    said: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return one sentence, which may hold foreign text: a reader has to bound it."""
+        return self.said or _TEXTS.get(self.code, str(self.code)).format(**self.parameters)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form that events carry."""
+        return {"code": str(self.code), "parameters": dict(self.parameters)}
+
+
+def because(code: Code, said: str = "", /, **parameters: Scalar) -> Reason:
+    """Return the reason for a code and its figures."""
+    return Reason(code, parameters, said)
+
+
+def known_code(value: object, among: Iterable[Code] = Code) -> Code | None:
+    """Return the code that a file or an event names; None for one that this version does not know."""
+    return next((code for code in among if code == value), None)

@@ -1,0 +1,124 @@
+"""Next steps in the words of a terminal: commands and options that can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gpuwarden.core.guidance import Action, NextStep, Scalar
+from gpuwarden.core.sanitize import line, plain
+from gpuwarden.interfaces.results.base import sentence
+
+COMMANDS: Final = {
+    Action.CHECK: "check",
+    Action.CANCEL: "cancel",
+    Action.PULL: "pull",
+    Action.VERIFY: "verify",
+    Action.TEARDOWN: "teardown",
+    Action.APPROVE: "approve",
+    Action.LIST_INSTANCES: "instances",
+    Action.SEARCH_REFERENCES: "search",
+    Action.SHOW_PROFILE: "profiles",
+    Action.SHOW_NOTES: "notes",
+    Action.DOCTOR: "doctor",
+    Action.USE_POLICY: "policy use",
+    Action.ALLOW_LOCAL: "policy allow local",
+}
+OPTIONS: Final = {
+    "timeout_s": "--timeout",
+    "estimate_s": "--estimate",
+    "max_cost_usd": "--max-cost",
+    "gpu_count": "--gpus",
+    "disk_gb": "--disk",
+    "inputs": "--input",
+    "outputs": "--output",
+    "secrets": "--secret",
+}
+"""Arguments whose option has another name; every other one is called alike."""
+_PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
+_POSITIONAL: Final = {
+    Action.VERIFY: ("path",),
+    Action.APPROVE: ("ticket",),
+    Action.SEARCH_REFERENCES: ("query",),
+    Action.USE_POLICY: ("file",),
+    Action.ALLOW_LOCAL: (),
+    Action.LIST_INSTANCES: (),
+    Action.SHOW_PROFILE: ("name",),
+    Action.SHOW_NOTES: (),
+    Action.DOCTOR: (),
+}
+
+
+def in_commands(steps: Sequence[NextStep]) -> str:
+    """Return next steps as sentences with commands that can be pasted."""
+    return " ".join(map(_sentence, steps))
+
+
+def option(name: str) -> str:
+    """Return the option of `gpuwarden submit` for an argument of the spec."""
+    return OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _sentence(step: NextStep) -> str:
+    given = step.parameters
+    match step.action:
+        case Action.MANUAL:
+            return line(given["text"], 800)
+        case Action.RETRY:
+            return sentence("run this again", step)
+        case Action.SET_ARGUMENT | Action.LEAVE_OUT_ARGUMENT:
+            return sentence(_argument(step), step)
+        case Action.SUBMIT:
+            return sentence(_submit(given), step)
+        case Action.LOOK_AT_REPO | Action.SEARCH_DATASETS:
+            return sentence("look on huggingface.co", step)
+    return sentence(f"run `{command(step)}`", step)
+
+
+def command(step: NextStep) -> str:
+    """Return the command line of a step, quoted for a POSIX shell. What is not known is in capitals."""
+    names = _POSITIONAL.get(step.action, ("job_id",))
+    if "job_id" in step.parameters:
+        names = ("job_id",)
+    words = [_word(step.parameters[name]) if name in step.parameters else _PLACES[name] for name in names]
+    options = _options({name: value for name, value in step.parameters.items() if name not in names})
+    dash = ["--"] if any(word.startswith(("-", "'-")) for word in words) else []
+    return " ".join(["gpuwarden", COMMANDS[step.action], *options, *dash, *words])
+
+
+def _submit(given: Mapping[str, Scalar]) -> str:
+    """Return the earlier command with what changes; an empty receipt means that the option is left out."""
+    changes = _options({name: value for name, value in given.items() if value != ""})
+    call = "run the same `gpuwarden submit` again"
+    return (
+        call
+        + (f" with `{' '.join(changes)}`" if changes else "")
+        + (" without --receipt" if given.get("receipt") == "" else "")
+    )
+
+
+def _options(given: Mapping[str, Scalar]) -> list[str]:
+    """Return each parameter as an option; a list is one option for each of its items."""
+    return [
+        f"{option(name)} {_word(item)}"
+        for name, value in given.items()
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
+    ]
+
+
+def _argument(step: NextStep) -> str:
+    name = option(str(step.parameters["name"]))
+    if step.action is Action.LEAVE_OUT_ARGUMENT:
+        return f"leave out {name}"
+    for key, verb in (("add", "add"), ("remove", "remove"), ("value", "set")):
+        if key in step.parameters:
+            return f"{verb} `{name} {_word(step.parameters[key])}`"
+    if "at_least" in step.parameters:
+        return f"set `{name} {_word(step.parameters['at_least'])}` or more"
+    return f"set {name}"
+
+
+def _word(value: Scalar) -> str:
+    """Quote one value. A line end or an escape in a foreign name is shown as a replacement character."""
+    return shlex.quote(plain(str(value)).replace("\n", "\ufffd"))

@@ -1,0 +1,225 @@
+"""Each interface words next steps itself and changes nothing else: a path may be named after every tool and option."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.core.errors import Refused
+from gpuwarden.core.guidance import OF_A_JOB, Action, NextStep, do, for_job, read_steps, steps
+from gpuwarden.core.rules import Finding
+from gpuwarden.interfaces.cli import console, wording
+from gpuwarden.interfaces.cli.base import answer
+from gpuwarden.interfaces.cli.main import cli
+from gpuwarden.interfaces.cli.wording import in_commands
+from gpuwarden.interfaces.mcp.tools.base import answer as call_result
+from gpuwarden.interfaces.mcp.wording import TOOLS, in_calls
+from gpuwarden.interfaces.results import CheckReply, PullReply, RefusalReply, Result, error_reply, worded
+from lifecycle_kit import open_house
+
+NAMES = sorted(
+    {*TOOLS.values(), *wording.OPTIONS, *wording.OPTIONS.values(), *(f"gpuwarden {c}" for c in cli.commands)}
+    | {"job_id", "receipt", "`outputs`", "Call this again", "call again", "dry_run", "call check_job with this job_id"}
+)
+EVERY = "/data/" + "/".join(NAMES).replace(" ", "_")
+FOREIGN = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8).map(" ".join) | st.just(EVERY)
+"""Text with the names of tools, commands and options, as a path, a metric or a log may have it."""
+
+
+@pytest.mark.parametrize(
+    ("step", "call", "command"),
+    [
+        (do(Action.CHECK, job_id="j1"), "Call check_job with job_id=j1.", "Run `gpuwarden check j1`."),
+        (do(Action.CHECK, "; it does not wait", job_id="j1"),
+         "Call check_job with job_id=j1; it does not wait.", "Run `gpuwarden check j1`; it does not wait."),
+        (do(Action.CANCEL, "to end it", alternative=True, job_id="j1"),
+         "Or call cancel_job with job_id=j1 to end it.", "Or run `gpuwarden cancel j1` to end it."),
+        (do(Action.PULL), "Call pull_artifacts.", "Run `gpuwarden pull JOB`."),
+        (do(Action.VERIFY, path="/a b/job_id", level="structure"),
+         'Call verify_checkpoint with path="/a b/job_id", level=structure.',
+         "Run `gpuwarden verify --level structure '/a b/job_id'`."),
+        (do(Action.VERIFY, path="-x"), "Call verify_checkpoint with path=-x.", "Run `gpuwarden verify -- -x`."),
+        (do(Action.TEARDOWN, job_id="j1", verb="stop"),
+         "Call teardown_request with job_id=j1, verb=stop.", "Run `gpuwarden teardown --verb stop j1`."),
+        (do(Action.APPROVE, ticket="t1"),
+         "Ask the user to run gpuwarden approve t1 in a terminal.", "Run `gpuwarden approve t1`."),
+        (do(Action.SUBMIT, "to launch", receipt="r1"),
+         "Call submit_job with the same arguments, receipt=r1 to launch.",
+         "Run the same `gpuwarden submit` again with `--receipt r1` to launch."),
+        (do(Action.SUBMIT, receipt=""), "Call submit_job with the same arguments and no receipt.",
+         "Run the same `gpuwarden submit` again without --receipt."),
+        (do(Action.SUBMIT, inputs=("a", "b c")), 'Call submit_job with the same arguments, inputs=["a", "b c"].',
+         "Run the same `gpuwarden submit` again with `--input a --input 'b c'`."),
+        (do(Action.SET_ARGUMENT, name="timeout_s", at_least=60),
+         "Set timeout_s to 60 or more.", "Set `--timeout 60` or more."),
+        (do(Action.SET_ARGUMENT, name="max_cost_usd"), "Set max_cost_usd.", "Set --max-cost."),
+        (do(Action.SET_ARGUMENT, name="outputs", add="out"), "Add out to outputs.", "Add `--output out`."),
+        (do(Action.LEAVE_OUT_ARGUMENT, name="disk_gb"), "Leave out disk_gb.", "Leave out --disk."),
+        (do(Action.LOOK_AT_REPO), "Call hub_repo_details.", "Look on huggingface.co."),
+        (do(Action.LIST_INSTANCES), "Call list_instances.", "Run `gpuwarden instances`."),
+        (do(Action.RETRY), "Call this again.", "Run this again."),
+        (do(Action.DOCTOR), "Ask the user to run gpuwarden doctor.", "Run `gpuwarden doctor`."),
+        (do(Action.USE_POLICY, file="/p.toml"),
+         "Ask the user to run gpuwarden policy use /p.toml.", "Run `gpuwarden policy use /p.toml`."),
+        (do(Action.ALLOW_LOCAL), "Ask the user to run gpuwarden policy allow local in a terminal.",
+         "Run `gpuwarden policy allow local`."),
+        (do(Action.PULL, "for each", also=("a", "b")), 'Call pull_artifacts with also=["a", "b"] for each.',
+         "Run `gpuwarden pull --also a --also b JOB` for each."),
+        (do(Action.SHOW_PROFILE, name="runpod"),
+         "Read gpuwarden://profiles/runpod.md.", "Run `gpuwarden profiles runpod`."),
+        (do(Action.MANUAL, text="Look at the console."), "Look at the console.", "Look at the console."),
+    ],
+)  # fmt: skip
+def test_a_step_in_both_interfaces(step: NextStep, call: str, command: str) -> None:
+    assert (in_calls([step]), in_commands([step])) == (call, command)
+    assert read_steps(json.loads(json.dumps([step.as_dict()]))) == read_steps([step.as_dict()])
+
+
+PLAIN: dict[str, Any] = {"job_id": "j1", "ticket": "t1", "name": "gpu", "file": "f", "query": "q", "text": "Do it."}
+
+
+@pytest.mark.parametrize("action", Action)
+def test_every_action_is_worded_by_both_interfaces(action: Action) -> None:
+    for given_parameters in ({"text": "Do it.", "name": "gpu", "ticket": "t1"}, PLAIN):
+        step = NextStep(action, given_parameters)
+        assert in_calls([step]).strip() and in_commands([step]).strip()
+
+
+def test_a_step_names_the_job_of_its_reply() -> None:
+    bare, other = do(Action.PULL), do(Action.VERIFY, path="/x")
+    assert for_job([bare, other], "j1") == (do(Action.PULL, job_id="j1"), other)
+    reply = worded(CheckReply(job_id="j1", state="failed", next=(bare,)), in_commands)
+    assert reply.hint == "Run `gpuwarden pull j1`." and reply.next == (do(Action.PULL, job_id="j1"),)
+
+
+def test_a_plain_sentence_is_one_manual_step_and_an_old_ledgers_fix_too() -> None:
+    assert steps("") == () and steps(["a", do(Action.RETRY), "a"]) == (*steps("a"), do(Action.RETRY))
+    old = Finding.model_validate(
+        {"rule": "TD-COPY-001", "severity": "error", "message": "m", "fix": "Call pull_artifacts."}
+    )
+    assert old.fix == steps("Call pull_artifacts.")
+    new = Finding(rule="TD-COPY-001", severity="error", message="m", fix=(do(Action.PULL, job_id="j1"),))
+    assert Finding.model_validate(json.loads(new.model_dump_json())) == new
+
+
+@given(FOREIGN)
+@settings(deadline=None)
+def test_a_path_that_is_pasted_arrives_as_it_is(text: str) -> None:
+    words = shlex.split(in_commands([do(Action.VERIFY, path=text)]).split("`", 1)[1].rpartition("`")[0])
+    assert words[:2] == ["gpuwarden", "verify"] and words[-1] == text
+    if text[0] == "-":
+        assert words[-2] == "--"
+    called = (
+        in_calls([do(Action.VERIFY, path=text)]).removeprefix("Call verify_checkpoint with path=").removesuffix(".")
+    )
+    assert text == (json.loads(called) if called.startswith('"') else called)
+
+
+def replies(text: str) -> list[Result]:
+    """A reply with `text` wherever somebody else's text may be, beside next steps that are worded."""
+    step = do(Action.PULL, job_id="j1")
+    found = [Finding(rule="TD-COPY-001", severity="error", message=text, fix=(step,))]
+    refusal = error_reply(Refused(text, step, found))
+    assert isinstance(refusal, RefusalReply)
+    return [
+        CheckReply(
+            job_id="j1", state="failed", why=text, metrics={text: 1.0}, alerts=[text], message=text, next=(step,),
+            log=f"<<<\n{text}\n>>>",
+        ),
+        PullReply(
+            job_id="j1", dest=text, files=1, bytes=1, bytes_sent=1, manifest="m", missing=[text], problems=[text],
+            next=(step,),
+        ),
+        refusal,
+    ]  # fmt: skip
+
+
+SHOWN = {CheckReply: console.checked, PullReply: console.pulled, RefusalReply: console.failed}
+
+
+def texts(body: Any) -> list[str]:
+    if isinstance(body, dict):
+        return [text for key, value in body.items() for text in (key, *texts(value))]
+    return [text for item in body for text in texts(item)] if isinstance(body, list) else [str(body)]
+
+
+@given(FOREIGN)
+@settings(deadline=None, max_examples=40)
+def test_foreign_text_survives_every_interface(text: str) -> None:
+    import io
+
+    from rich.console import Console
+
+    for reply in replies(text):
+        before = reply.model_dump_json().count(json.dumps(text)[1:-1])
+        for words in (in_calls, in_commands):
+            left = worded(reply, words)
+            assert left.model_dump_json().count(json.dumps(text)[1:-1]) >= before
+            assert "gpuwarden pull j1" in left.hint or "pull_artifacts with job_id=j1" in left.hint
+        screen = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            wide = Console(file=screen, width=100_000, highlight=False)
+            patch.setattr(console, "out", wide)
+            patch.setattr(console, "err", wide)
+            SHOWN[type(reply)](worded(reply, in_commands))  # type: ignore[operator]
+        assert text in screen.getvalue()
+
+
+@given(FOREIGN)
+@settings(deadline=None, max_examples=15)
+def test_foreign_text_survives_a_tools_result_and_the_json_of_a_command(
+    text: str,
+) -> None:
+    import contextlib
+    import io
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        from gpuwarden.core.clock import SystemClock
+
+        ctx = open_house(Path(folder), SystemClock())
+        for reply in replies(text):
+            result = call_result(ctx, reply)
+            for told in (result.structured_content, json.loads(result.content[0].text)):  # type: ignore[union-attr]
+                assert any(text in found for found in texts(told))
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                answer(reply, True, "message")
+            body = json.loads(out.getvalue())
+            assert any(text in found for found in texts(body))
+            assert body["next"] == [{"action": "pull", "parameters": {"job_id": "j1"}}]
+            assert body["hint"] == "Run `gpuwarden pull j1`."
+
+
+def test_every_command_and_option_that_is_named_exists() -> None:
+    assert set(TOOLS) >= OF_A_JOB and {name.split()[0] for name in wording.COMMANDS.values()} <= set(cli.commands)
+    options = {name for p in cli.commands["submit"].params for name in p.opts}
+    assert set(wording.OPTIONS.values()) <= options
+    from gpuwarden.core.models import JobSpec
+
+    plain = set(JobSpec.model_fields) - {"script", "command", "args"}  # these are what a command line ends with
+    assert {wording.option(name) for name in plain} <= options
+
+
+def test_the_help_cuts_no_sentence_off() -> None:
+    import click
+
+    from gpuwarden.interfaces.cli.base import GroupedCommands
+
+    shown = {name: command for name, command in cli.commands.items() if not command.hidden}
+    context = click.Context(cli, info_name="gpuwarden", terminal_width=80)
+    text = cli.get_help(context)
+    assert "..." not in text.replace("t...", "").replace("r...", "").replace("[ARGS]...", "")
+    assert all(f"  {name} " in text for name in shown), "every command is listed below a heading"
+    assert all(f"{heading}:" in text for heading in GroupedCommands.rooms.values())
+    bare = [
+        (name, option.opts) for name, command in shown.items()
+        for option in command.params if isinstance(option, click.Option) and not option.help
+    ]  # fmt: skip
+    assert not bare, "every option says what it is for"
