@@ -15,7 +15,7 @@ from evals.harness.proxy import Door
 from evals.harness.recorder import Recorder
 from evals.harness.runner import Play
 from evals.harness.setup import Setup, any_of
-from evals.harness.subprocess_agent import Place, drive, place
+from evals.harness.subprocess_agent import drive, place
 from evals.scoring.cases import Case
 
 PROGRAM: Final = "claude"
@@ -45,7 +45,11 @@ def make(setup: Setup) -> Play:
             config = here.own / "mcp.json"
             entry = {"type": "stdio", "command": server[0], "args": server[1:]}
             config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
-            options = [*_options(case, setup, config), *_forced(setup, here)]
+            options = _options(case, setup, config)
+            if setup.pack.forced:  # as a file: program arguments have a length limit
+                forced = here.own / "forced.md"
+                forced.write_text(setup.pack.forced, "utf-8")
+                options += ["--append-system-prompt-file", str(forced)]
             drive([program, *options], recorder, setup, env, here.work, ("result",))
         door.was_used()
 
@@ -62,12 +66,3 @@ def _options(case: Case, setup: Setup, config: Path) -> list[str]:
     if case.limits.get("agent_usd"):
         options += ["--max-budget-usd", str(case.limits["agent_usd"])]
     return options
-
-
-def _forced(setup: Setup, here: Place) -> list[str]:
-    """The text of the context, as a file: program arguments have a length limit."""
-    if not setup.pack.forced:
-        return []
-    file = here.own / "forced.md"
-    file.write_text(setup.pack.forced, "utf-8")
-    return ["--append-system-prompt-file", str(file)]

@@ -49,8 +49,11 @@ class Seeder:
         if job["fault"] == "preempt":
             self._preempted(id, job)
             return
-        if job["fault"] == "hang":
-            self._freeze(id)
+        if job["fault"] == "hang":  # its supervisor has been killed: nobody watches it any more
+            for status in self._statuses(id):
+                pid = status.get("pid")
+                if isinstance(pid, int) and pid > 1:
+                    os.kill(pid, signal.SIGKILL)
         self.home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
         if not jobs.lives_on(job):
             gate.touch()
@@ -81,7 +84,9 @@ class Seeder:
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
             self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:
-            self._torn_down(id)
+            ticket = self._proven_request(id)
+            if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
+                raise WireError(f"the person could not approve {ticket}")
         elif self.home.world.knobs.get("asked"):
             self._proven_request(id)
 
@@ -100,21 +105,9 @@ class Seeder:
             self._reach(id, "failed")
             self.home.pass_time(HORIZON_S)
 
-    def _freeze(self, job: str) -> None:
-        """The job hangs, and its supervisor has been killed: nobody watches it any more."""
-        for status in self._statuses(job):
-            pid = status.get("pid")
-            if isinstance(pid, int) and pid > 1:
-                os.kill(pid, signal.SIGKILL)
-
     def _proven_request(self, job: str) -> str:
         self._must("verify_checkpoint", {"job_id": job})
         return str(self._must("teardown_request", {"job_id": job, "verb": "terminate"})["ticket"])
-
-    def _torn_down(self, job: str) -> None:
-        ticket = self._proven_request(job)
-        if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
-            raise WireError(f"the person could not approve {ticket}")
 
     # ---------------------------------------------------------------------------------------------------- looking
 

@@ -83,16 +83,12 @@ class Endpoint:
                 return self._parsed(reply.read(_MAX_REPLY + 1))
         except urllib.error.HTTPError as error:
             with error:
-                self._refused(error)
+                said = self._clean(error.read(2_000).decode("utf-8", "replace"))
+            if error.code in _AGAIN:
+                raise _Again(f"HTTP {error.code}: {said}", retry_after(error.headers.get("Retry-After"))) from error
+            raise AgentDied(f"the endpoint refuses: HTTP {error.code}: {said}") from error
         except (OSError, http.client.HTTPException) as error:
             raise _Again(f"no answer: {type(error).__name__}: {error}") from error
-        raise AssertionError("unreachable")
-
-    def _refused(self, error: urllib.error.HTTPError) -> None:
-        said = self._clean(error.read(2_000).decode("utf-8", "replace"))
-        if error.code in _AGAIN:
-            raise _Again(f"HTTP {error.code}: {said}", _retry_after(error.headers.get("Retry-After")))
-        raise AgentDied(f"the endpoint refuses: HTTP {error.code}: {said}")
 
     def _clean(self, text: str) -> str:
         """Words of the endpoint without the key, which some repeat in their errors."""
@@ -117,8 +113,8 @@ class Endpoint:
         return found
 
 
-def _retry_after(value: str | None) -> float | None:
-    """The header in seconds: a number, or a date."""
+def retry_after(value: str | None) -> float | None:
+    """Return the header `Retry-After` in seconds, from a number or a date; None where it is neither."""
     if value is None:
         return None
     try:

@@ -72,20 +72,16 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
     if arm == "none":
         return Pack(arm)
     root = root or HERE.parent
-    skills = tuple(_skills(root))
+    pages = sorted((root / "skills").glob("*/SKILL.md"))
+    if not pages:
+        raise EvalError("no skills/<name>/SKILL.md was found", "Give the folder of a pack with --pack", file=root)
+    skills = tuple(_skill(page) for page in pages)
     if arm == "forced":
         text = "\n\n".join(skill.text for skill in skills)
         if len(text) > _MAX_TEXT:
             raise EvalError(f"the pack has {len(text):,} characters", "Too many to force into a context", file=root)
         return Pack(arm, forced=text, root=root)
     return Pack(arm, skills, root=root)
-
-
-def _skills(root: Path) -> list[Skill]:
-    pages = sorted((root / "skills").glob("*/SKILL.md"))
-    if not pages:
-        raise EvalError("no skills/<name>/SKILL.md was found", "Give the folder of a pack with --pack", file=root)
-    return [_skill(page) for page in pages]
 
 
 def _skill(page: Path) -> Skill:

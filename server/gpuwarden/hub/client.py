@@ -184,7 +184,9 @@ class HubClient:
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
-        self._hold_back()
+        wait = self._blocked_until - self._clock.now()
+        if wait > 0:
+            raise _limited(wait)
         base = self.config.viewer if viewer else self.config.endpoint
         limit = timeout_s or self._timeout_s
         self.requests += 1
@@ -205,11 +207,6 @@ class HubClient:
             raise Unreachable(
                 f"{base} can't be reached: {line(error, 120)}", "Check the network and HF_ENDPOINT, then try again."
             ) from None
-
-    def _hold_back(self) -> None:
-        wait = self._blocked_until - self._clock.now()
-        if wait > 0:
-            raise _limited(wait)
 
     def _watch_limits(self, status: int, headers: Mapping[str, str]) -> None:
         if found := _LIMIT.search(headers.get("ratelimit", "")):
@@ -237,6 +234,7 @@ def _limited(wait: float | None) -> RateLimited:
 
 
 async def _bounded(response: Any, path: str) -> bytes:
+    """Read a body of at most MAX_REPLY bytes. Raises BadReply for a longer one."""
     raw = bytearray()
     async for chunk in response.aiter_bytes():
         raw += chunk

@@ -106,19 +106,15 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
 
 
 def _config(name: str, info: dict[str, Any]) -> Config:
-    splits = info.get("splits")
+    splits, features = info.get("splits"), info.get("features")
     pairs = splits.items() if isinstance(splits, dict) else ()
+    counts = [(line(n), s.get("num_examples") if isinstance(s, dict) else None) for n, s in pairs]
     return Config(
         name=line(name),
-        splits=tuple(Split(name=line(n), rows=_count(s)) for n, s in pairs),
-        columns=_columns(info.get("features")),
-        why="" if isinstance(info.get("features"), dict) else "the viewer names no columns",
+        splits=tuple(Split(name=n, rows=rows if isinstance(rows, int) else None) for n, rows in counts),
+        columns=_columns(features),
+        why="" if isinstance(features, dict) else "the viewer names no columns",
     )
-
-
-def _count(split: Any) -> int | None:
-    rows = split.get("num_examples") if isinstance(split, dict) else None
-    return rows if isinstance(rows, int) else None
 
 
 def _columns(features: Any) -> tuple[Column, ...]:
@@ -142,14 +138,12 @@ def _failed(answer: dict[str, Any]) -> tuple[str, ...]:
 def _row(item: dict[str, Any]) -> str:
     row = item.get("row")
     cells = list(row.items())[:MAX_COLUMNS] if isinstance(row, dict) else []
-    short = {line(k, 80): _cell(v) for k, v in cells}
+    short: dict[str, Any] = {}
+    for name, value in cells:
+        if not isinstance(value, int | float | str | None):
+            value = json.dumps(value, ensure_ascii=False)
+        short[line(name, 80)] = line(value, CELL) if isinstance(value, str) else value
     return json.dumps({"row": item.get("row_idx"), **short}, ensure_ascii=False)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, int | float | None):
-        return value
-    return line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), CELL)
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
