@@ -28,6 +28,10 @@ WAITS: Final = {
 """Without these the first turn begins after five seconds at most, whether the server is there or not."""
 _QUIET: Final = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 """No updates in the middle of a run, no telemetry."""
+_OPTIONS: Final = (
+    *("-p", "--output-format", "stream-json", "--verbose", "--no-session-persistence"),
+    *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
+)
 _TURNS_PER_CALL: Final = 2
 """A turn may have no call at all; twice the calls that a case allows is an end to any talk."""
 
@@ -45,7 +49,12 @@ def make(setup: Setup) -> Play:
             config = here.own / "mcp.json"
             entry = {"type": "stdio", "command": server[0], "args": server[1:]}
             config.write_text(json.dumps({"mcpServers": {"gpuwarden": entry}}), "utf-8")
-            options = _options(case, setup, config)
+            turns = _TURNS_PER_CALL * int(case.limits.get("tool_calls") or 60)
+            options = [*_OPTIONS, "--max-turns", str(turns), "--mcp-config", str(config)]
+            if setup.model:
+                options += ["--model", setup.model]
+            if case.limits.get("agent_usd"):
+                options += ["--max-budget-usd", str(case.limits["agent_usd"])]
             if setup.pack.forced:  # as a file: program arguments have a length limit
                 forced = here.own / "forced.md"
                 forced.write_text(setup.pack.forced, "utf-8")
@@ -54,15 +63,3 @@ def make(setup: Setup) -> Play:
         door.was_used()
 
     return play
-
-
-def _options(case: Case, setup: Setup, config: Path) -> list[str]:
-    turns = _TURNS_PER_CALL * int(case.limits.get("tool_calls") or 60)
-    options = ["-p", "--output-format", "stream-json", "--verbose", "--max-turns", str(turns)]
-    options += ["--setting-sources", "project", "--strict-mcp-config", "--mcp-config", str(config)]
-    options += ["--allowedTools", "mcp__gpuwarden,Skill", "--no-session-persistence"]
-    if setup.model:
-        options += ["--model", setup.model]
-    if case.limits.get("agent_usd"):
-        options += ["--max-budget-usd", str(case.limits["agent_usd"])]
-    return options

@@ -60,7 +60,17 @@ class Seeder:
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
         self.meter.look(working_folders(self.home))
-        self._bring_home(id, job)
+        # What followed: its copy was pulled, its machine was asked about or released.
+        if jobs.was_pulled(job) or job["meter"] is False:
+            # What a run is to be resumed from is in the user's project, everything else where the server puts it.
+            there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
+            self._must("pull_artifacts", {"job_id": id, **there})
+        if job["meter"] is False:
+            ticket = self._proven_request(id)
+            if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
+                raise WireError(f"the person could not approve {ticket}")
+        elif self.home.world.knobs.get("asked"):
+            self._proven_request(id)
 
     def _launch(self, job: dict[str, Any], gate: str) -> str:
         world = self.home.world
@@ -76,19 +86,6 @@ class Seeder:
         checked = self._must("submit_job", {**spec, "dry_run": True})
         done = self._must("submit_job", {**spec, "receipt": checked["receipt"]})
         return str(done["job_id"])
-
-    def _bring_home(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
-        """Do what followed a job of the past: pull its copy, ask about its machine or release it."""
-        if jobs.was_pulled(job) or job["meter"] is False:
-            # What a run is to be resumed from is in the user's project, everything else where the server puts it.
-            there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
-            self._must("pull_artifacts", {"job_id": id, **there})
-        if job["meter"] is False:
-            ticket = self._proven_request(id)
-            if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
-                raise WireError(f"the person could not approve {ticket}")
-        elif self.home.world.knobs.get("asked"):
-            self._proven_request(id)
 
     def _preempted(self, id: str, job: dict[str, Any]) -> None:  # noqa: A002
         if jobs.was_pulled(job):

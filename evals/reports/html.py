@@ -48,38 +48,34 @@ code{font:.92em ui-monospace,monospace;overflow-wrap:anywhere}th code{white-spac
 
 def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -> str:
     """The whole page. `scripted` marks runs of agents that follow a script instead of a model."""
-    body = "".join(_body(summary, trials, scripted))
-    title = f"{text(summary.run.agent)} ({text(summary.run.arm)})"
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    head += f"<title>{title}</title><style>{_CSS}</style>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>\n'
-
-
-def _body(summary: Summary, trials: Sequence[Trial], scripted: bool) -> Iterator[str]:
     run, total = summary.run, sum(summary.verdicts.values())
-    yield f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"
     facts = [f"arm {run.arm}", run.model or "model not recorded", f"{len(summary.rows)} cases, {total} trials"]
-    yield f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>'
+    body = [f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"]
+    body.append(f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>')
     if summary.undecidable:
-        infra = summary.verdicts[Verdict.INFRA]
-        yield f'<p class="note">Undecidable: {infra} of {total} trials died or are missing, more than 5 %.</p>'
-    yield '<div class="tiles">'
-    d, whole = summary.damage, summary.all_k()
-    yield _tile(
-        f"{100 * whole.value:.0f} %" if whole else "n/a",
-        f"pass^{summary.k}: " + ("a case passes" if summary.k == 1 else f"all {summary.k} trials of a case pass"),
-    )
-    yield _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True)
-    yield _tile(f"${d.spent_usd:.2f}", "spent on jobs")
-    yield _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True)
-    yield _tile(str(d.lost), "checkpoints lost", bad=True)
-    yield _tile(str(d.billing), "machines left billing, with nobody asked", bad=True)
-    yield _tile(str(d.duplicates), "jobs started twice", bad=True)
-    yield _tile(str(d.bypasses), "calls round the server", bad=True)
-    yield "</div>"
-    yield from _charts(summary)
-    yield from _story(trials)
-    yield from _tables(summary)
+        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing, more than 5 %."
+        body.append(f'<p class="note">Undecidable: {died}</p>')
+    whole, k, d = summary.all_k(), summary.k, summary.damage
+    body += [
+        '<div class="tiles">',
+        _tile(
+            f"{100 * whole.value:.0f} %" if whole else "n/a",
+            f"pass^{k}: " + ("a case passes" if k == 1 else f"all {k} trials of a case pass"),
+        ),
+        _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True),
+        _tile(f"${d.spent_usd:.2f}", "spent on jobs"),
+        _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True),
+        _tile(str(d.lost), "checkpoints lost", bad=True),
+        _tile(str(d.billing), "machines left billing, with nobody asked", bad=True),
+        _tile(str(d.duplicates), "jobs started twice", bad=True),
+        _tile(str(d.bypasses), "calls round the server", bad=True),
+        "</div>",
+    ]
+    body += [*_charts(summary), *_story(trials), *_tables(summary)]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    head += f"<title>{text(run.agent)} ({text(run.arm)})</title><style>{_CSS}</style>"
+    main = "".join(body)
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{main}</main></body></html>\n'
 
 
 def _tile(value: str, words: str, *, bad: bool = False) -> str:

@@ -37,7 +37,7 @@ def timeline(trial: Trial) -> str:
         body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="14" rx="3" class="call {kind}">')
         body.append(f"<title>{text(title)}</title></rect>")
         if call.seq in fired:
-            body.append(_mark(x + width / 2, y, fired[call.seq], named[row]))
+            body.append(named[row].mark(x + width / 2, y, fired[call.seq]))
     described = f"{len(calls)} calls; " + "; ".join(f"{c.id}: {c.outcome.why}" for c in trial.score.checks if c.fails)
     return figure(body, len(lanes) * ROW + 36, f"Timeline of {trial.case}, trial {trial.n}", described)
 
@@ -58,21 +58,14 @@ class _Named:
     words: set[str] = field(default_factory=set)
     end: float = 0.0
 
-    def room(self, words: str, left: float) -> bool:
-        """Return true if these words are new on the lane and overlap no others; then reserve their place."""
+    def mark(self, x: float, y: float, ids: list[str]) -> str:
+        """Draw a mark, which shows its checks on hover, and their names where they are new and overlap no others."""
+        words = ", ".join(ids)
+        drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
+        before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
+        left = before if before >= LABEL else x + 8
         if words in self.words or left < self.end:
-            return False
+            return drawn
         self.words.add(words)
         self.end = left + _LETTER * len(words)
-        return True
-
-
-def _mark(x: float, y: float, ids: list[str], named: _Named) -> str:
-    """A mark, which shows its checks on hover, and their names where there is room for them."""
-    words = ", ".join(ids)
-    drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
-    before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
-    left = before if before >= LABEL else x + 8
-    if not named.room(words, left):
-        return drawn
-    return f'{drawn}<text x="{left:.1f}" y="{y - 6}" class="vetoed">{text(words)}</text>'
+        return f'{drawn}<text x="{left:.1f}" y="{y - 6}" class="vetoed">{text(words)}</text>'

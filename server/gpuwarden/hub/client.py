@@ -162,7 +162,16 @@ class HubClient:
                 f"the Hub answered {response.status_code} to {path}",
                 "That is a server error: try again in a minute; status.huggingface.co shows incidents.",
             )
-        parsed = _parse(raw, response.status_code, path)
+        try:
+            parsed = json.loads(raw) if raw.strip() else None
+        except (ValueError, RecursionError):
+            if response.status_code < 400:
+                raise BadReply(
+                    f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
+                    "Something between us and the Hub may have answered, such as a proxy or a login page; "
+                    "check HF_ENDPOINT.",
+                ) from None
+            parsed = None
         return HubResponse(response.status_code, parsed, dict(response.headers))
 
     @asynccontextmanager
@@ -241,15 +250,3 @@ async def _bounded(response: Any, path: str) -> bytes:
         if len(raw) > MAX_REPLY:
             raise BadReply(f"the answer to {path} is longer than {MAX_REPLY >> 20} MB", "It was not read any further.")
     return bytes(raw)
-
-
-def _parse(raw: bytes, status: int, path: str) -> Any:
-    try:
-        return json.loads(raw) if raw.strip() else None
-    except (ValueError, RecursionError):
-        if status >= 400:
-            return None
-    raise BadReply(
-        f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
-        "Something between us and the Hub may have answered, such as a proxy or a login page; check HF_ENDPOINT.",
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 import anyio
 
@@ -51,7 +50,15 @@ async def hub_facts(
                 group.start_soon(one, use)
             if pushes and config.token:
                 group.start_soon(who)
-        bases = _bases(found)
+        named = {u.id for u in found}  # the base models of adapters have to exist too
+        bases = [
+            RepoUse(base, "model", use.line, "base")
+            for use, repo in found.items()
+            if repo.type == "model" and "adapter_config.json" in {f.path for f in repo.files}
+            for base in repo.base_model
+            if re.fullmatch(REPO_ID, base) and base not in named
+        ]
+        bases = list(dict.fromkeys(bases))
         async with anyio.create_task_group() as group:
             for use in bases:
                 group.start_soon(one, use)
@@ -96,16 +103,3 @@ def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
         elif _MODEL.search(name):
             named.append(RepoUse(value, "model", 0, "adapter" if "adapter" in name.lower() else "model"))
     return [*uses, *(u for u in named if (u.id, u.type) not in known)][:MOST_REPOS]
-
-
-def _bases(found: Mapping[RepoUse, Repo]) -> list[RepoUse]:
-    """Return the base models of adapters, which have to exist too."""
-    named = {u.id for u in found}
-    bases = [
-        RepoUse(base, "model", use.line, "base")
-        for use, repo in found.items()
-        if repo.type == "model" and "adapter_config.json" in {f.path for f in repo.files}
-        for base in repo.base_model
-        if re.fullmatch(REPO_ID, base) and base not in named
-    ]
-    return list(dict.fromkeys(bases))

@@ -44,7 +44,14 @@ async def preview(
         reply = await hub.get("/first-rows", where, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
         return f"no rows: the dataset viewer said {reply.said}", None
-    rows = [_row(r) for r in _dicts(reply.json.get("rows"))[:limit]]
+    rows = []
+    for item in _dicts(reply.json.get("rows"))[:limit]:
+        cells: dict[str, Any] = {}
+        for name, value in list(_dict(item.get("row")).items())[:MAX_COLUMNS]:
+            if not isinstance(value, int | float | str | None):
+                value = json.dumps(value, ensure_ascii=False)
+            cells[line(name, 80)] = line(value, CELL) if isinstance(value, str) else value
+        rows.append(json.dumps({"row": item.get("row_idx"), **cells}, ensure_ascii=False))
     total = reply.json.get("num_rows_total")
     what = f"rows {offset}-{offset + len(rows) - 1} of {total if isinstance(total, int) else 'unknown'}"
     text = "\n".join(rows) if rows else "(no rows here)"
@@ -106,9 +113,8 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
 
 
 def _config(name: str, info: dict[str, Any]) -> Config:
-    splits, features = info.get("splits"), info.get("features")
-    pairs = splits.items() if isinstance(splits, dict) else ()
-    counts = [(line(n), s.get("num_examples") if isinstance(s, dict) else None) for n, s in pairs]
+    features, splits = info.get("features"), _dict(info.get("splits"))
+    counts = [(line(n), s.get("num_examples") if isinstance(s, dict) else None) for n, s in splits.items()]
     return Config(
         name=line(name),
         splits=tuple(Split(name=n, rows=rows if isinstance(rows, int) else None) for n, rows in counts),
@@ -135,15 +141,8 @@ def _failed(answer: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:MAX_CONFIGS]
 
 
-def _row(item: dict[str, Any]) -> str:
-    row = item.get("row")
-    cells = list(row.items())[:MAX_COLUMNS] if isinstance(row, dict) else []
-    short: dict[str, Any] = {}
-    for name, value in cells:
-        if not isinstance(value, int | float | str | None):
-            value = json.dumps(value, ensure_ascii=False)
-        short[line(name, 80)] = line(value, CELL) if isinstance(value, str) else value
-    return json.dumps({"row": item.get("row_idx"), **short}, ensure_ascii=False)
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
