@@ -1,6 +1,6 @@
 """The past of a gated world: every job that it starts with goes through the real server, as the world says it went.
 
-Submitted, run, pulled, proven, torn down by a person at a terminal: what the ledger, the machines and the disks hold
+Submitted, run, pulled, proven, torn down by a person at a terminal: what the ledger, the machines and the disks contain
 when the agent enters has really happened.
 """
 
