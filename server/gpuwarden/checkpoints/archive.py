@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     """Examine one path, load and compare it as asked. Return the findings, bounded, the worst files first."""
-    sealed = seal_log.expected(args.log, path) if args.log else {}
+    sealed = seal_log.seals_below(args.log, path) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
         good = [e for e in found.entries.values() if e.verdict == "proven"]

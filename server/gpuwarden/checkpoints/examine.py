@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -69,26 +68,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         ask = replace(ask, expected={**_sealed(tree, ask, found), **ask.expected})
     else:
         found.beyond = tree.restrict(ask.only)
-    left_out = _look_at_all(tree.files, found, ask)
-    for folder in tree.folders:
-        for name, why in folder.odd.items():
-            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
-    if left_out or tree.doubts:
-        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
-        spent = ask.budget.spent if ask.budget else ""
-        if left_out:
-            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
-        found.doubts.append("the folders were not judged, for not all of their files were looked at")
-    else:
-        judge(found)
-    return found
-
-
-def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[str]:
-    """Examine the files, several at a time, and add their entries in the order in which they were given.
-
-    Returns those for which no budget was left.
-    """
+    sizes = tree.files
     together, apart = (
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
     )
@@ -101,7 +81,19 @@ def _look_at_all(sizes: Mapping[str, int], found: Findings, ask: Ask) -> list[st
     with ThreadPoolExecutor(max_workers=max(1, ask.threads)) as pool:
         looked.update(zip(apart, pool.map(lambda n: one(n, alone), apart)))  # noqa: B905
     found.entries.update((n, entry) for n in sizes if (entry := looked[n]) is not None)
-    return [n for n in sizes if looked[n] is None]
+    left_out = [n for n in sizes if looked[n] is None]
+    for folder in tree.folders:
+        for name, why in folder.odd.items():
+            found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why])
+    if left_out or tree.doubts:
+        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
+        spent = ask.budget.spent if ask.budget else ""
+        if left_out:
+            found.doubts.append(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}")
+        found.doubts.append("the folders were not judged, for not all of their files were looked at")
+    else:
+        judge(found)
+    return found
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:

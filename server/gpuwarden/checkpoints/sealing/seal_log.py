@@ -110,7 +110,7 @@ def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
     return all(p in rows and stamp(rows[p]) == stamp_of(p) for p in places)
 
 
-def expected(log: Path, path: Path) -> dict[str, Expected]:
+def seals_below(log: Path, path: Path) -> dict[str, Expected]:
     """Return what the log records of the files below a path, without entries of files that changed since."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
