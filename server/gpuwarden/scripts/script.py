@@ -107,10 +107,6 @@ def read_header(text: str) -> Header | None:
         raise BadRequest("the script has more than one `# /// script` header", "Keep one.")
     lines = blocks[0]["content"].splitlines()
     content = "\n".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
-    return _header(content)
-
-
-def _header(content: str) -> Header:
     try:
         table = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:

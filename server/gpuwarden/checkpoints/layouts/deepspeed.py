@@ -68,6 +68,19 @@ class _Parts:
             found.add(stage if type(stage) is int else None)
         return found.pop() if len(found) == 1 else None
 
+    @property
+    def numels(self) -> list[list[list[int]]]:
+        """Return each head's elements of the trained parameters by group; empty where that is not recorded."""
+        made: list[list[list[int]]] = []
+        for head in self.heads:
+            groups = head.get("param_shapes")
+            if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+                groups = []
+            shapes = [[sizes(s) for s in g.values()] for g in groups]
+            whole = all(None not in group for group in shapes)
+            made.append([[math.prod(s) for s in group if s is not None] for group in shapes] if whole else [])
+        return made
+
 
 def claims(folder: Folder) -> bool:
     """Return true for a folder with parts of ranks, or with `latest` beside such folders."""
@@ -177,10 +190,10 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
     most = max(made_steps, default=0)
     if said.step is not None and most > said.step:
         said.resume.append(f"the optimizers have made {most:,} steps, but the checkpoint is at {said.step:,}")
-    shapes = [_numels(h.get("param_shapes")) for h in parts.heads]
-    if shapes and shapes[0] and all(s == shapes[0] for s in shapes) and not _apart(folder):
-        _sum(flat, shapes[0], parts.stage, said)
-    elif any(s != shapes[0] for s in shapes):
+    numels = parts.numels
+    if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
+        _sum(flat, numels[0], parts.stage, said)
+    elif any(n != numels[0] for n in numels):
         said.problems.append("the ranks' parts are of models of different shapes")
 
 
@@ -195,14 +208,6 @@ def _groups(state: dict[Any, Any]) -> list[int | None]:
             ref = None
         numels.append(None if ref is None else math.prod(ref.shape))
     return numels
-
-
-def _numels(groups: Any) -> list[list[int]]:
-    """Return the elements of the model's trained parameters by group; empty where that is not recorded."""
-    if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
-        return []
-    found = [[sizes(s) for s in g.values()] for g in groups]
-    return [[math.prod(s) for s in g if s is not None] for g in found] if all(None not in g for g in found) else []
 
 
 def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:

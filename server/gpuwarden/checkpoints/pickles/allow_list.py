@@ -98,13 +98,6 @@ def _literal(args: tuple[Any, ...]) -> bool:
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
-def _factory(args: tuple[Any, ...]) -> bool:
-    """Accept a container type: nothing else may be called for a missing key."""
-    simple = {("builtins", n) for n in ("list", "dict", "set", "int", "float", "str")}
-    simple.add(("collections", "OrderedDict"))
-    return not args or (len(args) == 1 and (args[0] is None or _is_one_of(args[0], simple)))
-
-
 def _moment(args: tuple[Any, ...]) -> bool:
     """Accept numbers or encoded bytes, and a time zone."""
     funcs = [a.func if isinstance(a, Call) else None for a in args if not _scalar(a)]
@@ -153,11 +146,17 @@ _NUMPY_DTYPES = frozenset(
               "LongLong", "ULongLong", "Float16", "Float32", "Float64", "LongDouble", "Complex64", "Complex128",
               "CLongDouble", "Bytes", "Str", "Void", "DateTime64", "TimeDelta64", "Object")
 )  # fmt: skip
+# Container types: nothing else may be called for a missing key.
+_FACTORIES = frozenset(
+    {("collections", "OrderedDict"), *(("builtins", n) for n in ("list", "dict", "set", "int", "float", "str"))}
+)
 # What torch's safe loader takes without being asked, and what random number states are made of.
 _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("collections", "OrderedDict"): _literal,
     ("collections", "Counter"): _literal,
-    ("collections", "defaultdict"): _factory,
+    ("collections", "defaultdict"): lambda args: (
+        len(args) < 2 and all(a is None or _is_one_of(a, _FACTORIES) for a in args)
+    ),
     ("builtins", "set"): _literal,
     ("builtins", "complex"): _numbers,
     ("builtins", "bytearray"): _bytes,

@@ -59,8 +59,18 @@ def fill(
         codes = some(f"0x{op:02x}" for op in tree.opcodes)
         found.doubts.append(f"its pickle uses opcodes that torch does not write: {codes}")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
-    storages = _storages(tree, stored)
-    found.tensors = [_place(name, ref, stored) for name, ref in walk(tree.root)]
+    storages = set()
+    for p in tree.persistent:
+        key, dtype, numel = storage(p)
+        if key in storages:
+            continue
+        storages.add(key)
+        if key not in stored:
+            raise Broken(f"storage {short(key, 40)} is missing")
+        need = numel * DTYPES[dtype].bits // 8
+        if need != stored[key][1]:
+            raise Broken(f"storage {short(key, 40)} has {stored[key][1]:,} bytes; {need:,} are needed")
+    found.tensors = [_place(where, ref, stored) for where, ref in walk(tree.root)]
     found.content = tree.root
     found.proved.append(f"{len(found.tensors):,} tensors in {len(storages):,} storages; read without running anything")
     unused = [k for k in stored if k not in storages]
@@ -87,22 +97,6 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
         found.unproved.append(
             f"that it unpickles: it has objects of {some(sorted({n.module for n in extra}))}; not run"
         )
-
-
-def _storages(tree: Tree, stored: Mapping[str, tuple[int, int]]) -> set[str]:
-    """Return the keys of the storages that the pickle names; each must be there in full size."""
-    seen: set[str] = set()
-    for p in tree.persistent:
-        key, dtype, numel = storage(p)
-        if key in seen:
-            continue
-        seen.add(key)
-        if key not in stored:
-            raise Broken(f"storage {short(key, 40)} is missing")
-        need = numel * DTYPES[dtype].bits // 8
-        if need != stored[key][1]:
-            raise Broken(f"storage {short(key, 40)} has {stored[key][1]:,} bytes; {need:,} are needed")
-    return seen
 
 
 def storage(p: Persistent) -> tuple[str, str, int]:
