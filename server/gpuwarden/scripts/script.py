@@ -133,6 +133,6 @@ def parse(text: str) -> ast.Module:
         ) from error
     except (RecursionError, MemoryError, ValueError) as error:
         raise BadRequest(
-            "the script can't be parsed: it nests too deeply or holds characters that Python does not allow",
+            "the script can't be parsed: it nests too deeply or contains characters that Python does not allow",
             "Simplify it; a training script needs no such depth.",
         ) from error
