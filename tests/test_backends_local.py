@@ -129,7 +129,7 @@ def test_an_unreadable_requirement_is_a_bad_request() -> None:
 @pytest.mark.parametrize(
     ("status", "state", "why"),
     [
-        ({"state": "missing"}, Job.UNKNOWN, "run folder is not"),
+        ({"state": "missing"}, Job.UNKNOWN, "no run folder"),
         ({"state": "absent"}, Job.UNKNOWN, "never launched"),
         ({"state": "unreadable", "why": "torn"}, Job.UNKNOWN, "torn"),
         ({"state": "running", "alive": True, "updated_at": 99}, Job.RUNNING, "alive"),
