@@ -63,8 +63,23 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
 
     `raised` are the open alerts: near its limit, a condition stays until it clears well.
     """
-    found = [*await _budgets(ctx), *_accounts(ctx, raised)]
-    for job_id in _telling(ctx):
+    found = []
+    for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
+        cap = ctx.policy.caps_for(platform).per_day_usd
+        if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
+            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
+            found.append(Condition(subject, "day_budget", text))
+    for funds in known_funds(ctx):
+        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
+        # An open alert clears later than it was raised: what is spent goes up and down.
+        hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
+        if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
+            found.append(Condition(subject, "danger_clock", line(text, 400)))
+    day = ctx.clock.now() - DAY_S
+    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
+    lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
+    for job_id in dict.fromkeys((*unsettled(ctx), *(subject.removeprefix("job/") for subject in lately))):
         await checkpoint()
         job = read_job(ctx.ledger, job_id)
         found += _of_job(ctx, job, raised)
@@ -74,14 +89,6 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
         lease = lease_now(ctx, name.removeprefix("lease/"))
         found += _clocks(ctx, read_job(ctx.ledger, lease.job_id), lease)
     return found
-
-
-def _telling(ctx: Context) -> list[str]:
-    """Return the jobs that something may be so of: the unsettled, and those that failed or were interrupted lately."""
-    day = ctx.clock.now() - DAY_S
-    failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
-    preempted = (e.subject for e in ctx.ledger.recent(JobPreempted, day))
-    return list(dict.fromkeys((*unsettled(ctx), *(s.removeprefix("job/") for s in (*failed, *preempted)))))
 
 
 def _recent(ctx: Context, at: float) -> bool:
@@ -201,29 +208,6 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
 
 
 # ------------------------------------------------------------------------------------------------------- all of it
-
-
-async def _budgets(ctx: Context) -> list[Condition]:
-    found = []
-    for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
-        cap = ctx.policy.caps_for(platform).per_day_usd
-        if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
-            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
-            found.append(Condition(subject, "day_budget", text))
-    return found
-
-
-def _accounts(ctx: Context, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
-    """Yield the balances that end soon.
-
-    An open alert clears later than it was raised: what is spent goes up and down.
-    """
-    for funds in known_funds(ctx):
-        subject, clock = f"{BALANCE}{funds.platform}", funds.clock
-        hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
-        if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
-            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
-            yield Condition(subject, "danger_clock", line(text, 400))
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:

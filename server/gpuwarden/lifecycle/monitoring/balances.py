@@ -19,9 +19,11 @@ UNTOLD: Final = "what becomes of the machines then is not described; add credit,
 async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
     """Ask for the balance where a machine may bill, and remember what it comes to."""
     machines = {i.id: i for i in listed if i.state is not InstanceState.GONE}
-    for lease in (lease_now(ctx, m.id) for m in mine):
-        if lease.instance is not None and lease.instance.id in machines:
-            machines[lease.instance.id] = _fuller(machines[lease.instance.id], lease.instance)
+    for seen in (lease_now(ctx, lease.id).instance for lease in mine):
+        if seen is not None and seen.id in machines:  # only a look at a machine shows some prices
+            known = machines[seen.id]
+            missing = (f for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(known, f) is None)
+            machines[seen.id] = known.model_copy(update={f: getattr(seen, f) for f in missing})
     if not machines:
         ctx.funds[platform] = None
         return
@@ -32,13 +34,9 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
     except Exception as error:
         balance = Unknown(in_our_words(error).message)
     burn, whole = _burn(machines.values(), balance)
-    ctx.funds[platform] = Funds(platform, balance, burn, whole, ctx.clock.now(), _effect(ctx, platform))
-
-
-def _fuller(listed: Instance, seen: Instance) -> Instance:
-    """Return a machine of a list with the prices that only a look at it shows."""
-    told = {f: getattr(seen, f) for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(listed, f) is None}
-    return listed.model_copy(update=told)
+    clocks = ctx.profile(platform).danger_clocks
+    effect = next((clock.effect for clock in clocks if clock.counts_from == "balance"), UNTOLD)
+    ctx.funds[platform] = Funds(platform, balance, burn, whole, ctx.clock.now(), effect)
 
 
 def _burn(machines: Iterable[Instance], balance: Answer[Balance]) -> tuple[float, bool]:
@@ -51,11 +49,6 @@ def _burn(machines: Iterable[Instance], balance: Answer[Balance]) -> tuple[float
         return 0.0, False
     told = balance.value.per_hour
     return (total, whole) if told is None else (max(total, told), True)
-
-
-def _effect(ctx: Context, platform: str) -> str:
-    clocks = ctx.profile(platform).danger_clocks
-    return next((c.effect for c in clocks if c.counts_from == "balance"), UNTOLD)
 
 
 def known_funds(ctx: Context) -> list[Funds]:

@@ -43,7 +43,9 @@ async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     except WardenError as error:
         answer = Unknown(error.message)
     if isinstance(answer, Unknown):
-        _doubt(ctx, lease, answer.why)
+        ctx.unseen[lease_id] = answer.why
+        if lease.state is Lease.METERING:
+            ctx.ledger.add(lease.subject, LeaseUnverified(why=answer.why))
         return answer
     ctx.unseen.pop(lease_id, None)
     instance = answer.value
@@ -103,14 +105,9 @@ def given_back(ctx: Context, lease: LeaseRecord) -> bool:
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
-def _doubt(ctx: Context, lease: LeaseRecord, why: str) -> None:
-    ctx.unseen[lease.id] = why
-    if lease.state is Lease.METERING:
-        ctx.ledger.add(lease.subject, LeaseUnverified(why=why))
-
-
 def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    last = ctx.ledger.last(lease.subject, LeaseLook)
+    """Record what a look at a machine that exists has changed."""
+    before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
     if last is not None and last.data.saw != "alive":
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
     if lease.state is Lease.UNVERIFIED:
@@ -118,13 +115,8 @@ def _alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
     elif lease.state is Lease.STOPPED:
         why = "the instance was seen running after it had been seen stopped or gone"
         ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
-    elif lease.instance is None or _moved(lease.instance, instance):
-        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
-
-
-def _moved(before: Instance, now: Instance) -> bool:
-    """Return whether state or address changed: a machine may come back at another port between two looks."""
-    return before.state is not now.state or (now.place is not None and before.place != now.place)
+    elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
+        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # it may come back at another port
 
 
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
@@ -137,7 +129,7 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
         _record(ctx, lease, LeaseLook(saw=saw, cost=instance.cost_usd if instance else None), instance)
     elif ctx.clock.now() - last.at >= settle_s:
         why = f"seen {saw} twice, {ctx.clock.now() - last.at:.1f} s apart"
-        cost = _final_cost(lease_now(ctx, lease.id), instance)
+        cost = instance.cost_usd if instance and instance.cost_usd is not None else lease_now(ctx, lease.id).cost
         if lease.state in LIVE_LEASES:
             _record(ctx, lease, LeaseStopped(saw=saw, why=why, cost_usd=cost), instance)
         else:
@@ -156,11 +148,6 @@ def _agrees(last: Event[LeaseLook], saw: str, instance: Instance | None, now: fl
         return True
     explained = (instance.stopped_usd_per_hour or 0) * (now - last.at) / 3600
     return bool(after - before <= explained * 1.05 + 1e-9)
-
-
-def _final_cost(lease: LeaseRecord, instance: Instance | None) -> float | None:
-    """Return the provider's last figure of the cost; `lease` may have an older one."""
-    return instance.cost_usd if instance and instance.cost_usd is not None else lease.cost
 
 
 def _record(ctx: Context, lease: LeaseRecord, event: LeaseBody, instance: Instance | None) -> None:
