@@ -207,7 +207,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
     if isinstance(found, Known):
         ours = sorted((i for i in found.value if i.token == lease.id), key=lambda i: (i.created_at or 0, i.id))
         held = any(_holder(ctx, lease, i) for i in ours)  # then it is neither our machine nor the lack of one
-        found = Unknown("another lease stands for the machine that carries the token") if held else Known(tuple(ours))
+        found = Unknown("the machine that carries the token belongs to another lease") if held else Known(tuple(ours))
     if isinstance(found, Unknown):
         ctx.unseen[lease.id] = found.why
     else:
