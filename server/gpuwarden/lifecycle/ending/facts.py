@@ -71,7 +71,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         copy_problems=copy.problems,
         copy_unread=copy.unread,
         copy_aside=copy.aside,
-        other_jobs=_others(ctx, job, lease),
+        other_jobs=_other_jobs(ctx, job, lease),
         unusable_rules=unusable_rules(),
         durable_storage=job.spec.durable_storage,
         disclosure=await _disclosed(ctx, job, lease),
@@ -99,6 +99,7 @@ async def _listed(
 
 
 async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Disclosure]:
+    """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs."""
     if lease.id != job.lease:
         return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if job.handle is None:
@@ -125,6 +126,7 @@ async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer
 def _files(
     job: JobRecord, profile: Profile, verb: Verb, listed: Answer[Manifest], pulled: Pulled | None
 ) -> Answer[tuple[OutputFile, ...]]:
+    """Return each listed file with its storage tier, whether the verb destroys it, and whether it was pulled."""
     if isinstance(listed, Unknown):
         return listed
     rows = []
@@ -143,8 +145,8 @@ def _files(
     return Known(tuple(rows))
 
 
-def _others(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
-    """Jobs that have not ended and use the same instance."""
+def _other_jobs(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, ...]:
+    """Return the other jobs that use the same instance and have not ended."""
     found = []
     for subject in ctx.ledger.leases_of_instance(lease.instance_id) if lease.instance_id else ():
         other = read_lease(ctx.ledger, subject.removeprefix("lease/"))

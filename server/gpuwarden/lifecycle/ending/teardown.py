@@ -254,6 +254,7 @@ async def approve(
 
 
 def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
+    """Raise Refused or BadRequest where an approval by this channel can't carry the request out as it is now."""
     record = view.record
     if channel not in ctx.policy.approval.channels:
         raise Refused(

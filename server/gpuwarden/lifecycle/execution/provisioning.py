@@ -97,6 +97,7 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
+    """Send the create request and record its outcome; an answer that names no machine of ours counts as lost."""
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
     except MAYBE_DONE as lost:
@@ -238,6 +239,7 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
 
 
 async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
+    """Decide by the state of a rented machine: contact it, wait, start it again, or give it back."""
     if isinstance(answer, Unknown):
         return False
     instance = answer.value

@@ -82,8 +82,8 @@ async def conditions(ctx: Context, raised: Container[tuple[str, str, str]]) -> l
     for job_id in dict.fromkeys((*unsettled(ctx), *(subject.removeprefix("job/") for subject in lately))):
         await checkpoint()
         job = read_job(ctx.ledger, job_id)
-        found += _of_job(ctx, job, raised)
-        found += [c for name in leases_of(ctx, job) for c in _of_lease(ctx, job, lease_now(ctx, name))]
+        found += _job_conditions(ctx, job, raised)
+        found += [c for name in leases_of(ctx, job) for c in _lease_conditions(ctx, job, lease_now(ctx, name))]
     for name in ctx.ledger.resting():
         await checkpoint()
         lease = lease_now(ctx, name.removeprefix("lease/"))
@@ -98,7 +98,8 @@ def _recent(ctx: Context, at: float) -> bool:
 # --------------------------------------------------------------------------------------------------------- a job
 
 
-def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+def _job_conditions(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]]) -> Iterator[Condition]:
+    """Yield what is so of a job: its failure or interruption, questions about it, and what its last look showed."""
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
         text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
@@ -119,12 +120,13 @@ def _of_job(ctx: Context, job: JobRecord, raised: Container[tuple[str, str, str]
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     seen = ctx.observed.get(job.id)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
-        yield from _of_look(ctx, job, seen, raised)
+        yield from _observed_conditions(ctx, job, seen, raised)
 
 
-def _of_look(
+def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[tuple[str, str, str]]
 ) -> Iterator[Condition]:
+    """Yield what an observation of a job shows: an idle GPU, a stall, a disk that fills."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
@@ -151,7 +153,8 @@ def _of_look(
 # ------------------------------------------------------------------------------------------------------- a machine
 
 
-def _of_lease(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
+    """Yield what is so of a machine: it bills for nothing, can't be seen, met a cap, came back, or ends soon."""
     watch, cost = ctx.policy.watch, spent(ctx, lease.id)
     machine = f"the machine of {job.id} on {lease.platform}"
     if job.state in TERMINAL_JOBS and lease.state is not Lease.STOPPING:

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import NotSupported, in_our_words
-from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Unknown
+from gpuwarden.core.models import Instance, InstanceState, Known, Unknown
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
 from gpuwarden.lifecycle.records import LeaseRecord
@@ -33,22 +33,16 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
         return
     except Exception as error:
         balance = Unknown(in_our_words(error).message)
-    burn, whole = _burn(machines.values(), balance)
+    rates = [m.stopped_usd_per_hour if m.meter is False else m.price_usd_per_hour for m in machines.values()]
+    burn, whole = sum(max(0.0, rate) for rate in rates if rate is not None), None not in rates
+    if isinstance(balance, Known):
+        if balance.value.currency != "USD":
+            burn, whole = 0.0, False
+        elif balance.value.per_hour is not None:  # the platform's figure counts where it is higher
+            burn, whole = max(burn, balance.value.per_hour), True
     clocks = ctx.profile(platform).danger_clocks
     effect = next((clock.effect for clock in clocks if clock.counts_from == "balance"), UNTOLD)
     ctx.funds[platform] = Funds(platform, balance, burn, whole, ctx.clock.now(), effect)
-
-
-def _burn(machines: Iterable[Instance], balance: Answer[Balance]) -> tuple[float, bool]:
-    """Return the hourly spending, and whether all of it is known. The platform's figure counts where it is higher."""
-    rates = [i.stopped_usd_per_hour if i.meter is False else i.price_usd_per_hour for i in machines]
-    total, whole = sum(max(0.0, rate) for rate in rates if rate is not None), None not in rates
-    if isinstance(balance, Unknown):
-        return total, whole
-    if balance.value.currency != "USD":
-        return 0.0, False
-    told = balance.value.per_hour
-    return (total, whole) if told is None else (max(total, told), True)
 
 
 def known_funds(ctx: Context) -> list[Funds]:

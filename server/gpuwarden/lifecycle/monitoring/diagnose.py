@@ -96,6 +96,7 @@ def _text(alert: RunnerAlert) -> str:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
+    """Return the sign of an alert; that of a value which is not finite depends on the metric's name."""
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]

@@ -108,6 +108,7 @@ async def _desktop(ctx: Context, alert: Alert) -> str | None:
 
 
 async def _webhook(ctx: Context, alert: Alert) -> str | None:
+    """Post the alert as signed JSON."""
     secret = ctx.env.get(SECRET)
     if not secret:
         return f"{SECRET} is not set; an alert is not sent unsigned"
@@ -126,6 +127,7 @@ def sign(secret: str, stamp: str, body: bytes) -> str:
 
 
 async def _slack(ctx: Context, alert: Alert) -> str | None:
+    """Post the alert's text to Slack, escaped as Slack asks."""
     text = _words(ctx, alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return await _post(ctx, ctx.policy.watch.slack_url or "", json.dumps({"text": f"gpuwarden: {text}"}).encode(), {})
 

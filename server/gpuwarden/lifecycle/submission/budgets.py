@@ -81,6 +81,7 @@ def spent_today(ctx: Context, *, pretend: bool, without: str = "") -> float:
 
 
 def _committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
+    """Return what a job of the last day has cost and may still cost, in US dollars."""
     cost = sum(max(spent(ctx, lease.id) or 0.0, _billed(ctx, job, lease, lease.opened_at)) for lease in leases)
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
     if job.state in TERMINAL_JOBS:

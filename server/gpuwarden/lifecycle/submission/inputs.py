@@ -126,7 +126,9 @@ class _Walk:
                 self.looked += 1
                 if self.looked > MAX_LOOKED:
                     raise BadRequest(f"the inputs have more than {MAX_LOOKED:,} entries", MORE)
-                if _is_left_out(entry):
+                # made by a run, settings, or a whole environment
+                never = entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo"))
+                if never or (entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")):
                     self.left_out.add(_printable(path))
                 elif entry.is_symlink():
                     real = real_path(self.root, path)
@@ -164,13 +166,6 @@ class _Walk:
             raise BadRequest(f"the inputs are more than {MAX_FILES:,} files", MORE)
         if self.bytes > MAX_BYTES:
             raise BadRequest(f"the inputs have more than {MAX_BYTES >> 20} MiB", MORE)
-
-
-def _is_left_out(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is made by a run, contains settings, or is a whole environment."""
-    if entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo")):
-        return True
-    return entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")
 
 
 def _printable(path: str) -> str:

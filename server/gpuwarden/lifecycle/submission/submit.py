@@ -122,6 +122,7 @@ async def _check(ctx: Context, spec: JobSpec) -> _Checked:
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
+    """Launch what a receipt was issued for, once, when everything is still as it was checked."""
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
         raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
@@ -149,6 +150,7 @@ class NeedsApproval(Refused):
 
 
 def _change(issued: ReceiptIssued, checked: _Checked) -> str:
+    """Return what differs from the facts that a receipt is bound to."""
     before, now = issued.price, checked.facts.price
     if before != now:
         return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
