@@ -51,7 +51,8 @@ async def verify_hub(
     config, listing = await _list(ctx, address)
     if level is Level.STRUCTURE:
         if isinstance(against, Path):
-            against = await _thread(partial(examine, usable(against), Ask(content=False)))
+            local = against
+            against = await _thread(lambda: examine(usable(local), Ask(content=False)))
         found = await _thread(partial(_headers, listing, config, progress))
         made = report(found, level, address, against)
         known = sum(f.sha256 is not None for f in listing.files.values())
