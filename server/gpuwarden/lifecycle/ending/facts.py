@@ -104,8 +104,8 @@ async def _disclosed(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer
         return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
     if job.handle is None:
         return Known(Disclosure())
-    backend = ctx.backend(job.handle.backend)
     try:
+        backend = ctx.backend(job.handle.backend)
         found = await backend.disclose(job.handle)
         # an input looks new there when something touched it, though it still has the content that was sent
         new = {file.path for file in found.files}

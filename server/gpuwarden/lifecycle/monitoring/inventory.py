@@ -255,14 +255,14 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
     """Track rented machines again that are listed although they were believed gone or never rented."""
-    from gpuwarden.lifecycle.execution.provisioning import record_extra, tend
-
     trouble = {}
     why = "it is listed although it was believed gone"
     for instance in listed:
         lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:
             continue
+        from gpuwarden.lifecycle.execution.provisioning import record_extra, tend  # late: most looks find none
+
         try:
             async with ctx.lock(lease.job_id, patience_s=1.0):
                 lease = read_lease(ctx.ledger, lease.id)
