@@ -59,6 +59,8 @@ async def serve_lines(
     server: WardenServer, lines: AsyncIterator[Line], write: Callable[[bytes], Awaitable[None]]
 ) -> None:
     """Serve one client's lines, and answer those that are not messages."""
+    to_server, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, from_server = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def read_all() -> None:
         async with to_server:
@@ -85,8 +87,6 @@ async def serve_lines(
                     line = error_line(getattr(message, "id", None), INTERNAL_ERROR, "the answer can't be written")
                 await write(line)
 
-    to_server, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    outgoing, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     low = server._lowlevel_server  # noqa: SLF001 - the SDK's own transport has no place for an answer to a bad line
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(write_all)
