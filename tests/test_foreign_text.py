@@ -27,7 +27,7 @@ from gpuwarden.core.sanitize import QUOTE, UNQUOTE, named, quoted
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import verify_report
-from gpuwarden.interfaces.cli.approval import _show
+from gpuwarden.interfaces.cli.approval import show_request
 from gpuwarden.interfaces.cli.base import answer as print_reply
 from gpuwarden.interfaces.mcp.server import make_server
 from gpuwarden.interfaces.results import Result
@@ -332,7 +332,7 @@ async def test_a_terminal_is_shown_harmless_text(ctx: Context, printed: Callable
 async def test_a_person_who_approves_is_shown_harmless_text(ctx: Context) -> None:
     job = await ended(ctx)
     person = Typed()
-    _show(ctx, await request(ctx, job, "terminate"), person)
+    show_request(ctx, await request(ctx, job, "terminate"), person)
     assert words(person.shown) >= {"output", "stray"} and not DANGER.search(person.shown)
 
 
