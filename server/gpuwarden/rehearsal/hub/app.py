@@ -29,9 +29,17 @@ from gpuwarden.rehearsal.hub.store import (
     iso,
     wants_lfs,
 )
+from gpuwarden.rehearsal.hub.strict import route
 from gpuwarden.rehearsal.hub.xet import XetStore
 
 PAGE = 1_000
+_CREATE = "name organization type private visibility license sdk files resourceGroupId"
+_INFO = ("blobs", "expand", "securityStatus")
+_LISTING = (
+    *("search", "author", "filter", "pipeline_tag", "gated"),
+    *("sort", "direction", "limit", "cursor", "expand", "full", "cardData", "config"),
+)
+_TREE = ("recursive", "expand", "limit", "cursor")
 
 
 class _RepoConvertor(Convertor[str]):
@@ -227,7 +235,10 @@ class HubRoutes:
         words = [w for s in query.getlist("search") for w in re.split(r"[^a-z0-9]+", s.lower()) if w]
         if not all(w in repo.id.lower() for w in words):
             return False
-        if not (wanted := query.getlist("filter")):
+        wanted = [*query.getlist("filter"), *query.getlist("pipeline_tag")]
+        if "gated" in query and bool(repo.gated) is not (query["gated"].lower() == "true"):
+            return False
+        if not wanted:
             return True
         info = self.store.describe(repo, repo.commits[-1], blobs=False)
         tags = {*info["tags"], info.get("pipeline_tag"), info.get("library_name")}
@@ -395,6 +406,10 @@ class HubRoutes:
     async def xet_token(self, request: Request) -> Response:
         """GET a token for the xet store, which is a folder here."""
         self.repo(request, content=True, write="write" in request.url.path)
+        return self.xet_answer()
+
+    def xet_answer(self) -> Response:
+        """Return the answer of every token route, as JSON and in headers."""
         answer = self.xet.token(self.store.clock.now())
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
@@ -408,12 +423,12 @@ class HubRoutes:
     def routes(self) -> list[BaseRoute]:
         """Return all routes of repos, the specific ones first."""
         rows: list[BaseRoute] = [
-            Route("/api/whoami-v2", self.whoami),
+            route("/api/whoami-v2", self.whoami),
             Route("/api/agent-harnesses", self.harnesses),
             Route("/api/validate-yaml", self.validate_yaml, methods=["POST"]),
-            Route("/api/repos/create", self.create, methods=["POST"]),
-            Route("/api/repos/delete", self.delete, methods=["DELETE"]),
-            Route("/api/repos/move", self.move, methods=["POST"]),
+            route("/api/repos/create", self.create, methods=["POST"], fields=_CREATE),
+            route("/api/repos/delete", self.delete, methods=["DELETE"], fields="name organization type"),
+            route("/api/repos/move", self.move, methods=["POST"], fields="fromRepo toRepo type"),
             Route("/_lfs/{oid}", self.lfs_put, methods=["PUT"]),
             Route("/_lfs/{oid}/verify", self.lfs_verify, methods=["POST"]),
         ]
@@ -421,27 +436,32 @@ class HubRoutes:
             base = f"/api/{kind}"
             one = base + "/{repo:repo}"
             rows += [
-                Route(base, self.listing),
-                Route(one + "/revision/{rev:path}", self.info),
-                Route(one + "/tree/{rev}", self.tree),
-                Route(one + "/tree/{rev}/{path:path}", self.tree),
-                Route(one + "/paths-info/{rev}", self.paths_info, methods=["POST"]),
-                Route(one + "/refs", self.refs),
-                Route(one + "/commits/{rev}", self.commits),
-                Route(one + "/auth-check", self.auth_check),
-                Route(one + "/settings", self.settings, methods=["PUT"]),
-                Route(one + "/branch/{rev:path}", self.make_ref, methods=["POST"]),
-                Route(one + "/tag/{rev:path}", self.make_ref, methods=["POST"]),
-                Route(one + "/preupload/{rev}", self.preupload, methods=["POST"]),
-                Route(one + "/commit/{rev}", self.make_commit, methods=["POST"]),
-                Route(one + "/xet-write-token/{rev}", self.xet_token),
-                Route(one + "/xet-read-token/{rev}", self.xet_token),
-                Route(one, self.info),
+                route(base, self.listing, query=_LISTING),
+                route(one + "/revision/{rev:path}", self.info, query=_INFO),
+                route(one + "/tree/{rev}", self.tree, query=_TREE),
+                route(one + "/tree/{rev}/{path:path}", self.tree, query=_TREE),
+                route(one + "/paths-info/{rev}", self.paths_info, methods=["POST"]),
+                route(one + "/refs", self.refs, query=("include_prs",)),
+                route(one + "/commits/{rev}", self.commits, query=("expand[]", "limit", "p")),
+                route(one + "/auth-check", self.auth_check),
+                route(one + "/settings", self.settings, methods=["PUT"], fields="private visibility gated"),
+                route(one + "/branch/{rev:path}", self.make_ref, methods=["POST"]),
+                route(one + "/tag/{rev:path}", self.make_ref, methods=["POST"]),
+                route(
+                    one + "/preupload/{rev}",
+                    self.preupload,
+                    methods=["POST"],
+                    fields="files gitAttributes gitIgnore sample",
+                ),
+                route(one + "/commit/{rev}", self.make_commit, methods=["POST"]),
+                route(one + "/xet-write-token/{rev}", self.xet_token),
+                route(one + "/xet-read-token/{rev}", self.xet_token),
+                route(one, self.info, query=_INFO),
             ]
             root = "" if kind == "models" else f"/{kind}"
             rows += [
-                Route(root + "/{repo:repo}.git/info/lfs/objects/batch", self.lfs_batch, methods=["POST"]),
-                Route(root + "/{repo:repo}/resolve/{rev}/{path:path}", self.resolve),
+                route(root + "/{repo:repo}.git/info/lfs/objects/batch", self.lfs_batch, methods=["POST"]),
+                route(root + "/{repo:repo}/resolve/{rev}/{path:path}", self.resolve, query=("download",)),
             ]
         return sorted(rows, key=lambda r: isinstance(r, Route) and r.path.startswith("/{repo"))
 
@@ -489,7 +509,7 @@ def _sees(user: User | None, repo: StoredRepo) -> bool:
 
 
 def _entry(path: str, ref: FileRef) -> dict[str, Any]:
-    lfs = {"lfs": {"oid": ref.sha256, "size": ref.size, "pointerSize": 134}} if ref.lfs else {}
+    lfs = {"lfs": {"oid": ref.sha256, "size": ref.size, "pointerSize": len(ref.pointer)}} if ref.lfs else {}
     xet = {"xetHash": ref.xet} if ref.xet else {}
     return {"type": "file", "oid": ref.oid(), "size": ref.size, "path": path, **lfs, **xet}
 

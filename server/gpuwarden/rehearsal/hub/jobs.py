@@ -1,122 +1,56 @@
-"""The rehearsal Hub's jobs: each really runs its command as a process, and its files go when it ends.
-
-A job's log is a file of JSON lines that the log route streams as server-sent events. The time limit is enforced, a
-cancel is a signal, secrets reach the process and are answered as names only. `uv run` is simulated by a small program
-that runs the script with this Python and installs nothing.
-"""
+"""The rehearsal Hub's routes for jobs. `job_runs` runs them, as real processes."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
+from gpuwarden.rehearsal.hub.buckets import HubBuckets
+from gpuwarden.rehearsal.hub.job_requests import FLAVORS, Expose, JobBody, LabelsBody, Volume
+from gpuwarden.rehearsal.hub.job_runs import DEFAULT_TIMEOUT_S, FINAL, JobRuns, RunningJob
 from gpuwarden.rehearsal.hub.store import HubStore, User, iso
-from gpuwarden.remote.sandbox import boxes
-from gpuwarden.remote.sandbox.detect import detect
-from gpuwarden.remote.sandbox.start import start
-from gpuwarden.remote.sandbox.words import Kind, words
+from gpuwarden.rehearsal.hub.strict import Described, NotDescribed, parsed, route
 
-# name: (display name, dollars per hour, GPUs, gigabytes of GPU memory each); the Hub's list of August 2026.
-FLAVORS: dict[str, tuple[str, float, int, int]] = {
-    "cpu-basic": ("CPU basic", 0.01, 0, 0),
-    "cpu-upgrade": ("CPU upgrade", 0.03, 0, 0),
-    "t4-small": ("Nvidia T4", 0.40, 1, 16),
-    "t4-medium": ("Nvidia T4", 0.60, 1, 16),
-    "l4x1": ("Nvidia L4", 0.80, 1, 24),
-    "l40sx1": ("Nvidia L40S", 1.80, 1, 48),
-    "a10g-small": ("Nvidia A10G", 1.00, 1, 24),
-    "a10g-large": ("Nvidia A10G", 1.50, 1, 24),
-    "a100-large": ("Nvidia A100", 2.50, 1, 80),
-    "a100x4": ("Nvidia A100", 10.00, 4, 80),
-    "h200": ("Nvidia H200", 5.00, 1, 141),
-    "rtx-pro-6000": ("Nvidia RTX PRO 6000", 2.75, 1, 96),
-}
-DEFAULT_TIMEOUT_S = 1800
-FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
-_LABEL = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
-_UV = """#!{python}
-# Replaces uv in a rehearsal: runs the script with this Python and installs nothing.
-import os, sys
-args = sys.argv[1:]
-if args[:1] != ["run"]:
-    sys.exit("uv (rehearsal): only `uv run` is simulated")
-args, takes = args[1:], {{"--with", "-p", "--python", "--index-url", "--extra-index-url", "--index"}}
-while args and args[0].startswith("-") and args[0] != "-":
-    flag = args.pop(0)
-    if flag in takes:
-        args.pop(0)
-if not args:
-    sys.exit("uv (rehearsal): nothing to run")
-program = args[1:] if args[0] == "python" else args
-os.execv(sys.executable, [sys.executable, *program])
-"""
-
-
-@dataclass
-class RunningJob:
-    """One job."""
-
-    id: str
-    owner: str
-    request: dict[str, Any]
-    created_at: float
-    log: Path
-    stage: str = "SCHEDULING"
-    message: str | None = None
-    started_at: float | None = None
-    finished_at: float | None = None
-    process: subprocess.Popen[str] | None = None
-    thread: threading.Thread | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+PAGE = 100
+STAGES = FINAL | {"SCHEDULING", "RUNNING"}
+_PAIR = re.compile(r"[a-zA-Z0-9._-]+=[a-zA-Z0-9._-]*")
+_Body = TypeVar("_Body", bound=Described)
 
 
 class HubJobs:
-    """The routes of jobs. `start_after_s` is how long a job waits in the queue.
+    """The routes of jobs."""
 
-    `unsandboxed` says that a person allows jobs to run without a sandbox where none works.
-    """
-
-    def __init__(self, store: HubStore, *, start_after_s: float = 0.0, unsandboxed: bool = False) -> None:
+    def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
         self.store = store
         self.hub = HubRoutes(store)
-        self.jobs: dict[str, RunningJob] = {}
-        self.start_after_s = start_after_s
-        self.unsandboxed = unsandboxed
-        self.endpoint = ""
-        self._folder = store.root / "jobs"
-        self._bin = store.root / "bin"
+        self.runs = JobRuns(store, buckets, unsandboxed=unsandboxed)
+        self.jobs = self.runs.jobs
 
     def routes(self) -> list[BaseRoute]:
         """Return all routes."""
-        one = "/api/jobs/{namespace}/{id}"
+        space = "/api/jobs/{namespace}"
+        one = space + "/{id}"
         return [
-            Route("/api/jobs/hardware", self.hardware),
-            Route("/api/jobs/{namespace}", self.submit, methods=["POST"]),
-            Route("/api/jobs/{namespace}", self.list),
-            Route(one, self.inspect),
-            Route(one + "/logs", self.logs),
-            Route(one + "/metrics", self.metrics),
-            Route(one + "/cancel", self.cancel, methods=["POST"]),
-            Route(one + "/labels", self.labels, methods=["PUT"]),
+            route("/api/jobs/hardware", self.hardware),
+            route(space, self.submit, methods=["POST"]),
+            route(space, self.listing, query=("label", "stage", "cursor")),
+            route(space + "/count", self.count, query=("stage",)),
+            route(one, self.inspect),
+            route(one + "/logs", self.logs, query=("tail",)),
+            route(one + "/metrics", self.metrics),
+            route(one + "/cancel", self.cancel, methods=["POST"]),
+            route(one + "/duplicate", self.duplicate, methods=["POST"]),
+            route(one + "/labels", self.labels, methods=["PUT"]),
+            route(one + "/expose", self.expose, methods=["PUT"]),
         ]
 
     # --------------------------------------------------------------------------------------------------- answers
@@ -144,165 +78,100 @@ class HubJobs:
 
     async def submit(self, request: Request) -> Response:
         """POST a job; it is started in a thread."""
-        user, owner = self._user(request, write=True), request.path_params["namespace"]
-        body = await request.json()
-        _check(body)
-        job_id = secrets.token_hex(12)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        job = RunningJob(job_id, owner, body, self.store.clock.now(), self._folder / f"{job_id}.jsonl")
-        job.log.touch()
-        self.jobs[job_id] = job
-        job.thread = threading.Thread(target=self._run, args=(job,), daemon=True)
-        job.thread.start()
-        return JSONResponse(_shown(job, user))
+        user = self.caller(request, write=True)
+        raw = await request.json()
+        self.check(read(JobBody, raw), user)
+        who = {"type": "user", "id": "1" * 24, "name": user.name, "avatarUrl": ""}
+        return JSONResponse(shown(self.runs.start(request.path_params["namespace"], user, raw, who)))
 
-    async def list(self, request: Request) -> Response:
-        """GET all jobs of a namespace, by stage and by label."""
-        user, query = self._user(request), request.query_params
-        found = [j for j in self.jobs.values() if j.owner == request.path_params["namespace"]]
-        if stages := query.getlist("stage"):
-            found = [j for j in found if j.stage in stages]
+    def check(self, body: JobBody, user: User) -> None:
+        """Raise HubError for a volume that the caller may not mount."""
+        for volume in body.volumes:
+            if not self._mountable(volume, user):
+                raise HubError(404, f"Volume source not found: {volume.type} {volume.source}")
+
+    def _mountable(self, volume: Volume, user: User) -> bool:
+        if volume.type == "bucket":
+            bucket = self.runs.buckets.seen(user, volume.source)
+            return bucket is not None and (not volume.writable or user.may_write(bucket.owner))
+        repo = self.store.get(volume.type, volume.source)
+        return repo is not None and (not repo.private or repo.owner in {user.name, *user.orgs})
+
+    async def listing(self, request: Request) -> Response:
+        """GET the jobs of a namespace, by stage and by label, newest first."""
+        self.caller(request)
+        query = request.query_params
+        found = self._in_stages(request)
         for label in query.getlist("label"):
+            if not _PAIR.fullmatch(label):
+                raise HubError(400, f"Invalid label filter {label!r}")
             key, _, value = label.partition("=")
-            found = [j for j in found if (j.request.get("labels") or {}).get(key) == value]
-        return JSONResponse([_shown(j, user) for j in reversed(found)])
+            found = [j for j in found if j.request.get("labels", {}).get(key) == value]
+        found.sort(key=lambda job: job.created_at, reverse=True)
+        start = int(query.get("cursor", 0))
+        url = request.url.include_query_params(cursor=start + PAGE)
+        headers = {"Link": f'<{url}>; rel="next"'} if start + PAGE < len(found) else {}
+        return JSONResponse([shown(j) for j in found[start : start + PAGE]], headers=headers)
+
+    async def count(self, request: Request) -> Response:
+        """GET how many jobs there are."""
+        self.caller(request)
+        return JSONResponse({"count": len(self._in_stages(request))})
+
+    def _in_stages(self, request: Request) -> list[RunningJob]:
+        stages = request.query_params.getlist("stage")
+        if odd := set(stages) - STAGES:
+            raise HubError(400, f"Invalid stage {sorted(odd)}")
+        mine = [j for j in self.jobs.values() if j.owner == request.path_params["namespace"]]
+        return [j for j in mine if not stages or j.stage in stages]
 
     async def inspect(self, request: Request) -> Response:
         """GET one job."""
-        return JSONResponse(_shown(self._job(request), self._user(request)))
+        return JSONResponse(shown(self._job(request)))
 
     async def cancel(self, request: Request) -> Response:
         """POST: end the process."""
-        self._user(request, write=True)
-        job = self._job(request)
-        with job.lock:
-            if job.stage not in FINAL:
-                _finish(job, "CANCELED", None, self.store.clock.now())
-        _kill(job)
-        return JSONResponse(_shown(job, self._user(request)))
+        job = self._job(request, write=True)
+        job.finish("CANCELED", None, self.store.clock.now())
+        job.kill()
+        return JSONResponse(shown(job))
+
+    async def duplicate(self, request: Request) -> Response:
+        """POST: run the same job once more."""
+        job = self._job(request, write=True)
+        body, made = {**job.request}, {"type": "duplicated-job", "id": job.id}
+        return JSONResponse(shown(self.runs.start(job.owner, self.caller(request), body, made)))
 
     async def labels(self, request: Request) -> Response:
         """PUT the labels."""
-        self._user(request, write=True)
-        job = self._job(request)
-        job.request["labels"] = (await request.json())["labels"]
-        return JSONResponse(_shown(job, self._user(request)))
+        job = self._job(request, write=True)
+        job.request["labels"] = read(LabelsBody, await request.json()).labels
+        return JSONResponse(shown(job))
+
+    async def expose(self, request: Request) -> Response:
+        """PUT the ports of a running job."""
+        job = self._job(request, write=True)
+        job.request["expose"] = read(Expose, await request.json()).model_dump()
+        return JSONResponse(shown(job))
 
     async def logs(self, request: Request) -> Response:
         """GET the log as server-sent events; the stream ends with the job."""
-        self._user(request)
-        tail = request.query_params.get("tail")
-        events = self._events(self._job(request), int(tail) if tail else None)
-        return StreamingResponse(events, media_type="text/event-stream")
+        job, tail = self._job(request), request.query_params.get("tail", "")
+        if tail and not tail.isdigit():
+            raise HubError(400, "tail is a number of lines")
+        return StreamingResponse(_log_events(job, int(tail) if tail else None), media_type="text/event-stream")
 
     async def metrics(self, request: Request) -> Response:
-        """GET one metrics event of a running job; 406 when it is over."""
-        self._user(request)
+        """GET a metrics event each second of a running job; 406 when it is over."""
         job = self._job(request)
         if job.stage != "RUNNING":
             raise HubError(406, "The job is not running")
-        event = {"cpu_usage_pct": 0, "memory_used_bytes": 0, "memory_total_bytes": 1 << 30, "rx_bps": 0, "tx_bps": 0}
-        lines = f"event: metric\ndata: {json.dumps(event | {'gpus': {}, 'replica': job.id})}\n\n"
-        return Response(lines, media_type="text/event-stream")
+        return StreamingResponse(_metric_events(job), media_type="text/event-stream")
 
-    async def _events(self, job: RunningJob, tail: int | None) -> AsyncIterator[str]:
-        yield _event(iso(job.created_at), f"===== Job started at {iso(job.created_at)} =====")
-        at = 0
-        if tail is not None:
-            lines = job.log.read_bytes().splitlines(keepends=True)
-            at = sum(map(len, lines[: max(0, len(lines) - tail)]))
-        while True:
-            over = job.stage in FINAL
-            with job.log.open("rb") as file:
-                file.seek(at)
-                chunk = file.read()
-            whole = chunk[: chunk.rfind(b"\n") + 1]
-            at += len(whole)
-            for line in whole.splitlines():
-                item = json.loads(line)
-                yield _event(item["timestamp"], item["data"])
-            if over:
-                return
-            await anyio.sleep(0.05)
+    # --------------------------------------------------------------------------------------------------- callers
 
-    # ----------------------------------------------------------------------------------------------------- runs
-
-    def _run(self, job: RunningJob) -> None:
-        """Run a job to its end. Its folder is removed with every file in it."""
-        if self.start_after_s:
-            threading.Event().wait(self.start_after_s)
-        folder = self._folder / job.id
-        (folder / "work").mkdir(parents=True)
-        with job.lock:
-            if job.stage in FINAL:
-                return
-            try:
-                job.process = self._start(job, folder)
-            except OSError as error:
-                _finish(job, "ERROR", f"failed to create containerd task: {error}", self.store.clock.now())
-                return
-            job.stage, job.started_at = "RUNNING", self.store.clock.now()
-        timer = threading.Timer(job.request.get("timeoutSeconds") or DEFAULT_TIMEOUT_S, self._time_out, (job,))
-        timer.daemon = True
-        timer.start()
-        assert job.process.stdout is not None
-        with job.process.stdout as output, job.log.open("a", encoding="utf-8") as log:
-            for line in output:
-                log.write(json.dumps({"timestamp": iso(self.store.clock.now()), "data": line.rstrip("\n")}) + "\n")
-                log.flush()
-        code = job.process.wait()
-        timer.cancel()
-        with job.lock:
-            if job.stage not in FINAL:
-                message = None if code == 0 else f"Job failed with exit code: {code}. Reason: Error"
-                _finish(job, "ERROR" if code else "COMPLETED", message, self.store.clock.now())
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def _start(self, job: RunningJob, folder: Path) -> subprocess.Popen[str]:
-        """Start the command, in a sandbox where one works. It has the network, since the Hub is on loopback."""
-        argv = [*job.request.get("command", ()), *job.request.get("arguments", ())]
-        self._bin.mkdir(exist_ok=True)
-        uv = self._bin / "uv"
-        if not uv.exists():
-            uv.write_text(_UV.format(python=sys.executable))
-            uv.chmod(0o755)
-        env = {"PATH": f"{self._bin}:{os.environ.get('PATH', '')}", "HOME": str(folder / "work"), "JOB_ID": job.id}
-        env |= {"ACCELERATOR": job.request["flavor"], "HF_ENDPOINT": self.endpoint, "PYTHONUNBUFFERED": "1"}
-        env |= (job.request.get("environment") or {}) | (job.request.get("secrets") or {})
-        found = detect()
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        options |= {"errors": "replace"}
-        if found.kind is Kind.NONE and not self.unsandboxed:
-            raise OSError("no sandbox works on this machine, and no person allowed jobs without one")
-        if found.kind is Kind.NONE:
-            return subprocess.Popen(
-                argv, cwd=folder / "work", env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options
-            )
-        allowed = boxes.Allowed(network=True, caches=False)
-        program = shutil.which(argv[0], path=env.get("PATH"))
-        box = boxes.box_for(str(folder), env, allowed, [p for p in (program, str(uv)) if p])
-        boxes.prepare(box)
-        name, content = boxes.init_source()
-        (folder / name).write_bytes(content)
-        given = {**boxes.environment(found, box), **env}
-        return start(words(found, box, boxes.system(), str(folder / name)), argv, given, **options)
-
-    def _time_out(self, job: RunningJob) -> None:
-        with job.lock:
-            if job.stage not in FINAL:
-                _finish(job, "ERROR", "Job timeout", self.store.clock.now())
-        _kill(job)
-
-    def close(self) -> None:
-        """End everything that still runs."""
-        for job in self.jobs.values():
-            _kill(job)
-            if job.thread is not None:
-                job.thread.join(timeout=2)
-
-    # ---------------------------------------------------------------------------------------------------- callers
-
-    def _user(self, request: Request, *, write: bool = False) -> User:
+    def caller(self, request: Request, *, write: bool = False) -> User:
+        """Return the user of a request, who must belong to its namespace."""
         user, owner = self.hub.known_user(request), request.path_params["namespace"]
         if owner not in {user.name, *user.orgs}:
             raise HubError(404, "Not found")
@@ -310,50 +179,93 @@ class HubJobs:
             raise HubError(403, "You need write access to this namespace to run jobs")
         return user
 
-    def _job(self, request: Request) -> RunningJob:
+    def _job(self, request: Request, *, write: bool = False) -> RunningJob:
+        self.caller(request, write=write)
         job = self.jobs.get(request.path_params["id"])
         if job is None or job.owner != request.path_params["namespace"]:
             raise HubError(404, "Job not found")
         return job
 
 
-def _check(body: dict[str, Any]) -> None:
-    if body.get("flavor") not in FLAVORS:
-        raise HubError(400, f"Invalid flavor {body.get('flavor')!r}")
-    if not body.get("command") or not (body.get("dockerImage") or body.get("spaceId")):
-        raise HubError(400, "a job needs a command and an image")
-    for key, value in (body.get("labels") or {}).items():
-        if not _LABEL.fullmatch(key) or not (value == "" or _LABEL.fullmatch(value)):
-            raise HubError(400, f"Invalid label {key}={value}")
-    if not isinstance(body.get("secrets") or {}, dict) or (body.get("timeoutSeconds") or 1) < 1:
-        raise HubError(400, "secrets must be an object, timeoutSeconds positive")
+def read(model: type[_Body], value: Any) -> _Body:
+    """Return a body that fits its description. Raises HubError 400."""
+    try:
+        return parsed(model, value)
+    except NotDescribed as error:
+        raise HubError(400, str(error)) from None
 
 
-def _shown(job: RunningJob, user: User) -> dict[str, Any]:
+def spec_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a job's body: the secrets as names."""
+    kept = ("dockerImage", "spaceId", "command", "arguments", "labels", "arch", "volumes", "expose", "network")
+    spec: dict[str, Any] = {k: body[k] for k in kept if body.get(k) is not None}
+    spec |= {"environment": body.get("environment", {}), "flavor": body["flavor"]}
+    spec |= {"secrets": sorted(body.get("secrets", {})), "timeout": body.get("timeoutSeconds") or DEFAULT_TIMEOUT_S}
+    return spec | ({"retry": body["attempts"] - 1} if body.get("attempts", 1) > 1 else {})
+
+
+def shown(job: RunningJob) -> dict[str, Any]:
+    """Return the answer about a job."""
     body = job.request
-    status = {"stage": job.stage, "message": job.message}
-    who = {"id": "1" * 24, "name": user.name}
+    status: dict[str, Any] = {"stage": job.stage, "message": job.message}
+    status |= {"failureCount": job.failures} if job.failures else {}
+    ports: Iterable[int] = (body.get("expose") or {}).get("ports", ())
+    status |= {"exposeUrls": [f"https://{job.id}--{port}.hf.jobs" for port in ports]} if ports else {}
+    if (body.get("ssh") or {}).get("enabled"):
+        status["sshUrl"] = f"ssh://{job.id}@ssh.hf.jobs"
+    answer = spec_of(body) | {"id": job.id, "createdAt": iso(job.created_at), "type": "job", "status": status}
     times = {"startedAt": job.started_at, "finishedAt": job.finished_at}
-    shown: dict[str, Any] = {"id": job.id, "createdAt": iso(job.created_at), "type": "job", "status": status}
-    shown |= {k: body[k] for k in ("dockerImage", "spaceId", "command", "arguments", "labels") if k in body}
-    shown |= {k: iso(v) for k, v in times.items() if v is not None}
-    shown |= {"environment": body.get("environment") or {}, "flavor": body["flavor"]}
-    shown |= {"secrets": sorted(body.get("secrets") or {}), "timeout": body.get("timeoutSeconds") or DEFAULT_TIMEOUT_S}
-    shown |= {"createdBy": who, "owner": {"id": "1" * 24, "name": job.owner, "type": "user", "avatarUrl": ""}}
-    return shown
+    answer |= {k: iso(v) for k, v in times.items() if v is not None}
+    if job.started_at is not None and job.finished_at is not None:
+        waited, ran = job.started_at - job.created_at, job.finished_at - job.started_at
+        answer["durations"] = {"schedulingSecs": round(waited), "runningSecs": round(ran)}
+        answer["durations"]["totalSecs"] = round(waited + ran)
+    answer |= {"createdBy": {"id": "1" * 24, "name": job.user.name}, "initiator": job.initiator}
+    return answer | {"owner": {"id": "1" * 24, "name": job.owner, "type": "user", "avatarUrl": ""}}
 
 
-def _finish(job: RunningJob, stage: str, message: str | None, now: float) -> None:
-    job.stage, job.message, job.finished_at = stage, message, now
+async def _log_events(job: RunningJob, tail: int | None) -> AsyncIterator[str]:
+    yield _event(iso(job.created_at), f"===== Job started at {iso(job.created_at)} =====")
+    at = 0
+    if tail is not None:
+        lines = job.log.read_bytes().splitlines(keepends=True)
+        at = sum(map(len, lines[: max(0, len(lines) - tail)]))
+    while True:
+        over = job.stage in FINAL
+        with job.log.open("rb") as file:
+            file.seek(at)
+            chunk = file.read()
+        whole = chunk[: chunk.rfind(b"\n") + 1]
+        at += len(whole)
+        for line in whole.splitlines():
+            item = json.loads(line)
+            yield _event(item["timestamp"], item["data"])
+        if over:
+            return
+        await anyio.sleep(0.05)
 
 
-def _kill(job: RunningJob) -> None:
-    process = job.process
-    if process is not None and process.poll() is None:
+async def _metric_events(job: RunningJob) -> AsyncIterator[str]:
+    """Yield what the job's processes use, once a second. The GPUs are idle: there are none here."""
+    import psutil
+
+    _, _, gpus, vram = FLAVORS[job.request["flavor"]]
+    idle = {"utilization": 0, "memory_used_bytes": 0, "memory_total_bytes": vram << 30}
+    cards, replica = {secrets.token_hex(4): idle for _ in range(gpus)}, secrets.token_hex(3)
+    while job.stage == "RUNNING" and job.process is not None:
+        used = 0
         try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
+            family = psutil.Process(job.process.pid)
+            used = sum(p.memory_info().rss for p in (family, *family.children(recursive=True)))
+        except psutil.Error:
             pass
+        event: dict[str, Any] = {"cpu_usage_pct": 0, "cpu_millicores": 3500, "memory_used_bytes": used}
+        event |= {"memory_total_bytes": 15 << 30, "rx_bps": 0, "tx_bps": 0, "gpus": cards, "replica": replica}
+        yield f"event: metric\ndata: {json.dumps(event)}\n\n"
+        for _ in range(20):  # it ends soon after the job does
+            if job.stage != "RUNNING":
+                return
+            await anyio.sleep(0.05)
 
 
 def _event(timestamp: str, data: str) -> str:

@@ -21,7 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpuwarden.core.clock import Clock, SystemClock
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.rehearsal.hub.app import make_app
+from gpuwarden.rehearsal.hub.buckets import HubBuckets
 from gpuwarden.rehearsal.hub.jobs import HubJobs
+from gpuwarden.rehearsal.hub.schedules import HubSchedules
 from gpuwarden.rehearsal.hub.store import HubStore
 from gpuwarden.rehearsal.hub.viewer import HubViewer
 
@@ -128,9 +130,13 @@ class HubServer:
 
     def __init__(self, root: Path, *, port: int = 0, clock: Clock | None = None, unsandboxed: bool = False) -> None:
         self.store = HubStore(root, clock)
-        self.jobs = HubJobs(self.store, unsandboxed=unsandboxed)
+        self.buckets = HubBuckets(self.store)
+        self.jobs = HubJobs(self.store, self.buckets, unsandboxed=unsandboxed)
+        self.schedules = HubSchedules(self.jobs)
         self.conditions = Conditions(clock=self.store.clock)
-        self.app: ASGIApp = make_app(self.store, [*HubViewer(self.store).routes(VIEWER), *self.jobs.routes()])
+        parts = (self.jobs, self.schedules, self.buckets)
+        viewer = HubViewer(self.store).routes(VIEWER)
+        self.app: ASGIApp = make_app(self.store, [*viewer, *(row for part in parts for row in part.routes())])
         self._port = port
         self.url = ""
 
@@ -148,7 +154,7 @@ class HubServer:
         import uvicorn
 
         listener = socket.create_server(("127.0.0.1", self._port))
-        self.url = self.jobs.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.url = self.jobs.runs.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             Weather(self.app, self.conditions), log_level="critical", access_log=False, lifespan="off", ws="none"
         )
@@ -164,7 +170,7 @@ class HubServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.jobs.close()
+        self.jobs.runs.close()
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(timeout=5)
 

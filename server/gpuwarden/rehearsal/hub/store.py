@@ -35,10 +35,18 @@ class FileRef:
     size: int
     lfs: bool = False
     xet: str = ""
+    git: str = ""
+    """The git blob id of the content; empty for a file that came by LFS."""
+
+    @property
+    def pointer(self) -> bytes:
+        """Return the file that git keeps in place of an LFS file."""
+        lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{self.sha256}", f"size {self.size}", "")
+        return "\n".join(lines).encode()
 
     def oid(self) -> str:
-        """Return a git-like id of the content."""
-        return self.sha256[:40]
+        """Return the git blob id: of the content, or of an LFS file's pointer."""
+        return git_blob(self.pointer) if self.lfs else self.git
 
 
 @dataclass
@@ -210,7 +218,7 @@ class HubStore:
             part = target.with_name(f"{sha}.{secrets.token_hex(4)}.part")
             part.write_bytes(content)
             part.replace(target)
-        return FileRef(sha, len(content), wants_lfs(path, len(content)))
+        return FileRef(sha, len(content), wants_lfs(path, len(content)), git=git_blob(content))
 
     def blob(self, ref: FileRef) -> Path:
         """Return the path of content."""
@@ -233,7 +241,7 @@ class HubStore:
             if blobs:
                 siblings[-1] |= {"size": ref.size, "blobId": ref.oid()}
             if blobs and ref.lfs:
-                siblings[-1]["lfs"] = {"sha256": ref.sha256, "size": ref.size, "pointerSize": 134}
+                siblings[-1]["lfs"] = {"sha256": ref.sha256, "size": ref.size, "pointerSize": len(ref.pointer)}
         info: dict[str, Any] = {
             "_id": repo.internal_id,
             "id": repo.id,
@@ -283,6 +291,11 @@ class HubStore:
         if total:
             facts["safetensors"] = {"parameters": total, "total": sum(total.values())}
         return facts
+
+
+def git_blob(content: bytes) -> str:
+    """Return the id that git gives to a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
 
 
 def wants_lfs(path: str, size: int) -> bool:

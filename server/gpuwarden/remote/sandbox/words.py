@@ -53,9 +53,12 @@ class Box:
     machine: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     network: bool = False
+    mounts: tuple[tuple[str, str, bool], ...] = ()
+    """A folder, the path where the job sees it, and whether the job may write to it. Only bubblewrap can mount."""
 
     def __post_init__(self) -> None:
-        paths = (self.run_dir, self.home, *self.read, *self.write, *self.hidden, *self.machine, *self.devices)
+        paths = [self.run_dir, self.home, *self.read, *self.write, *self.hidden, *self.machine, *self.devices]
+        paths += [path for folder, target, _ in self.mounts for path in (folder, target)]
         for path in paths:
             if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
                 raise ValueError(f"{path!r} is not an absolute path")
@@ -121,8 +124,9 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
     for path in box.machine:
         given += ["--bind", path, path]
     given += ["--ro-bind", box.run_dir, box.run_dir]
-    for path in (box.work, box.metrics, box.own_home):
-        given += ["--bind", path, path]
+    own = [(path, path, True) for path in (box.work, box.metrics, box.own_home)]
+    for folder, target, writable in (*own, *box.mounts):
+        given += ["--bind" if writable else "--ro-bind", folder, target]
     return [*given, "--chdir", box.work]
 
 

@@ -1,0 +1,70 @@
+"""The bodies of requests about buckets, as the Hub's description and its client name their fields."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from gpuwarden.rehearsal.hub.strict import Described
+
+_Hash = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Cdn(Described):
+    """A region to keep files near."""
+
+    provider: Literal["gcp", "aws"]
+    region: Literal["us", "eu"]
+
+
+class CreateBucket(Described):
+    """A new bucket. `visibility` is what huggingface_hub sends; the description of August 2026 names `private`."""
+
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
+    resourceGroupId: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{24}$")  # noqa: N815
+    cdn: list[Cdn] = []
+    region: Literal["us", "eu"] | None = None
+
+
+class Settings(Described):
+    """A bucket's new settings."""
+
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
+    cdnRegions: list[Cdn] = []  # noqa: N815
+
+
+class AddFile(Described):
+    """A file whose content is in the xet store."""
+
+    type: Literal["addFile"]
+    path: str
+    xetHash: str = _Hash  # noqa: N815
+    mtime: int | None = None
+    mtimeNanos: int | None = None  # noqa: N815
+    contentType: str | None = None  # noqa: N815
+
+
+class CopyFile(Described):
+    """A file of another bucket or repo, named by its hash."""
+
+    type: Literal["copyFile"]
+    path: str
+    xetHash: str = _Hash  # noqa: N815
+    sourceRepoType: Literal["model", "dataset", "space", "bucket"]  # noqa: N815
+    sourceRepoId: str  # noqa: N815
+    mtime: int | None = None
+    mtimeNanos: int | None = None  # noqa: N815
+    contentType: str | None = None  # noqa: N815
+
+
+class DeleteFile(Described):
+    """A file to remove."""
+
+    type: Literal["deleteFile"]
+    path: str
+
+
+Operation: TypeAlias = AddFile | CopyFile | DeleteFile

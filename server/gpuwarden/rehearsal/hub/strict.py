@@ -1,0 +1,61 @@
+"""Routes that refuse what the Hub's description does not name: query parameters, and fields of a JSON body.
+
+An emulator that ignores an unknown filter hides a client's wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Body = TypeVar("Body", bound="Described")
+
+
+class Described(BaseModel):
+    """Base of request bodies: a field that the description does not name is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NotDescribed(ValueError):
+    """A request that the description does not allow."""
+
+
+def route(
+    path: str, endpoint: Endpoint, *, methods: list[str] | None = None, query: Iterable[str] = (), fields: str = ""
+) -> Route:
+    """Return a route that answers 400 to a query parameter, or a field of its JSON body, that is not listed."""
+    allowed, known = frozenset(query), frozenset(fields.split())
+
+    async def checked(request: Request) -> Response:
+        if odd := sorted(set(request.query_params) - allowed):
+            return _refusal(f"Unrecognized query parameter(s): {', '.join(odd)}")
+        if known:
+            body = await request.json()
+            if not isinstance(body, dict):
+                return _refusal("Expected object")
+            if odd := sorted(set(body) - known):
+                return _refusal(f"Unrecognized key(s) in object: {', '.join(odd)}")
+        return await endpoint(request)
+
+    return Route(path, checked, methods=methods)
+
+
+def parsed(model: type[Body], value: Any) -> Body:
+    """Return a body that fits its description. Raises NotDescribed with the first thing that does not."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise NotDescribed(f"{where}: {first['msg']}") from None
+
+
+def _refusal(message: str) -> Response:
+    return JSONResponse({"error": message}, 400, {"X-Error-Message": message})
