@@ -10,8 +10,10 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -30,11 +32,10 @@ from gpuwarden.rehearsal.hub.store import (
     wants_lfs,
 )
 from gpuwarden.rehearsal.hub.strict import route
-from gpuwarden.rehearsal.hub.xet import XetStore
 
 PAGE = 1_000
 _CREATE = "name organization type private visibility license sdk files resourceGroupId"
-_INFO = ("blobs", "expand", "securityStatus")
+_INFO = ("blobs", "expand", "expand[]", "securityStatus")
 _LISTING = (
     *("search", "author", "filter", "pipeline_tag", "gated"),
     *("sort", "direction", "limit", "cursor", "expand", "full", "cardData", "config"),
@@ -77,7 +78,6 @@ class HubRoutes:
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
-        self.xet = XetStore(store.root / "cas", store.blobs)
 
     # ------------------------------------------------------------------------------------------------- who asks
 
@@ -208,7 +208,7 @@ class HubRoutes:
         commit = self.commit(repo, request.path_params.get("rev", "main"))
         query = request.query_params
         info = self.store.describe(repo, commit, blobs=query.get("blobs", "").lower() == "true")
-        if wanted := query.getlist("expand"):
+        if wanted := [*query.getlist("expand"), *query.getlist("expand[]")]:
             info = {k: v for k, v in info.items() if k in {"_id", "id", *wanted}}
         return _json(info)
 
@@ -216,7 +216,9 @@ class HubRoutes:
         """GET the list of models or datasets: search, author, filter, sort, limit, cursor."""
         kind, query, user = _kind(request), request.query_params, self.user(request)
         found = [r for r in self.store.repos(kind) if _sees(user, r) and self._matches(r, query)]
-        key: Callable[[StoredRepo], Any] = _SORTS.get(query.get("sort", ""), _SORTS["trendingScore"])
+        key: Callable[[StoredRepo], Any] | None = _SORTS.get(query.get("sort", "trendingScore"))
+        if key is None:
+            raise HubError(400, f"Invalid sort {query['sort']!r}")
         found.sort(key=lambda r: (key(r), r.id), reverse=True)
         limit, start = _number(query.get("limit"), PAGE), _number(query.get("cursor"), 0)
         page = found[start : start + min(limit, PAGE)]
@@ -325,8 +327,22 @@ class HubRoutes:
             headers |= {"X-Linked-Etag": f'"{ref.sha256}"', "X-Linked-Size": str(ref.size)}
         if ref.xet:
             auth = f"{request.base_url}api/{repo.type}s/{repo.id}/xet-read-token/{commit.oid}"
-            headers |= {"X-Xet-Hash": ref.xet, "Link": f'<{auth}>; rel="xet-auth"'}
+            return self.xet_file(request, self.store.blob(ref), ref.xet, auth, headers)
         return FileResponse(self.store.blob(ref), headers=headers, media_type="application/octet-stream")
+
+    def xet_file(
+        self, request: Request, file: Path, xet: str, auth: str, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Return a file's bytes, or for a client that asks for it where its content is in the xet store."""
+        where = f"{self.store.xet.url}/v1/reconstructions/{xet}"
+        size = file.stat().st_size
+        told = {"ETag": f'"{xet}"', **(headers or {}), "X-Xet-Hash": xet, "X-Linked-Size": str(size)}
+        told |= {"Link": f'<{auth}>; rel="xet-auth", <{where}>; rel="xet-reconstruction-info"'}
+        kind = "application/vnd.xet-fileinfo+json"
+        if kind not in request.headers.get("accept", ""):
+            return FileResponse(file, headers=told, media_type="application/octet-stream")
+        info = {"hash": xet, "refreshUrl": auth, "reconstructionUrl": where, "etag": told["ETag"], "size": size}
+        return JSONResponse(info, headers=told, media_type=kind)
 
     async def preupload(self, request: Request) -> Response:
         """POST preupload: which files are uploaded by LFS."""
@@ -357,7 +373,7 @@ class HubRoutes:
                     added[value["path"]] = self.store.add_blob(base64.b64decode(value["content"]), value["path"])
                     added[value["path"]].lfs = False
                 case "lfsFile":
-                    added[value["path"]] = self._lfs_file(value["oid"], value["size"])
+                    added[value["path"]] = await self._lfs_file(value["oid"], value["size"])
                 case "deletedFile":
                     removed.append(value["path"])
                 case "deletedFolder":
@@ -366,29 +382,36 @@ class HubRoutes:
         url = f"{request.base_url}{repo.id}/commit/{commit.oid}"
         return _json({"success": True, "commitOid": commit.oid, "commitUrl": url, "hookOutput": ""})
 
-    def _lfs_file(self, sha: str, size: int) -> FileRef:
+    async def _lfs_file(self, sha: str, size: int) -> FileRef:
         if not re.fullmatch(r"[0-9a-f]{64}", sha):
             raise HubError(400, "an LFS oid is a sha256 digest")
         ref = FileRef(sha, size, lfs=True)
         if not self.store.blob(ref).exists():
-            ref.xet = self.xet.fetch(sha, size)
+            ref.xet = await to_thread.run_sync(self.store.xet.fetch, sha)
         if not self.store.blob(ref).exists():
             raise HubError(400, f"Your push was rejected because the LFS object {sha} was not uploaded.")
         return ref
 
     async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch call of a plain upload."""
+        """POST the LFS batch call: where to put each object, or for a client that can the xet store for all."""
         repo, body = self.repo(request, write=True), await request.json()
+        xet = "xet" in body.get("transfers", ())
+        refresh = f"{request.base_url}api/{repo.type}s/{repo.id}/xet-write-token/main"
+        login = dict(self.xet_answer(write=True).headers) if xet else {}
         objects = []
         for item in body["objects"]:
             entry = {"oid": item["oid"], "size": item["size"]}
-            if not (self.store.blobs / item["oid"]).exists():
+            new = not (self.store.blobs / item["oid"]).exists()
+            if new and xet:
+                header = {k: v for k, v in login.items() if k.startswith("x-xet-")}
+                entry["actions"] = {"upload": {"href": refresh, "header": header}}
+            elif new:
                 put = f"{request.base_url}_lfs/{item['oid']}"
                 verify = f"{request.base_url}_lfs/{item['oid']}/verify"
                 entry["actions"] = {"upload": {"href": put, "header": {}}, "verify": {"href": verify, "header": {}}}
             objects.append(entry)
-        assert repo is not None
-        return JSONResponse({"transfer": "basic", "objects": objects}, media_type="application/vnd.git-lfs+json")
+        answer = {"transfer": "xet" if xet else "basic", "objects": objects}
+        return JSONResponse(answer, media_type="application/vnd.git-lfs+json")
 
     async def lfs_put(self, request: Request) -> Response:
         """PUT the bytes of one LFS object."""
@@ -404,13 +427,14 @@ class HubRoutes:
         return JSONResponse({})
 
     async def xet_token(self, request: Request) -> Response:
-        """GET a token for the xet store, which is a folder here."""
-        self.repo(request, content=True, write="write" in request.url.path)
-        return self.xet_answer()
+        """GET a token for the xet store."""
+        write = "xet-write-token" in request.url.path
+        self.repo(request, content=True, write=write)
+        return self.xet_answer(write=write)
 
-    def xet_answer(self) -> Response:
+    def xet_answer(self, *, write: bool) -> Response:
         """Return the answer of every token route, as JSON and in headers."""
-        answer = self.xet.token(self.store.clock.now())
+        answer = self.store.xet.token(self.store.clock.now(), "write" if write else "read")
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
             "X-Xet-Access-Token": str(answer["accessToken"]),
@@ -481,7 +505,7 @@ def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
         HTTPException: problem,
         _Moved: lambda _request, moved: RedirectResponse(moved.url, 307),
     }
-    return Starlette(routes=more + HubRoutes(store).routes(), exception_handlers=handlers)
+    return Starlette(routes=more + store.xet.routes() + HubRoutes(store).routes(), exception_handlers=handlers)
 
 
 _SORTS: dict[str, Callable[[StoredRepo], Any]] = {

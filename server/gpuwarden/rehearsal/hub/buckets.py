@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from anyio import to_thread
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from gpuwarden.rehearsal.hub.app import HubError, HubRoutes
@@ -81,8 +82,10 @@ class HubBuckets:
     def routes(self) -> list[BaseRoute]:
         """Return all routes."""
         one = "/api/buckets/{namespace}/{name}"
-        tree = ("limit", "cursor", "recursive", "sort", "direction")
+        # `expand` is what the client for JavaScript sends; the description does not name it.
+        tree = ("expand", "limit", "cursor", "recursive", "sort", "direction")
         return [
+            route("/api/repos/move", self.move, methods=["POST"], fields="fromRepo toRepo type"),
             route("/api/buckets/{namespace}", self.listing, query=("search",)),
             route(one, self.create, methods=["POST"]),
             route(one, self.info),
@@ -175,6 +178,26 @@ class HubBuckets:
         shutil.rmtree(bucket.files.parent, ignore_errors=True)
         return PlainTextResponse("OK")
 
+    async def move(self, request: Request) -> Response:
+        """POST a new name for a bucket; for a repo, its own route."""
+        body, user = await request.json(), self.hub.known_user(request)
+        if body.get("type") != "bucket":
+            return await self.hub.move(request)
+        bucket, target = self.buckets.get(body["fromRepo"]), str(body["toRepo"])
+        if bucket is None or not user.may_write(bucket.owner):
+            raise HubError(404, "Repository not found", "RepoNotFound")
+        owner, _, name = target.partition("/")
+        if target in self.buckets or not _NAME.fullmatch(name) or not user.may_write(owner):
+            raise HubError(403, f"You can't move a bucket to {target}")
+        folder = self._root / target
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        bucket.files.parent.rename(folder)
+        del self.buckets[bucket.id]
+        bucket.id, bucket.files = target, folder / "files"
+        self.buckets[target] = bucket
+        self._save(bucket)
+        return JSONResponse({})
+
     async def settings(self, request: Request) -> Response:
         """PUT the visibility."""
         bucket, body = self._bucket(request, write=True), _parsed(Settings, await request.json())
@@ -201,7 +224,8 @@ class HubBuckets:
         inside = {p: f for p, f in bucket.walk() if p.startswith(prefix)}
         recursive = query.get("recursive", "true").lower() in {"true", "1"}
         deep = [p for p in inside if "/" in p.removeprefix(prefix)]
-        rows = [self._entry(p, f) for p, f in inside.items() if recursive or p not in deep]
+        shown = {p: f for p, f in inside.items() if recursive or p not in deep}
+        rows = [await self._entry(p, f) for p, f in shown.items()]
         if not recursive:
             folders = {prefix + p.removeprefix(prefix).split("/")[0] for p in deep}
             at = {d: max(inside[p].stat().st_ctime for p in deep if p.startswith(f"{d}/")) for d in folders}
@@ -220,7 +244,7 @@ class HubBuckets:
         rows = []
         for path in [paths] if isinstance(paths, str) else paths:
             file = _known_place(bucket, str(path))
-            rows += [self._entry(path, file)] if file is not None and file.is_file() else []
+            rows += [await self._entry(path, file)] if file is not None and file.is_file() else []
         return JSONResponse(rows)
 
     async def resolve(self, request: Request) -> Response:
@@ -229,19 +253,14 @@ class HubBuckets:
         file = _known_place(bucket, path)
         if file is None or not file.is_file():
             raise HubError(404, "Entry not found", "EntryNotFound")
-        xet, size = self.hash_of(file), file.stat().st_size
         auth = f"{request.base_url}api/buckets/{bucket.id}/xet-read-token"
-        if request.headers.get("accept") == "application/vnd.xet-fileinfo+json":
-            info = {"hash": xet, "refreshUrl": auth, "reconstructionUrl": f"{request.base_url}v1/reconstructions/{xet}"}
-            return JSONResponse(info | {"etag": f'"{xet}"', "size": size})
-        headers = {"X-Xet-Hash": xet, "X-Linked-Size": str(size), "X-Linked-Etag": f'"{xet}"', "ETag": f'"{xet}"'}
-        headers |= {"Link": f'<{auth}>; rel="xet-auth"'}
-        return FileResponse(file, headers=headers, media_type="application/octet-stream")
+        return self.hub.xet_file(request, file, await self.hash_of(file), auth)
 
     async def xet_token(self, request: Request) -> Response:
         """GET a token for the xet store."""
-        self._bucket(request, write="write" in request.url.path)
-        return self.hub.xet_answer()
+        write = request.url.path.endswith("xet-write-token")
+        self._bucket(request, write=write)
+        return self.hub.xet_answer(write=write)
 
     async def batch(self, request: Request) -> Response:
         """POST newline-delimited operations: additions and copies of what is in the xet store, then deletions."""
@@ -253,14 +272,14 @@ class HubBuckets:
         failed = []
         for operation in operations:
             try:
-                self._apply(bucket, user, operation)
+                await self._apply(bucket, user, operation)
             except (ValueError, OSError) as error:
                 failed.append({"path": operation.path, "error": str(error)})
         done = len(operations) - len(failed)
         answer = {"success": not failed, "processed": len(operations), "succeeded": done, "failed": failed}
         return JSONResponse(answer, 422 if failed and not done else 200)
 
-    def _apply(self, bucket: Bucket, user: User, operation: Operation) -> None:
+    async def _apply(self, bucket: Bucket, user: User, operation: Operation) -> None:
         target = bucket.place(operation.path)
         if isinstance(operation, DeleteFile):
             if not target.is_file():
@@ -268,23 +287,22 @@ class HubBuckets:
             target.unlink()
             return
         if isinstance(operation, CopyFile):
-            self._readable(user, operation)
+            await self._readable(user, operation)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{secrets.token_hex(6)}.part")
         try:
-            self.hub.xet.save(operation.xetHash, part)
-        except Exception as error:  # hf_xet raises its own classes, without a common base
-            part.unlink(missing_ok=True)
-            raise ValueError(f"xet hash {operation.xetHash} was not uploaded: {error}") from error
+            await to_thread.run_sync(self.store.xet.save, operation.xetHash, part)
+        except KeyError as error:
+            raise ValueError(str(error)) from None
         if operation.mtime is not None:
             os.utime(part, (operation.mtime / 1000, operation.mtime / 1000))
         part.replace(target)
 
-    def _readable(self, user: User, operation: CopyFile) -> None:
+    async def _readable(self, user: User, operation: CopyFile) -> None:
         """Raise ValueError where the source of a copy is not one that the user may read and that has the file."""
         if operation.sourceRepoType == "bucket":
             bucket = self.seen(user, operation.sourceRepoId)
-            there = {self.hash_of(path) for _, path in bucket.walk()} if bucket else set()
+            there = {await self.hash_of(path) for _, path in bucket.walk()} if bucket else set()
         else:
             repo = self.store.get(operation.sourceRepoType, operation.sourceRepoId)
             seen = repo is not None and (not repo.private or repo.owner in {user.name, *user.orgs})
@@ -292,23 +310,28 @@ class HubBuckets:
         if operation.xetHash not in there:
             raise ValueError(f"{operation.sourceRepoId} does not have a file with this hash")
 
-    def _entry(self, path: str, file: Path) -> dict[str, Any]:
-        stat = file.stat()
+    async def _entry(self, path: str, file: Path) -> dict[str, Any]:
+        stat = _stat(file)
         kind = mimetypes.guess_type(path)[0]
         times = {"mtime": iso(stat.st_mtime), "uploadedAt": iso(stat.st_ctime)}
-        row = {"type": "file", "path": path, "size": stat.st_size, "xetHash": self.hash_of(file)}
+        row = {"type": "file", "path": path, "size": stat.st_size, "xetHash": await self.hash_of(file)}
         return row | times | ({"contentType": kind} if kind else {})
 
-    def hash_of(self, file: Path) -> str:
+    async def hash_of(self, file: Path) -> str:
         """Return a file's xet hash. Its content is in the xet store from then on, also where a job wrote it."""
-        stat = file.stat()
+        stat = _stat(file)
         key = (str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if key not in self._hashes:
-            self._hashes[key] = self.hub.xet.add(file)
+            self._hashes[key] = await to_thread.run_sync(self.store.xet.add, file)
         return self._hashes[key]
 
 
 _DIRECTIONS = frozenset({"asc", "desc"})
+
+
+def _stat(file: Path) -> os.stat_result:
+    """Return a file's status; the disk is this machine's, so that it doesn't hold up the server."""
+    return file.stat()
 
 
 def _known_place(bucket: Bucket, path: str) -> Path | None:

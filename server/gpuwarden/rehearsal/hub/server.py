@@ -154,7 +154,7 @@ class HubServer:
         import uvicorn
 
         listener = socket.create_server(("127.0.0.1", self._port))
-        self.url = self.jobs.runs.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.url = self.store.xet.hub = self.jobs.runs.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             Weather(self.app, self.conditions), log_level="critical", access_log=False, lifespan="off", ws="none"
         )

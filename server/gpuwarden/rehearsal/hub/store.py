@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from gpuwarden.core.clock import Clock, SystemClock
+from gpuwarden.rehearsal.hub.xet import XetStore
 
 _BINARY = "safetensors bin pt pth ckpt gguf parquet arrow onnx png jpg jpeg zip tar gz npz npy"
 LFS_SUFFIXES = frozenset(f".{name}" for name in _BINARY.split())
@@ -83,8 +84,8 @@ class StoredRepo:
         return self.id.rpartition("/")[0]
 
     def commit_of(self, rev: str) -> Commit | None:
-        """Return the commit of a branch, tag or full id."""
-        oid = self.branches.get(rev) or self.tags.get(rev) or rev
+        """Return the commit of a branch, tag or full id; HEAD is main."""
+        oid = self.branches.get("main" if rev == "HEAD" else rev) or self.tags.get(rev) or rev
         return next((c for c in self.commits if c.oid == oid), None)
 
 
@@ -111,6 +112,7 @@ class HubStore:
         self._lock = threading.RLock()
         self.blobs = root / "blobs"
         self.blobs.mkdir(parents=True, exist_ok=True)
+        self.xet = XetStore(root / "cas", self.blobs)
         self._moved_file = root / "moved.json"
         self.moved: dict[str, str] = _load(self._moved_file) or {}
         self._repos: dict[tuple[str, str], StoredRepo] = {}
