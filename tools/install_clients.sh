@@ -18,4 +18,9 @@ rented() { # Vast.ai and RunPod, with the provisioning code of dstack and SkyPil
   venv rented --no-deps "dstack==0.22.5" "gpuhunt==0.1.34" "skypilot==0.14.1"
 }
 
+huggingface() { # Hugging Face's client for JavaScript; its command line is among gpuwarden's own packages
+  npm install --silent --no-audit --no-fund --prefix "$folder/huggingface" "@huggingface/hub@2.17.5"
+}
+
 rented
+huggingface

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpuwarden.core.clock import Clock
 from gpuwarden.hub.client import HubConfig
 from gpuwarden.rehearsal.hub.seed import TOKEN, seed
 from gpuwarden.rehearsal.hub.server import VIEWER, HubServer
@@ -21,9 +22,11 @@ READER = "hf_readerreaderreaderreader00000000"
 
 
 @contextmanager
-def hub_server(root: Path, *, seeded: bool = True, check: bool = True) -> Iterator[HubServer]:
+def hub_server(
+    root: Path, *, seeded: bool = True, check: bool = True, clock: Clock | None = None
+) -> Iterator[HubServer]:
     """A running Hub. With GPUWARDEN_SPECS, every answer of a described route must fit its description."""
-    server = HubServer(root, unsandboxed=True)
+    server = HubServer(root, clock=clock, unsandboxed=True)
     checker = SpecCheck(server.app) if SPECS and check else None
     if checker:
         server.app = checker
@@ -103,7 +106,8 @@ def _spec(name: str) -> Any:
 
 @cache
 def _table() -> list[tuple[re.Pattern[str], str]]:
-    return [(_regex(p), p) for p in _spec("huggingface-hub")["paths"]]
+    # The path with the fewest placeholders first: that of jobs before that of any repo.
+    return [(_regex(p), p) for p in sorted(_spec("huggingface-hub")["paths"], key=lambda p: p.count("{"))]
 
 
 def _regex(path: str) -> re.Pattern[str]:
