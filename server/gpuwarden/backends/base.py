@@ -167,6 +167,19 @@ class Confining(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class Optioned(Backend, Protocol):
+    """A backend whose platform has options of its own."""
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec as it will run. Raises BadRequest for an option that the platform lacks or refuses."""
+        ...
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return how often the platform itself may run the command."""
+        ...
+
+
 @dataclass(frozen=True)
 class SealingSource(HandleSource):
     """The same, of a backend that is a `Sealer`."""

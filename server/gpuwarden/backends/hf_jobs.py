@@ -1,15 +1,15 @@
 """Runs jobs as Hugging Face Jobs.
 
 The job carries gpuwarden's token in its labels, so that it can be found again after a lost reply. Its container dies
-with its files: the only outputs that can be listed, read and verified are repos on the Hub, which are addressed as
-`/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`.
+with its files: the outputs that can be listed, read and verified are on the Hub. Repos, which the job pushes to, are
+addressed as `/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`. A folder of a bucket is addressed as
+`/hub/buckets/OWNER/NAME/FOLDER`; the bucket is mounted there, so that the job writes its output to just that path.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +18,14 @@ from typing import Any
 
 import anyio
 
+from gpuwarden.backends._hf_options import read_options, settle, volumes_of
+from gpuwarden.backends._hub_files import HubFiles, download
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.errors import BadReply, BadRequest, NotFound, NotSupported, Unreachable, WardenError
+from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import (
     Answer,
     Artifact,
+    Beat,
     Disclosure,
     Handle,
     JobSpec,
@@ -41,10 +44,9 @@ from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
 
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
+MOST_BYTES = 2**53
 MAX_SCRIPT = 96 << 10  # one argument of a Linux process has at most 128 KiB
-MAX_HASHED = 32 << 20  # files that are not LFS are small; the Hub reports the digest of the others
 _RUN = 'd=$(mktemp -d) && printf %s "$0" | base64 -d | gunzip > "$d/job.py" && exec uv run "$d/job.py" "$@"'
-_HUB_PATH = re.compile(r"/hub/(models|datasets)/([^/]+/[^/]+)(?:/(.+))?")
 _STATES = {
     "SCHEDULING": Job.QUEUED,
     "RUNNING": Job.RUNNING,
@@ -70,6 +72,15 @@ class HfJobsBackend:
     def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
         self._clock = clock
         self._config = config
+        self._files = HubFiles(clock)
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec with outputs on a mounted bucket addressed in the bucket. Raises BadRequest for options."""
+        return settle(spec)
+
+    def attempts(self, spec: JobSpec) -> int:
+        """Return how often the Hub may run the command. Whether the time limit is for one run or all isn't known."""
+        return read_options(spec).attempts
 
     def _hub(self) -> HubClient:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
@@ -99,7 +110,7 @@ class HfJobsBackend:
             raise NotSupported("a job on the Hub's machines gets no files", "Put them into a dataset on the Hub.")
         labels = {jobs.JOB: token, jobs.ATTEMPT: str(attempt)}
         async with self._hub() as hub:
-            owner = await jobs.namespace(hub)
+            owner = read_options(spec).namespace or await jobs.namespace(hub)
             found = await jobs.listed(hub, owner, labels)
             if not found:
                 body = await self._body(
@@ -107,7 +118,7 @@ class HfJobsBackend:
                 )
                 body |= {"secrets": dict(secrets)} if secrets else {}
                 found = [await self._start(hub, owner, body, labels)]
-        return self._handle(place, token, owner, str(found[0]["id"]))
+        return self._handle(place, token, owner, str(_first(found)["id"]))
 
     async def _start(
         self, hub: HubClient, owner: str, body: dict[str, Any], labels: Mapping[str, str]
@@ -119,21 +130,27 @@ class HfJobsBackend:
             for _ in range(3):
                 await self._clock.sleep(1.0)
                 if adopted := await jobs.listed(hub, owner, labels):
-                    return adopted[0]
+                    return _first(adopted)
             raise
 
     async def _body(self, hub: HubClient, spec: JobSpec, labels: Mapping[str, str]) -> dict[str, Any]:
         flavor = jobs.flavor_of(spec.gpu, spec.gpu_count, await jobs.prices(hub))
         env = spec.env | {"GPUWARDEN_JOB": labels[jobs.JOB], "GPUWARDEN_ATTEMPT": labels[jobs.ATTEMPT]}
+        options, volumes = read_options(spec), volumes_of(spec)
+        for bucket in dict.fromkeys(v.source for v in volumes if v.writable):
+            await jobs.make_bucket(hub, bucket)
         body: dict[str, Any] = {
-            "dockerImage": IMAGE,
+            **({"spaceId": options.space} if options.space else {"dockerImage": options.image or IMAGE}),
             "command": list(spec.command) or script_command(spec),
             "arguments": [],
             "environment": env,
             "flavor": flavor,
-            "labels": {"name": spec.name, **labels},
+            "labels": {"name": spec.name, **options.labels, **labels},
         }
-        return body | ({"timeoutSeconds": spec.timeout_s} if spec.timeout_s else {})
+        body |= {"timeoutSeconds": spec.timeout_s} if spec.timeout_s else {}
+        body |= {"attempts": options.attempts} if options.attempts > 1 else {}
+        body |= {"ssh": {"enabled": True}} if options.ssh else {}
+        return body | ({"volumes": [volume.body for volume in volumes]} if volumes else {})
 
     def _handle(self, place: Place, token: str, owner: str, job_id: str) -> Handle:
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
@@ -142,11 +159,12 @@ class HfJobsBackend:
         """Return the newest attempt of a token, None when no job carries it."""
         try:
             async with self._hub() as hub:
-                owner = await jobs.namespace(hub)
+                owner = place.user or await jobs.namespace(hub)
                 found = await jobs.listed(hub, owner, {jobs.JOB: token})
         except WardenError as error:
             return Unknown(error.message)
-        newest = max(found, key=_attempt, default=None)
+        last = max(map(_attempt, found), default=0)
+        newest = _first([j for j in found if _attempt(j) == last]) if found else None
         return Known(None if newest is None else self._handle(place, token, owner, str(newest["id"])))
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
@@ -157,8 +175,13 @@ class HfJobsBackend:
             with suppress(WardenError):
                 owner, job_id = _where(handle)
                 job = await jobs.inspect(hub, owner, job_id)
-                why = "the Hub no longer has this job"
-                seen[handle.token] = observation(job) if job else Observation(state=Job.UNKNOWN, why=why)
+                if job is None:
+                    seen[handle.token] = Observation(state=Job.UNKNOWN, why="the Hub no longer has this job")
+                    return
+                seen[handle.token] = found = observation(job)
+                if found.state is Job.RUNNING:
+                    beat = beat_of(await jobs.usage(hub, owner, job_id))
+                    seen[handle.token] = found.model_copy(update={"beat": beat})
 
         async with self._hub() as hub, anyio.create_task_group() as group:
             for handle in handles:
@@ -179,55 +202,21 @@ class HfJobsBackend:
         return LogChunk(text=shown, next=end, size=len(text), truncated=end < len(text))
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the files of the repos that `paths` name. Paths inside the container are missing: the container is
+        """Return the files of the repos and buckets that `paths` name. Paths inside the container are missing: it is
         gone.
         """
-        return await self._files(paths, digests=False)
+        async with self._hub() as hub:
+            return await self._files.manifest(hub, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the same with sha256 digests: the Hub's own for LFS files, made here for small ones."""
-        return await self._files(paths, digests=True)
-
-    async def _files(self, paths: Iterable[str], *, digests: bool) -> Manifest:
-        files: list[Artifact] = []
-        missing: list[str] = []
+        """Return the same with sha256 digests: the Hub's own for LFS files, made here for others."""
         async with self._hub() as hub:
-            for path in paths:
-                found = await self._repo_files(hub, path, digests=digests)
-                files += found
-                missing += [] if found else [path]
-        return Manifest(taken_at=self._clock.now(), files=tuple(files), missing=tuple(missing))
-
-    async def _repo_files(self, hub: HubClient, path: str, *, digests: bool) -> list[Artifact]:
-        where = _HUB_PATH.fullmatch(path)
-        if where is None:
-            return []
-        kind, repo, inner = where[1], where[2], where[3] or ""
-        reply = await hub.get(f"/api/{kind}/{repo}", {"blobs": "true"})
-        if reply.status == 404:
-            return []
-        siblings = reply.json.get("siblings") if isinstance(reply.json, dict) else None
-        if reply.status != 200 or not isinstance(siblings, list):
-            raise BadReply(f"the Hub answered {reply.status} for {repo}: {reply.said}", "Ask again.")
-        found = []
-        for item in siblings:
-            name, size = str(item.get("rfilename")), item.get("size")
-            if (inner and name != inner and not name.startswith(inner + "/")) or not isinstance(size, int):
-                continue
-            full = f"/hub/{kind}/{repo}/{name}"
-            sha = (item.get("lfs") or {}).get("sha256")
-            if digests and not sha and size <= MAX_HASHED:
-                digest = hashlib.sha256()
-                async for chunk in _download(hub, full, 0):
-                    digest.update(chunk)
-                sha = digest.hexdigest()
-            found.append(Artifact(path=full, size=size, sha256=sha))
-        return found
+            return await self._files.manifest(hub, paths, digests=True)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file of a repo."""
+        """Stream one file of a repo or bucket."""
         async with self._hub() as hub:
-            async for chunk in _download(hub, artifact.path, offset):
+            async for chunk in download(hub, artifact.path, offset):
                 yield chunk
 
     async def disclose(self, handle: Handle) -> Disclosure:
@@ -264,6 +253,8 @@ def observation(job: Mapping[str, Any]) -> Observation:
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]
     why, reason = message or f"the Hub says {stage}", Code.PLATFORM_REPORT
+    if (address := ssh_of(job)) and stage == "RUNNING":
+        why = f"{why}; ssh {address}"
     if stage == "ERROR" and "timeout" in message.lower():  # no stage says that a job met its time limit
         why = f"ended by the platform at its time limit ({message}); what was not pushed is gone"
         reason = Code.TIME_LIMIT
@@ -279,19 +270,37 @@ def observation(job: Mapping[str, Any]) -> Observation:
     )
 
 
-async def _download(hub: HubClient, path: str, offset: int) -> AsyncIterator[bytes]:
-    where = _HUB_PATH.fullmatch(path)
-    if where is None or not where[3]:
-        raise NotFound(f"{path} is not a file on the Hub", "Only paths below /hub can be read after a job's end.")
-    root = "" if where[1] == "models" else "/datasets"
-    url = f"{root}/{where[2]}/resolve/main/{where[3]}"
-    async with hub.stream("GET", url, timeout_s=3600, start=offset) as response:
-        if response.status_code not in {200, 206}:
-            raise NotFound(f"the Hub answered {response.status_code} for {path}")
-        skip = offset if response.status_code == 200 else 0
-        async for chunk in response.aiter_bytes():
-            yield chunk[skip:] if skip < len(chunk) else b""
-            skip = max(0, skip - len(chunk))
+def ssh_of(job: Mapping[str, Any]) -> str:
+    """Return the address of a job's SSH server, such as `ID@ssh.hf.jobs`; empty where there is none."""
+    status = job.get("status")
+    url = str(status.get("sshUrl") or "") if isinstance(status, dict) else ""
+    return found[1] if (found := re.fullmatch(r"ssh://([0-9a-f]{24}@[a-z0-9.-]+)", url)) else ""
+
+
+def beat_of(usage: Mapping[str, Any]) -> Beat | None:
+    """Return a heartbeat from what the Hub measures; None where it measured nothing. The busiest GPU counts."""
+    given = usage.get("gpus")
+    gpus = [gpu for gpu in given.values() if isinstance(gpu, dict)] if isinstance(given, dict) else []
+    beat = Beat(
+        gpu_util=max((_number(gpu.get("utilization")) or 0.0 for gpu in gpus), default=None),
+        gpu_mem_used=_whole(max((_number(gpu.get("memory_used_bytes")) or 0.0 for gpu in gpus), default=None)),
+        mem_used=_whole(_number(usage.get("memory_used_bytes"))),
+        mem_limit=_whole(_number(usage.get("memory_total_bytes"))),
+    )
+    return None if beat == Beat() else beat
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value < MOST_BYTES else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _first(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the job that was started here: somebody may have run it again by hand, with the same labels."""
+    return min(found, key=lambda job: jobs.moment(job.get("createdAt")) or 0.0)
 
 
 def _where(handle: Handle) -> tuple[str, str]:

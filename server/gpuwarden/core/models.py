@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -24,6 +24,7 @@ T = TypeVar("T")
 MAX_SCRIPT_BYTES = 1 << 20
 MAX_OUTPUTS = 64
 MAX_INPUTS = 64
+MAX_OPTIONS = 8_192
 Verb: TypeAlias = Literal["stop", "terminate"]
 
 
@@ -105,6 +106,8 @@ class JobSpec(Frozen):
     durable_storage: bool = False
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
+    options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+    """What only this platform has; its backend checks them against a model of its own."""
 
     @field_validator("name")
     @classmethod
@@ -161,6 +164,13 @@ class JobSpec(Frozen):
             if "\x00" in value or len(value) > 32_768:
                 raise ValueError(f"the value of {name} contains a NUL character or is longer than 32,768 characters")
         return env
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if len(json.dumps(options)) > MAX_OPTIONS:
+            raise ValueError(f"the options are longer than {MAX_OPTIONS:,} characters")
+        return options
 
     @model_validator(mode="after")
     def _one_of(self) -> JobSpec:
@@ -290,6 +300,7 @@ class Resources(Frozen):
     durable_storage: bool = False
     max_price_usd_per_hour: float | None = None
     deadline_s: int | None = Field(default=None, ge=1)
+    options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class Quote(Frozen):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
 FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
 STAGES = FINAL | {"SCHEDULING", "RUNNING"}
 IDLE_S = 1.5
+USAGE_S = 2.5
 _ID = re.compile(r"[0-9a-f]{24}")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
@@ -68,20 +69,74 @@ async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
-    params: dict[str, Any] = {"label": [f"{k}={v}" for k, v in labels.items()]}
-    path, found = f"/api/jobs/{owner}", []
-    for _ in range(100):
+    rows = await paged(hub, f"/api/jobs/{owner}", {"label": [f"{k}={v}" for k, v in labels.items()]})
+    found = [checked(HubResponse(200, row, {})) for row in rows]
+    return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
+
+
+async def live(hub: HubClient, owner: str) -> list[dict[str, Any]]:
+    """Return every job of a namespace that runs or is about to."""
+    rows = await paged(hub, f"/api/jobs/{owner}", {"stage": ["RUNNING", "SCHEDULING"]})
+    return [checked(HubResponse(200, row, {})) for row in rows]
+
+
+async def scheduled(hub: HubClient, owner: str) -> list[dict[str, Any]]:
+    """Return the scheduled jobs of a namespace; each starts jobs by itself unless it is suspended."""
+    rows = await paged(hub, f"/api/scheduled-jobs/{owner}")
+    for row in rows:
+        if not _ID.fullmatch(str(row.get("id"))) or not isinstance(row.get("jobSpec"), dict):
+            raise BadReply("the Hub listed a scheduled job in a shape that is not known", "Try again.")
+    return rows
+
+
+async def paged(
+    hub: HubClient,
+    path: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    missing: Sequence[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows of every page. A page that is not a list of objects is BadReply; `missing` is what 404 means."""
+    rows: list[dict[str, Any]] = []
+    for _ in range(1_000):
         reply = await hub.get(path, params)
+        if reply.status == 404 and missing is not None:
+            return [*rows, *missing]
         if reply.status != 200:
             refuse(reply)
-        if not isinstance(reply.json, list):
-            raise BadReply("the Hub's list of jobs is not a JSON list", "Nothing is concluded from it; try again.")
-        found += [checked(HubResponse(200, item, {})) for item in reply.json]
+        if not isinstance(reply.json, list) or not all(isinstance(row, dict) for row in reply.json):
+            raise BadReply(f"the Hub's answer to {path} is not a JSON list", "Nothing is concluded from it; try again.")
+        rows += reply.json
         more = _NEXT.search(reply.headers.get("link", ""))
         if not more or not more[1].startswith(hub.config.endpoint + "/"):
-            return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
+            return rows
         path, params = more[1].removeprefix(hub.config.endpoint), {}
-    raise BadReply("the Hub's list of jobs does not end")
+    raise BadReply(f"the Hub's list at {path} does not end")
+
+
+async def make_bucket(hub: HubClient, bucket: str) -> None:
+    """Make sure that a bucket exists; a new one is private."""
+    reply = await hub.get(f"/api/buckets/{bucket}")
+    if reply.status == 404:
+        reply = await hub.send("POST", f"/api/buckets/{bucket}", {"visibility": "private"})
+    if reply.status not in {200, 409}:
+        refuse(reply)
+
+
+async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
+    """Return what a running job uses now, as the Hub measures it once a second; empty where nothing came in time."""
+    with anyio.move_on_after(USAGE_S):
+        async with hub.stream("GET", f"/api/jobs/{owner}/{job_id}/metrics", timeout_s=USAGE_S) as response:
+            if response.status_code != 200:
+                return {}
+            async for row in response.aiter_lines():
+                if row.startswith("data:"):
+                    try:
+                        event = json.loads(row[5:])
+                    except ValueError:
+                        return {}
+                    return event if isinstance(event, dict) else {}
+    return {}
 
 
 MOST_MICRO_USD: Final = 10**15

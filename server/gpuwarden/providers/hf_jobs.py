@@ -3,6 +3,8 @@
 `create` reserves: it notes the token in a file, asks for the price, and costs nothing. From the launch on, the job with
 the token in a label is observed, and when it has ended the instance is gone. A reservation that was terminated without
 a launch is gone too.
+
+The list shows the account's other jobs too, and its scheduled jobs: those start jobs by themselves, and spend.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from gpuwarden.core.errors import NotSupported, WardenError
 from gpuwarden.core.models import Answer, Balance, Instance, InstanceState, Known, Place, Quote, Resources, Unknown
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding, Severity
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
@@ -105,12 +108,15 @@ class HfJobsProvider:
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
         """Reserve. Nothing runs and nothing bills yet."""
         if resources.durable_storage:
-            raise NotSupported("jobs get no mounted storage", "Push to the Hub instead.")
+            raise NotSupported(
+                "jobs have no disk to rent", "Declare an output on a bucket, /hub/buckets/OWNER/NAME/FOLDER."
+            )
         price = await self.quote(resources)
         usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
         file = self._file(token)
         if not file.exists():
-            self._write(token, {"at": self._clock.now(), "usd": usd, "ended": False})
+            owner = resources.options.get("namespace")
+            self._write(token, {"at": self._clock.now(), "usd": usd, "ended": False, "namespace": owner})
         return Known(self._reserved(token))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
@@ -124,26 +130,45 @@ class HfJobsProvider:
         """
         try:
             async with self._hub() as hub:
-                owner = await jobs.namespace(hub)
-                found = await jobs.listed(hub, owner, {jobs.LEASE: id})
+                found = await jobs.listed(hub, await self._owner(hub, id), {jobs.LEASE: id})
         except WardenError as error:
             return Unknown(error.message)
         live = [j for j in found if jobs.stage_of(j) not in jobs.FINAL]
         if live:
-            return Known(self._instance(id, live[0]))
+            return Known(self._instance(id, live[0], self._read(id).get("usd"), token=id))
         if found or not self._file(id).exists() or self._read(id).get("ended"):
             return Known(None)
         return Known(self._reserved(id))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every reservation that is not over."""
-        instances = []
+        """Return every reservation that is not over, every other job that runs, and every scheduled job."""
+        try:
+            async with self._hub() as hub:
+                owner = await jobs.namespace(hub)
+                owners = {owner, *(self._read(f.stem).get("namespace") or owner for f in self._state.glob("*.json"))}
+                running = [job for name in sorted(owners) for job in await jobs.live(hub, name)]
+                planned = [one for name in sorted(owners) for one in await jobs.scheduled(hub, name)]
+                prices = await jobs.prices(hub) if running or planned else {}
+        except WardenError as error:
+            return Unknown(error.message)
+        found: dict[str, Instance] = {}
         for file in sorted(self._state.glob("*.json")):
             answer = await self.get(file.stem)
             if isinstance(answer, Unknown):
                 return answer
-            instances += [answer.value] if answer.value else []
-        return Known(tuple(instances))
+            if answer.value is not None:
+                found[file.stem] = answer.value
+        for job in running:
+            lease = jobs.labels_of(job).get(jobs.LEASE, "")
+            name = lease if lease and self._file(lease).exists() else str(job["id"])
+            usd = prices.get(str(job.get("flavor")))
+            found.setdefault(name, self._instance(name, job, usd, token=lease))
+        found |= {i.id: i for i in (_planned(one, prices) for one in planned)}
+        return Known(tuple(found.values()))
+
+    async def _owner(self, hub: HubClient, token: str) -> str:
+        """Return the namespace of a reservation's job."""
+        return str(self._read(token).get("namespace") or await jobs.namespace(hub))
 
     async def balance(self) -> Answer[Balance]:
         """Raise NotSupported: the API reports none."""
@@ -161,7 +186,7 @@ class HfJobsProvider:
         """Cancel the job, and give the reservation back."""
         try:
             async with self._hub() as hub:
-                owner = await jobs.namespace(hub)
+                owner = await self._owner(hub, id)
                 for job in await jobs.listed(hub, owner, {jobs.LEASE: id}):
                     if jobs.stage_of(job) not in jobs.FINAL:
                         await jobs.cancel(hub, owner, str(job["id"]))
@@ -186,7 +211,8 @@ class HfJobsProvider:
         write_private(self._file(token), json.dumps(dict(body)))
 
     def _place(self, token: str) -> Place:
-        return Place(platform=self.profile.id, instance_id=token, run_root=self.profile.run_root)
+        owner = self._read(token).get("namespace")
+        return Place(platform=self.profile.id, instance_id=token, run_root=self.profile.run_root, user=owner)
 
     def _reserved(self, token: str) -> Instance:
         return Instance(
@@ -200,18 +226,32 @@ class HfJobsProvider:
             why="reserved; nothing runs yet",
         )
 
-    def _instance(self, token: str, job: Mapping[str, Any]) -> Instance:
-        usd = self._read(token).get("usd")
+    def _instance(self, name: str, job: Mapping[str, Any], usd: float | None, *, token: str) -> Instance:
         started = jobs.moment(job.get("startedAt"))
         seconds = self._clock.now() - started if started is not None else 0.0
         return Instance(
-            id=token,
+            id=name,
             token=token,
             state=InstanceState.RUNNING,
-            place=self._place(token),
+            place=self._place(name),
             meter=True if jobs.stage_of(job) == "RUNNING" else None,
             price_usd_per_hour=usd,
             cost_usd=None if usd is None else max(0.0, seconds) / 3600 * usd,
-            created_at=self._read(token).get("at"),
+            created_at=self._read(name).get("at") or jobs.moment(job.get("createdAt")),
             why=f"job {job['id']}: {jobs.stage_of(job)}",
         )
+
+
+def _planned(one: Mapping[str, Any], prices: Mapping[str, float]) -> Instance:
+    """Return a scheduled job: nobody knows whether one of its jobs runs just now, so that it counts as billing."""
+    paused = one.get("suspend") is True
+    schedule, status = line(str(one.get("schedule")), 60), one.get("status")
+    at = line(str(status.get("nextJobRunAt")), 40) if isinstance(status, dict) else "unknown"
+    return Instance(
+        id=f"scheduled-{one['id']}",
+        state=InstanceState.STOPPED if paused else InstanceState.RUNNING,
+        meter=False if paused else None,
+        price_usd_per_hour=prices.get(str(one["jobSpec"].get("flavor"))),
+        created_at=jobs.moment(one.get("createdAt")),
+        why=f"scheduled job {schedule}: " + ("suspended" if paused else f"starts a job by itself at {at}"),
+    )

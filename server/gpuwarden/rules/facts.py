@@ -51,7 +51,7 @@ class SubmitFacts:
     rule that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very
     script has succeeded before. `script_url` says what is wrong with an address that a script comes from.
     `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does not, and
-    `input_leaks` the files that look like secrets.
+    `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the command.
     """
 
     spec: JobSpec
@@ -73,6 +73,7 @@ class SubmitFacts:
     input_leaks: tuple[Leak, ...] = ()
     script_url: Answer[str] = field(default_factory=lambda: Known(""))
     unusable_rules: tuple[str, ...] = ()
+    attempts: int = 1
 
     @property
     def uses(self) -> Uses:
@@ -108,7 +109,7 @@ class SubmitFacts:
 
     @property
     def worst_cost(self) -> float | None:
-        """Return the most that this job may cost: price x timeout, for the first run and each restart; None if unknown.
+        """Return the most that this job may cost: price x timeout, for each run that there may be; None if unknown.
 
         `max_cost_usd` doesn't lower it: it only ends the job's process, at the next check, and the meter runs on.
         """
@@ -116,7 +117,7 @@ class SubmitFacts:
         if self.price is None or spec.timeout_s is None:
             return None
         runs = 1 + spec.max_restarts if spec.interruptible else 1
-        return self.price * spec.timeout_s / 3600 * runs
+        return self.price * spec.timeout_s / 3600 * runs * self.attempts
 
     @property
     def digest(self) -> str:

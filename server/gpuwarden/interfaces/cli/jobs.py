@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--durable-storage", is_flag=True, help="Ask for the tier that survives teardown.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machine will end.")
 @click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE",
+    help="What only this platform has, see its profile; VALUE may be JSON.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only check.")
 @click.option("--receipt", default=None, help="From a checking call, to launch exactly these arguments.")
 @JSON
@@ -70,6 +75,7 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
     if any(not mark for _, mark, _ in pairs):
         raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
     given["env"] = {name: value for name, _, value in pairs}
+    given["options"] = read_options(given["options"])
     program, *args = what
     if program.endswith(".py"):
         given |= {"script": read_script_file(Path(program)), "args": args}
@@ -80,6 +86,22 @@ async def submit(what: tuple[str, ...], as_json: bool, dry_run: bool, receipt: s
     ctx = open_context()
     reply = results.submitted(await use_case(ctx, spec, dry_run=dry_run, receipt=receipt))
     return answer(warned(reply, ctx.notices), as_json, "submitted")
+
+
+def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Return NAME=VALUE pairs as values: JSON where it is, else text. A name that comes again makes a list."""
+    found: dict[str, Any] = {}
+    for name, mark, text in (pair.partition("=") for pair in pairs):
+        if not mark:
+            raise BadRequest("--option takes NAME=VALUE", "`gpuwarden profiles NAME` lists what a platform has.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if name in found:
+            value = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
+        found[name] = value
+    return found
 
 
 def read_script_file(path: Path) -> str:

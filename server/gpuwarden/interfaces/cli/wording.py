@@ -32,6 +32,7 @@ OPTIONS: Final = {
     "gpu_count": "--gpus",
     "disk_gb": "--disk",
     "inputs": "--input",
+    "options": "--option",
     "outputs": "--output",
     "secrets": "--secret",
 }

@@ -37,6 +37,8 @@ class CheckReply(WarnedReply):
     attempt: int = 0
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    usage: dict[str, float] = Field(default_factory=dict)
+    """What the machine reported last of its GPU, memory and disk, in percent and bytes."""
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
@@ -62,6 +64,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         next=result.next_steps,
         step=seen.step if seen else None,
         metrics={named(name, 64): number for name, number in list(seen.metrics.items())[:SHOWN]} if seen else {},
+        usage=seen.beat.model_dump(exclude_none=True) if seen and current and seen.beat else {},
         exit_code=seen.exit_code if seen else None,
         alerts=[quoted(a) for a in seen.alerts[-SHOWN:]] if seen else [],
         meter=meter_of(result.lease) if result.lease else None,

@@ -93,6 +93,7 @@ def wanted(spec: JobSpec) -> Resources:
         disk_gb=spec.disk_gb,
         interruptible=spec.interruptible,
         durable_storage=spec.durable_storage,
+        options=spec.options,
     )
 
 

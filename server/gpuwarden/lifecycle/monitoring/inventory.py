@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.errors import Internal, in_our_words
 from gpuwarden.core.models import Instance, InstanceState, Unknown
+from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import LeaseAdopted, LeaseUnverified
@@ -104,8 +105,13 @@ class Row:
             job=read_job(ctx.ledger, lease.job_id) if lease else None,
             since=seen.created_at,
             stopped_usd_per_hour=seen.stopped_usd_per_hour,
-            note="listed although it was seen gone" if lease else "not rented by gpuwarden",
+            note="listed although it was seen gone" if lease else f"not rented by gpuwarden{_said(seen)}",
         )
+
+
+def _said(seen: Instance) -> str:
+    """Return what a provider adds on a machine that is not a machine, such as a schedule."""
+    return f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from gpuwarden.backends.base import Optioned
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotFound, NotSupported, WardenError
 from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.leaks import spelled, spelled_in, spelled_in_script
@@ -83,7 +85,15 @@ async def gather(ctx: Context, spec: JobSpec) -> SubmitFacts:
         inputs=inputs.files,
         inputs_left_out=inputs.left_out,
         input_leaks=inputs.leaks,
+        attempts=_attempts(ctx, profile, spec),
     )
+
+
+def _attempts(ctx: Context, profile: Profile | None, spec: JobSpec) -> int:
+    if profile is None or _unusable(ctx, profile, spec.platform):
+        return 1
+    backend = ctx.backend(profile.backend)
+    return backend.attempts(spec) if isinstance(backend, Optioned) else 1
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
@@ -198,6 +208,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]
     texts += [("the script", spec.script or ""), ("name", spec.name), ("gpu", spec.gpu or "")]
     texts += [("platform", spec.platform), *(("a name in env or secrets", name) for name in (*spec.env, *spec.secrets))]
+    texts += [(f"options.{name}", json.dumps(value, ensure_ascii=False)) for name, value in spec.options.items()]
     texts += [(f"outputs[{n}]", path) for n, path in enumerate(spec.outputs)]
     texts += [(f"inputs[{n}]", path) for n, path in enumerate(spec.inputs)]
     leaks = []

@@ -10,7 +10,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from gpuwarden.backends.base import Confining
+from gpuwarden.backends.base import Confining, Optioned
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, Refused
 from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.models import JobSpec, Quote, Unknown, digest
@@ -64,6 +64,7 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
     """
     if receipt is not None and dry_run:
         raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
+    spec = _settled(ctx, spec)
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
     checked = await _check(ctx, spec)
@@ -92,6 +93,22 @@ async def submit(ctx: Context, spec: JobSpec, *, dry_run: bool = False, receipt:
     if dry_run or facts.metered:
         return Submission(checked.findings, checked.quote, facts.worst_cost, ticket, expires, ask)
     return await _accept(ctx, checked, ticket)
+
+
+def _settled(ctx: Context, spec: JobSpec) -> JobSpec:
+    """Return the spec as its platform runs it. Raises BadRequest for options that the platform does not have."""
+    try:
+        backend = ctx.backend(ctx.profile(spec.platform).backend)
+    except (NotFound, NotSupported):
+        return spec  # a rule says so, among everything else
+    if isinstance(backend, Optioned):
+        return backend.settle(spec)
+    if spec.options:
+        raise BadRequest(
+            f"{spec.platform} has no options, and {', '.join(sorted(spec.options))[:100]} was given",
+            do(Action.LEAVE_OUT_ARGUMENT, name="options"),
+        )
+    return spec
 
 
 async def _check(ctx: Context, spec: JobSpec) -> _Checked:

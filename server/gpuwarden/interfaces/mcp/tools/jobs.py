@@ -78,6 +78,9 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         durable_storage: Annotated[bool, Field(description="Ask for the tier that survives teardown")] = False,
         teardown: Annotated[Verb, Field(description="How the machine will end")] = "terminate",
         max_restarts: Annotated[int, Field(description="Relaunches after interruptions")] = 3,
+        options: Annotated[
+            dict[str, Any] | None, Field(description="What only this platform has; see its profile")
+        ] = None,
         dry_run: Annotated[bool, Field(description="Only check")] = False,
         receipt: Annotated[
             str | None, Field(description="From the checking call, to launch exactly these arguments")
