@@ -80,7 +80,7 @@ class HfJobsOptions(Frozen):
         if schedule is not None:
             raise ValueError(
                 "a schedule starts jobs without a check and a receipt for each, so none is created here; a person can, "
-                "with `hf jobs scheduled run`, and list_instances shows it as something that spends"
+                "with `hf jobs scheduled run`, and it is listed among the machines as something that spends"
             )
         return schedule
 

@@ -14,7 +14,16 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
@@ -32,6 +41,18 @@ class Frozen(BaseModel):
     """Base of all models: immutable, no unknown fields, no NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class WithOptions(Frozen):
+    """A model with options of one platform. Without any it is written as it was before there were options."""
+
+    options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
+    """What only this platform has; its backend checks them against a model of its own."""
+
+    @model_serializer(mode="wrap")
+    def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        plain: dict[str, object] = handler(self)
+        return {k: v for k, v in plain.items() if k != "options" or v}
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,7 @@ def clean_path(text: str) -> str:
     return str(path)
 
 
-class JobSpec(Frozen):
+class JobSpec(WithOptions):
     """One training command with its outputs and its limits. Exactly one of `script` and `command` is given."""
 
     name: str = "job"
@@ -106,8 +127,6 @@ class JobSpec(Frozen):
     durable_storage: bool = False
     teardown: Verb = "terminate"
     max_restarts: int = Field(default=3, ge=0, le=100)
-    options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
-    """What only this platform has; its backend checks them against a model of its own."""
 
     @field_validator("name")
     @classmethod
@@ -287,7 +306,7 @@ class Account(Frozen):
     id: str | None = None
 
 
-class Resources(Frozen):
+class Resources(WithOptions):
     """The request for an instance.
 
     `deadline_s` is how long the machine is wanted at most; it is passed on to a platform that supports deadlines.
@@ -300,7 +319,6 @@ class Resources(Frozen):
     durable_storage: bool = False
     max_price_usd_per_hour: float | None = None
     deadline_s: int | None = Field(default=None, ge=1)
-    options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class Quote(Frozen):
