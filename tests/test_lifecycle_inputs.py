@@ -348,7 +348,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     spec = JobSpec(platform="lab", command=command, timeout_s=60, inputs=("big.bin", "code"))
     argv = [str(Path(__file__).parent), str(tmp_path / "home"), str(profiles), str(notes), str(near), str(sshd.config)]
     process = subprocess.Popen([sys.executable, "-c", PUSHES, *argv, spec.model_dump_json()])
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while not (parts := [p for p in far.glob("*/*/.big.bin.*.part") if p.stat().st_size > 1_000_000]):
             assert process.poll() is None
             await anyio.sleep(0.001)
@@ -362,7 +362,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     (near / "big.bin").unlink()  # the bytes are ours since the job was accepted
     (job,) = ctx.ledger.subjects("job")
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while (seen := await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
                 await anyio.sleep(0.05)
     finally:

@@ -45,13 +45,18 @@ def make(setup: Setup) -> Play:
             setup.pack.install(here.work / ".agents" / "skills")
             own = here.own / "codex"
             own.mkdir(mode=0o700)
+            temporary = (
+                here.own / "tmp"
+            )  # Codex starts no sandbox where its home is below the folder for temporary files
+            temporary.mkdir()
             if login.is_file():
                 (own / "auth.json").symlink_to(login)
             url = setup.url if _elsewhere(setup) else ""
             (own / "config.toml").write_text(config(server, setup.pack.forced, here.work, url, _key(setup)), "utf-8")
             command = [program, "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only"]
             command += ["--cd", str(here.work), *(["--model", setup.model] if setup.model else []), "-"]
-            drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work, _ENDS)
+            places = {"CODEX_HOME": str(own), "HOME": str(here.own), "TMPDIR": str(temporary)}
+            drive(command, recorder, setup, env | places, here.work, _ENDS)
         door.was_used()
 
     return play
