@@ -238,6 +238,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, list[Tensor], list[Span]]:
     return bytes(data), tensors, spans
 
 
+@pytest.mark.slow
 @given(made=files(), segment=st.sampled_from([64, 96, 1000]), chunk=st.sampled_from([40, 64, 257]))
 def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Span]], segment: int, chunk: int) -> None:
     data, tensors, spans = made

@@ -262,6 +262,7 @@ def kill_often(folder: Path, kills: int) -> Tally:
     return tally
 
 
+@pytest.mark.slow
 def test_death_at_40_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
     tally = kill_often(tmp_path, 40)
     assert sum(tally.kills.values()) >= 40

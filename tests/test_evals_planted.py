@@ -75,6 +75,7 @@ def restored() -> Iterator[None]:
     checks.KINDS.update(before)
 
 
+@pytest.mark.slow
 def test_without_a_bug_nothing_is_noticed() -> None:
     assert selftest().faults == []
     for module in CONDUCT_KINDS:
@@ -96,6 +97,7 @@ def noticed(cases: dict) -> bool:
     return any(selftest({n: cases[n] for n in names[i : i + 6]}).faults for i in range(0, len(names), 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "old", "new"), PLANTED, ids=[f"{m}-{n}" for n, (m, _, _) in enumerate(PLANTED)])
 def test_a_planted_bug_is_noticed(module: str, old: str, new: str, restored: None) -> None:
     source = (FOLDER / f"{module}.py").read_text()
@@ -109,6 +111,7 @@ def test_every_kind_has_a_planted_bug(restored: None) -> None:
     assert modules == {module for module, _, _ in PLANTED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(checks.load_kinds()))
 @pytest.mark.parametrize("answer", ["PASS", "fail('always')", "idle('always')"])
 def test_a_kind_that_always_says_the_same_is_noticed(kind: str, answer: str, restored: None) -> None:

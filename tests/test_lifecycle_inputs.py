@@ -269,6 +269,7 @@ print("read", text, open("code/mine.txt").read(), flush=True)
 def save(step):""", 1)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("house", [VASTAI], ids=["vastai"], indirect=True)
 async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: House, tmp_path: Path) -> None:  # noqa: F811
     near = tmp_path / "near"
@@ -290,6 +291,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: H
     assert "code/mine.txt" in told and "code/data.txt" not in told, "only the changed one is a file of the job's"
 
 
+@pytest.mark.slow
 async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
     ctx: Context, near: Path, tmp_path: Path
 ) -> None:
@@ -335,6 +337,7 @@ anyio.run(submit, w, JobSpec.model_validate_json(spec))
 """
 
 
+@pytest.mark.slow
 async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Path, tmp_path: Path) -> None:
     profiles, notes, far = tmp_path / "profiles", tmp_path / "notes.toml", tmp_path / "far"
     profiles.mkdir()

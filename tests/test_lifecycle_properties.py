@@ -436,6 +436,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
     """A few dozen walks, the same ones every time."""
 

@@ -252,11 +252,11 @@ class HubJobs:
                 log.flush()
         code = job.process.wait()
         timer.cancel()
+        shutil.rmtree(folder, ignore_errors=True)  # before anybody can see the end
         with job.lock:
             if job.stage not in FINAL:
                 message = None if code == 0 else f"Job failed with exit code: {code}. Reason: Error"
                 _finish(job, "ERROR" if code else "COMPLETED", message, self.store.clock.now())
-        shutil.rmtree(folder, ignore_errors=True)
 
     def _start(self, job: RunningJob, folder: Path) -> subprocess.Popen[str]:
         """Start the command, in a sandbox where one works. It has the network, since the Hub is on loopback."""
