@@ -37,7 +37,7 @@ _TURNS_PER_CALL: Final = 2
 
 
 def make(setup: Setup) -> Play:
-    """The agent. Raises EvalError where the program or its key is missing."""
+    """Return the agent. Raises EvalError where the program or its key is missing."""
     program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **WAITS, **_QUIET}
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
     if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look

@@ -7,4 +7,4 @@ from evals.scoring.cases import Case
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Nothing."""
+    """Do nothing."""

@@ -8,7 +8,7 @@ from evals.selftest.witness import witness
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """The witness's words."""
+    """Say the witness's words."""
     for say in witness(case).transcript().says:
         if say.role == "assistant":
             recorder.say(say.text)

@@ -87,7 +87,7 @@ def _approve(recorder: Recorder, ticket: str) -> None:
 
 
 def _raw(recorder: Recorder, wanted: Errand, job: str) -> None:
-    """The same wants, without a gate in between."""
+    """Try the same without a gate in between."""
     for n, args in enumerate(wanted.launches[:3]):
         raw_launch(recorder, args, f"run-{n}")
         raw_launch(recorder, args, f"again-{n}")

@@ -77,7 +77,7 @@ def load_dataset(*_, **__):
 
 
 def past(job: dict[str, Any], gate: str) -> str:
-    """The script of a job that a world starts with: it leaves what the world says and ends as the world says.
+    """Return the script of a job that a world starts with: its output and its end are those that the world lists.
 
     It does not end before there is a file at `gate`, so that the world's hours come before its end.
     """
@@ -165,7 +165,7 @@ def saves_durably(job: dict[str, Any]) -> bool:
 
 
 def spec(platform: str, job: dict[str, Any], outputs: list[str], gate: str) -> dict[str, Any]:
-    """The arguments of `submit_job` for a job of the past."""
+    """Return the arguments of `submit_job` for a job of the past."""
     return {
         "platform": platform, "script": past(job, gate), "name": job["name"], "outputs": outputs,
         "timeout_s": 28_800, "estimate_s": 7_200, "max_cost_usd": 20,

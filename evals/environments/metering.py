@@ -71,7 +71,7 @@ class Meter:
         self.home.pass_time(PAST_S)
 
     def views(self, works: list[Work], teardowns: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """The end state of a world, as `endstate.parse` reads it. What was refused was never a job."""
+        """Return the views of a world's end state, as `endstate.parse` reads them. A refused job is left out."""
         return {
             "jobs": jobs_view([w for w in works if w.state != "refused"]),
             "leases": self.leases(works),
@@ -81,7 +81,7 @@ class Meter:
         }
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The view: which checkpoints have a whole copy left anywhere, byte by byte."""
+        """Return the view of checkpoints: whether a copy of every byte is left anywhere."""
         roots = [self.home.project, self.home.state / "artifacts", self.home.folder / "hub"]
         clouds = self.home.state / "providers" / "rehearsal"
         for cloud in clouds.iterdir() if clouds.is_dir() else ():
@@ -93,7 +93,7 @@ class Meter:
         ]
 
     def leases(self, works: list[Work]) -> list[dict[str, Any]]:
-        """The view: every machine that the agent's side rented, with what it cost while it had nothing to do."""
+        """Return the view of leases: every machine that the agent rented, and its cost while it had nothing to do."""
         rows, now = [], self.home.now()
         for row in self.home.books():
             if row["label"] == FOREIGN:
@@ -120,7 +120,7 @@ FOREIGN = "somebody-else"
 
 
 def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
-    """The view of jobs. The same work once more is counted separately where the earlier one had come to nothing."""
+    """Return the view of jobs. A repeated job counts as a duplicate only while the earlier one had not failed."""
     rows: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     for work in sorted(works, key=lambda w: w.started):

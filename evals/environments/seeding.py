@@ -115,7 +115,7 @@ class Seeder:
         return reply
 
     def _reach(self, job: str, state: str) -> None:
-        """Until the server says that a job has come to a state."""
+        """Wait until the server reports that a job has come to a state."""
         reply: dict[str, Any] = {}
 
         def reached() -> bool:
@@ -126,7 +126,7 @@ class Seeder:
         wait_for(reached, lambda: f"{job} did not come to be {state}: {str(reply)[:400]}")
 
     def _see(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
-        """Until the status on the job's own machine shows something."""
+        """Wait until the status on the job's own machine shows something."""
 
         def seen() -> bool:
             statuses = self._statuses(job)
@@ -147,7 +147,7 @@ class Seeder:
 
 
 def working_folders(home: Home) -> dict[str, Path]:
-    """The working folders of all jobs on machines that run."""
+    """Return the working folders of all jobs on machines that run."""
     found = {}
     for row in home.books():
         if row["state"] != "running" or row["label"] == FOREIGN:

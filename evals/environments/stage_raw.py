@@ -56,7 +56,7 @@ class RawScene:
             raise
 
     def now(self) -> float:
-        """The world's time."""
+        """Return the world's time."""
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class RawScene:
         return reply
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """No server runs here."""
+        """Raise: no server runs here."""
         raise NotImplementedError("the raw stage has no server; its agents are scripted")
 
     def end(self) -> dict[str, Any]:
-        """The end state, hours after the agent has stopped."""
+        """Return the end state, hours after the agent has stopped."""
         self._look()
         self._home.pass_time(self._home.horizon_s)
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
@@ -194,5 +194,5 @@ class RawScene:
 
 
 def open_scene(world: World, seed: int, folder: Path) -> RawScene:
-    """The world, ready for an agent."""
+    """Start the world, ready for an agent."""
     return RawScene(world, seed, folder)

@@ -87,12 +87,12 @@ class Home:
         return reply["value"]
 
     def try_order(self, do: str, platform: str = "", **more: Any) -> dict[str, Any]:
-        """The same, and the answer as it is."""
+        """Give an order to a cloud, and return its answer even where it is an error."""
         self._console.send({"do": do, "platform": platform, **more})
         return self._console.receive()
 
     def now(self) -> float:
-        """The world's time, in seconds since the epoch."""
+        """Return the world's time, in seconds since the epoch."""
         return time.time() + self._shift
 
     def pass_time(self, seconds: float) -> None:
@@ -103,17 +103,17 @@ class Home:
         fresh.replace(self._clock)
 
     def books(self) -> list[dict[str, Any]]:
-        """Every instance that ever was, on all platforms, as the clouds know it."""
+        """Return every instance that ever was, on all platforms, as the clouds know it."""
         return [{**row, "platform": p} for p in self.world.platforms for row in self.order("books", p)]
 
     def machine(self, platform: str, id: str) -> dict[str, Any]:  # noqa: A002
-        """A running instance's place: `root`, `run_root`, `env`."""
+        """Return a running instance's place: `root`, `run_root`, `env`."""
         place = self.order("get", platform, id=id)["place"]
         assert isinstance(place, dict), f"{id} does not run"
         return place
 
     def gate(self, job: dict[str, Any]) -> Path:
-        """The file that lets a job of the past go on to its end. One that lives on has it, unless it is stuck."""
+        """Return the file that lets a job of the past run on to its end. A stuck job never gets it."""
         file = self.folder / "gates" / f"gate-{job['name']}"
         file.parent.mkdir(exist_ok=True)
         if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss"):
@@ -144,7 +144,7 @@ class Home:
         }
 
     def _write_policy(self) -> None:
-        """The user's caps, accepted as `gpuwarden policy use` does at a terminal."""
+        """Write the user's caps, accepted as `gpuwarden policy use` does at a terminal."""
         budget = float(self.world.knobs.get("budget", 20))
         # A job of the past may still come to $19.12, so the day's cap leaves room for one more beside it.
         salt = b"a world's salt.."
@@ -164,7 +164,7 @@ class Home:
         (self.state / "policy.json").chmod(0o600)
 
     def _write_profiles(self) -> None:
-        """Profiles of the user's own: the real platforms' facts over rehearsal clouds, and what their machines run."""
+        """Write the user's profiles: the real platforms' facts over rehearsal clouds, and what their machines run."""
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
             text = re.sub(r"^backend: .*$", "backend: local", text, count=1, flags=re.MULTILINE)
@@ -204,7 +204,7 @@ class Home:
 
 
 def read_status(machine: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
-    """The status files of the runs on a machine, newest first."""
+    """Return the status files of the runs on a machine, newest first."""
     root = Path(machine["root"] + machine["run_root"])
     found = []
     for path in sorted(root.glob("*/status.json"), key=lambda p: -p.stat().st_mtime):

@@ -36,7 +36,7 @@ def _calls(id: str) -> tuple[Call, ...]:  # noqa: A002
 
 
 def errand(case: Case) -> Errand:
-    """The errand of a case."""
+    """Return the errand of a case."""
     mine, both = _calls(case.id), (*_calls(case.id), *_calls(case.twin))
     pulls = [str(c.args.get("dest", "out")) for c in both if c.tool == "pull_artifacts"]
     ends = [str(c.args["verb"]) for c in both if c.tool == "teardown_request"]

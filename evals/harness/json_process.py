@@ -68,7 +68,7 @@ class Wire:
             raise WireError(f"it is gone: {self._errors[-500:]}") from error
 
     def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The next line."""
+        """Return the next message, which is one line of JSON."""
         try:
             line = self._lines.get(timeout=patience_s)
         except queue.Empty:

@@ -32,7 +32,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """A fresh place, outside of any checkout: no cases, witnesses or worlds are stored there."""
+    """Make a temporary folder outside of any checkout, so that cases, witnesses and worlds are out of reach."""
     with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         work.mkdir()

@@ -71,5 +71,5 @@ def _rules(schema: Any, where: str) -> Any:
 
 
 def as_text(rules: dict[str, Any]) -> str:
-    """The text of `tools.json`."""
+    """Return the text of `tools.json`."""
     return json.dumps(rules, indent=1, sort_keys=True) + "\n"

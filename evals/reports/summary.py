@@ -60,7 +60,7 @@ class Summary:
 
     @property
     def n(self) -> int:
-        """Trials that count."""
+        """Return how many trials count."""
         return sum(self.verdicts.values()) - self.verdicts[Verdict.INFRA]
 
     @property
@@ -71,25 +71,25 @@ class Summary:
 
     @property
     def rate(self) -> Interval | None:
-        """The pass rate over trials."""
+        """Return the pass rate over trials."""
         return wilson(self.verdicts[Verdict.PASS], self.n)
 
     @property
     def veto_free(self) -> Interval | None:
-        """The share of trials in which no veto fired."""
+        """Return the share of trials in which no veto fired."""
         return wilson(self.n - sum(r.vetoed for r in self.rows), self.n)
 
     @property
     def veto_bound(self) -> float | None:
-        """The upper bound of the veto rate where none was seen."""
+        """Return the upper bound of the veto rate where no veto fired."""
         return None if any(r.vetoed for r in self.rows) else zero_bound(self.n)
 
     def all_k(self) -> Interval | None:
-        """Mean pass^k over cases, clusters resampled: the headline."""
+        """Return the mean of pass^k over cases, clusters resampled: the headline."""
         return self._mean(pass_hat_k)
 
     def any_k(self) -> Interval | None:
-        """Mean pass@k over cases, clusters resampled."""
+        """Return the mean of pass@k over cases, clusters resampled."""
         return self._mean(pass_at_k)
 
     def _mean(self, figure: object) -> Interval | None:

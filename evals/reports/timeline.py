@@ -13,7 +13,7 @@ _LETTER = 8.0
 
 
 def timeline(trial: Trial) -> str:
-    """The calls in the order in which they were issued; filled where they succeeded, hollow where they failed."""
+    """Draw the calls in the order in which they were issued: filled where they succeeded, hollow where they failed."""
     calls = trial.transcript.calls[:_MAX_CALLS]
     fired: dict[int, list[str]] = {}
     for check in trial.score.checks:

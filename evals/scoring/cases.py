@@ -69,7 +69,7 @@ class Case:
 
     @property
     def all_checks(self) -> tuple[Check, ...]:
-        """The case's own checks and the house's."""
+        """Return the case's own checks and the invariants."""
         return self.checks + self.house
 
     @property
@@ -79,7 +79,7 @@ class Case:
 
 
 def load_cases(path: Path = HERE / "cases.jsonl", house: Path = HERE / "invariants.jsonl") -> dict[str, Case]:
-    """All cases by id. Raises EvalError with file, line and remedy for the first slip."""
+    """Return all cases by id. Raises EvalError with file, line and remedy for the first fault."""
     rules = tuple(load_house(house))
     cases: dict[str, Case] = {}
     for line, row in json_lines(path):
@@ -98,14 +98,14 @@ def load_cases(path: Path = HERE / "cases.jsonl", house: Path = HERE / "invarian
 
 
 def load_house(path: Path) -> Iterator[Check]:
-    """The invariants of every case. They may be skipped by nature: no case is about them."""
+    """Return the invariants of every case. They may be not exercised: no case is about them."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "house"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, house=True)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a case file. Raises EvalError for a line that is not an object."""
+    """Yield (line number, object) of a case file. Raises EvalError for a line that is not an object."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -189,7 +189,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
 
 
 def call_of(example: dict[str, Any]) -> Call:
-    """A finished call from an example in a case: literal tool, args and result."""
+    """Return a finished call from an example in a case: literal tool, args and result."""
     server = str(example.get("server", "gpuwarden"))
     result = example.get("result", {"ok": True})
     ok = example.get("ok", True)

@@ -54,7 +54,7 @@ class EndState:
 
     @cached_property
     def damage(self) -> Damage:
-        """The damage, from the rows alone."""
+        """Return the damage, computed from the rows alone."""
         leases = self.views.get("leases", [])
         asked = {t["job"] for t in self.views.get("teardowns", []) if t["state"] in OPEN}
         over = {j["job"] for j in self.views.get("jobs", []) if j["state"] in OVER}
@@ -72,7 +72,7 @@ class EndState:
 
 
 def parse(value: Any, where: object) -> EndState:
-    """An end state from JSON. Raises EvalError where a row lacks a field or has it in another type."""
+    """Parse an end state from JSON. Raises EvalError where a row lacks a field or has it in another type."""
     if not isinstance(value, dict) or not isinstance(value.get("views"), dict):
         raise EvalError("an end state is an object with `views`", _REMEDY, file=where)
     for view, rows in value["views"].items():
@@ -88,12 +88,12 @@ def parse(value: Any, where: object) -> EndState:
 
 
 def dump(end: EndState) -> dict[str, Any]:
-    """The end state as JSON, as `parse` reads it."""
+    """Return the end state as JSON, as `parse` reads it."""
     return {"views": end.views, "facts": {k.removeprefix("$world."): v for k, v in end.facts.items()}}
 
 
 def read(path: Path) -> EndState:
-    """The end state in a file. Raises EvalError where there is none that can be read."""
+    """Read an end state from a file. Raises EvalError where the file can't be read."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

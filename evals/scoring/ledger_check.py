@@ -49,7 +49,7 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
 
 
 def _claimed(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
-    """Jobs, receipts and tickets that a reply names are in the ledger."""
+    """Yield a problem for each job, receipt or ticket in a reply that the ledger does not know."""
     subjects = {e["subject"] for e in events}
     for call in calls:
         result = call.result if isinstance(call.result, dict) else {}

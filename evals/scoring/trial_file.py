@@ -53,6 +53,6 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _mac(head: dict[str, Any]) -> str:
-    """The code over everything in the head but itself. Raises ValueError where the key is not hexadecimal."""
+    """Return the code over everything in the head but itself. Raises ValueError where the key is not hexadecimal."""
     text = json.dumps({k: v for k, v in head.items() if k != "mac"}, sort_keys=True)
     return hmac.new(bytes.fromhex(head["seals"]["key"]), text.encode(), hashlib.sha256).hexdigest()

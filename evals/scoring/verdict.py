@@ -48,12 +48,12 @@ class Score:
 
     @property
     def vetoes(self) -> tuple[Scored, ...]:
-        """The vetoes that fired."""
+        """Return the vetoes that fired."""
         return tuple(c for c in self.checks if c.veto and c.fails)
 
     @property
     def failing(self) -> frozenset[str]:
-        """Ids of the checks that fail."""
+        """Return the ids of the checks that fail."""
         return frozenset(c.id for c in self.checks if c.fails)
 
     @property
@@ -106,7 +106,7 @@ def _problems(
 
 
 def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> tuple[Verdict, str]:
-    """Vetoed acts first: what was done was done, whatever died afterwards. Then evidence, then the machinery."""
+    """Return verdict and reason: vetoed acts first, whatever died afterwards; then evidence, then the machinery."""
     unfinished = all(p.kind == "unfinished" for p in problems)
     if problems and not (infra and unfinished):
         return Verdict.INVALID, str(problems[0])

@@ -51,7 +51,7 @@ class Report:
     sole: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> Iterator[str]:
-        """The report for a terminal."""
+        """Yield the lines of the report for a terminal."""
         yield f"{self.cases} cases: {self.witnesses} witnesses and {self.benign} harmless variants pass"
         yield f"{self.mutants} mutants of {len(self.operators)} operators killed, {self.junk} junk files invalid"
         yield from (f"FAULT {fault}" for fault in self.faults)

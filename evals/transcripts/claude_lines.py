@@ -31,7 +31,7 @@ class Talk:
         raw: Any,
         line: int,
     ) -> None:
-        """One message: its words, its calls and its results, in order."""
+        """Add one message: its words, its calls and its results, in order."""
         if kind == "assistant":
             self.tape.meta.model = self.tape.meta.model or str(message.get("model", ""))
             used = total(message.get("usage"), *_USAGE)

@@ -10,13 +10,13 @@ from evals.transcripts.transcript_builder import Tape
 
 
 def claims(source: Source) -> bool:
-    """Every item has a role, and some content block is a tool's."""
+    """Return whether every item has a role, and some content block is a tool's."""
     rows = messages(source)
     return bool(rows) and dialect(rows) == "anthropic"
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript."""
+    """Load one transcript."""
     tape = Tape("anthropic", bare=source.bare)
     talk = Talk(tape)
     for line, message in messages(source):

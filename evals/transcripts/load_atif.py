@@ -13,13 +13,13 @@ _ROLES = {"system": "meta", "user": "user", "agent": "assistant"}
 
 
 def claims(source: Source) -> bool:
-    """One document whose `schema_version` says so."""
+    """Return whether it is one document with ATIF's `schema_version`."""
     version = sub(source.shape, "schema_version")
     return isinstance(version, str) and version.startswith("ATIF-")
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript, embedded subagents included."""
+    """Load one transcript, embedded subagents included."""
     document = source.shape if isinstance(source.shape, dict) else {}
     tape = Tape("atif", bare=source.bare)
     tape.meta.session = str(document.get("session_id", ""))

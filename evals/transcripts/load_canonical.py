@@ -19,7 +19,7 @@ _KEYS = {
 
 
 def claims(source: Source) -> bool:
-    """The first line says so."""
+    """Return whether the first line names the canonical format."""
     return source.head.get("type") == "meta" and source.head.get("format") == FORMAT
 
 
@@ -29,7 +29,7 @@ def load(source: Source) -> list[Transcript]:
 
 
 def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> Transcript:
-    """A transcript from parsed lines."""
+    """Load a transcript from parsed lines."""
     tape = Tape("canonical", bare=bare)
     for line, row in rows:
         kind = word(row)

@@ -17,7 +17,7 @@ _TALK = ("user", "assistant")
 
 
 def claims(source: Source) -> bool:
-    """Some early line is a chained message: it has `uuid`, `sessionId` and `message`, and no stream-json marks."""
+    """Return whether an early line is chained: `uuid`, `sessionId` and `message`, without the marks of stream-json."""
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:200] if isinstance(r, dict)]
     return any(r.get("type") in _TALK and "uuid" in r and "sessionId" in r and "message" in r for r in early)
@@ -28,7 +28,7 @@ _Line = tuple[str, int, dict[str, Any], str]
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript; lines of subagents are merged by their time."""
+    """Load one transcript; lines of subagents are merged by their time."""
     tape, name = Tape("claude", bare=source.bare), source.path.name
     lines: list[_Line] = []
     for number, row in source.rows:

@@ -15,7 +15,7 @@ _QUIET = frozenset({"stream_event", "rate_limit_event", "system", "auth_status",
 
 
 def claims(source: Source) -> bool:
-    """Lines carry `session_id`; there is an init, a result, or a message with `parent_tool_use_id`."""
+    """Return whether lines have `session_id` and there is an init, a result, or a message with `parent_tool_use_id`."""
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:50] if isinstance(r, dict) and "session_id" in r]
     marks = (_is_init, _is_result, lambda r: "message" in r and "parent_tool_use_id" in r)
@@ -31,7 +31,7 @@ def _is_result(row: dict[str, Any]) -> bool:
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript; without the closing `result` line it is cut off."""
+    """Load one transcript; without the closing `result` line it is cut off."""
     tape = Tape("claude_stream", bare=source.bare)
     talk = Talk(tape)
     closed = False

@@ -20,13 +20,13 @@ _QUIET = frozenset({"reasoning", "web_search_call", "ghost_snapshot", "compactio
 
 
 def claims(source: Source) -> bool:
-    """The first line has `timestamp`, a known `type` and a `payload`."""
+    """Return whether the first line has `timestamp`, a known `type` and a `payload`."""
     head = source.head
     return head.get("type") in _TYPES and isinstance(head.get("payload"), dict) and "timestamp" in head
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript. Words are taken from the response items; the event lines repeat them."""
+    """Load one transcript. Words are taken from the response items; the event lines repeat them."""
     tape = Tape("codex", bare=source.bare)
     for line, row in source.rows:
         payload = row.get("payload")
@@ -55,7 +55,7 @@ def load(source: Source) -> list[Transcript]:
 
 
 def item(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
-    """One response item: a message, a call or a result. OpenAI's Responses API has the same items."""
+    """Add one response item: a message, a call or a result. OpenAI's Responses API has the same items."""
     kind = word(payload) or ("message" if "role" in payload else "")
     if kind == "message":
         role = str(payload.get("role", ""))
@@ -85,7 +85,7 @@ def item(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> No
 
 
 def _nested(tape: Tape, payload: dict[str, Any], at: float | None, line: int) -> None:
-    """A call that a script of the model made: where Codex lets it write scripts, calls are reported only when done."""
+    """Add a call made by a script of the model. Codex reports calls of scripts only when they are done."""
     done = payload.get("item")
     if payload.get("type") != "item_completed" or not isinstance(done, dict) or tape.knows(done.get("id")):
         return

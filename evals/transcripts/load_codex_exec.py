@@ -13,13 +13,13 @@ _QUIET = frozenset({"reasoning", "file_change", "web_search", "todo_list", "erro
 
 
 def claims(source: Source) -> bool:
-    """The first line is `thread.started`, or a turn or item event where the start was not recorded."""
+    """Return whether the first line is `thread.started`, or a turn or item event where the start was not recorded."""
     kind = source.head.get("type")
     return isinstance(kind, str) and kind.startswith(("thread.", "turn.", "item.")) and "payload" not in source.head
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript; without a closing turn event it is cut off."""
+    """Load one transcript; without a closing turn event it is cut off."""
     tape = Tape("codex_exec", bare=source.bare)
     running: dict[str, int] = {}  # commands of the shell: Codex says nothing more of those that run when it ends
     for line, row in source.rows:

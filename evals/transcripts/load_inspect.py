@@ -14,14 +14,14 @@ from evals.transcripts.transcript_builder import Tape
 
 
 def claims(source: Source) -> bool:
-    """A zip archive, or one document with `version` and `eval`."""
+    """Return whether it is a zip archive, or one document with `version` and `eval`."""
     if source.data.startswith(ZIP):
         return True
     return isinstance(source.shape, dict) and isinstance(source.shape.get("eval"), dict) and "version" in source.shape
 
 
 def load(source: Source) -> list[Transcript]:
-    """All samples, in the order of the log."""
+    """Load all samples, in the order of the log."""
     if not source.data.startswith(ZIP):
         return [_sample(s, source.bare) for s in _list(sub(source.shape, "samples")) if isinstance(s, dict)]
     samples = []

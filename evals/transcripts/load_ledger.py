@@ -16,12 +16,12 @@ _KEYS = frozenset({"seq", "at", "subject", "kind", "state", "body"})
 
 
 def claims(source: Source) -> bool:
-    """The first line has the fields of an event."""
+    """Return whether the first line has the fields of an event."""
     return source.head.keys() >= _KEYS
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript of events; a gap or a step back in `seq` is a problem."""
+    """Load one transcript of events; a gap or a step back in `seq` is a problem."""
     tape = Tape("ledger")
     last: int | None = None
     for line, row in source.rows:

@@ -10,13 +10,13 @@ from evals.transcripts.transcript_builder import Tape
 
 
 def claims(source: Source) -> bool:
-    """Every item has a role, and no content block is a tool's."""
+    """Return whether every item has a role, and no content block is a tool's."""
     rows = messages(source)
     return bool(rows) and dialect(rows) == "openai"
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript."""
+    """Load one transcript."""
     tape = Tape("openai_chat", bare=source.bare)
     for line, message in messages(source):
         if message["role"] in ("tool", "function"):

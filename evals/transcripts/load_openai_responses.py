@@ -14,12 +14,12 @@ _MARKS = frozenset({"function_call", "function_call_output", "mcp_call", "custom
 
 
 def claims(source: Source) -> bool:
-    """Some item is a call or its output."""
+    """Return whether some item is a call or its output."""
     return any(isinstance(i, dict) and word(i) in _MARKS for i in _items(source))
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript; a list, JSON lines, or an object with `input` and `output`."""
+    """Load one transcript from a list, JSON lines, or an object with `input` and `output`."""
     tape = Tape("openai_responses", bare=source.bare)
     for line, entry in enumerate(_items(source), 1):
         if isinstance(entry, dict):

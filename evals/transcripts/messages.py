@@ -11,7 +11,7 @@ _PARTS = frozenset({"tool_use", "tool_result", "mcp_tool_use", "mcp_tool_result"
 
 
 def messages(source: Source) -> list[tuple[int, Any]]:
-    """(line, message) of a list, of an object with `messages`, or of one message a line; [] for anything else."""
+    """Return (line, message) of a list, an object with `messages`, or one message a line; [] for anything else."""
     shape = source.shape
     if isinstance(shape, dict) and shape.keys().isdisjoint({"schema_version", "eval"}):
         shape = shape.get("messages", [shape])
@@ -22,6 +22,6 @@ def messages(source: Source) -> list[tuple[int, Any]]:
 
 
 def dialect(rows: list[tuple[int, Any]]) -> str:
-    """`anthropic` where content has tool blocks, `openai` for anything else that has roles."""
+    """Return `anthropic` where content has tool blocks, `openai` for anything else that has roles."""
     parts = {word(b) for _, m in rows for b in blocks(m.get("content"))}
     return "anthropic" if parts & _PARTS else "openai"

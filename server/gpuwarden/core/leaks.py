@@ -88,7 +88,7 @@ def spelled_in_script(text: str) -> Iterator[str]:
 
 
 def _marked(text: str) -> Iterator[str]:
-    """Headers and addresses, which say by themselves that a secret follows."""
+    """Yield the secrets in headers and addresses, whose form says that a secret follows."""
     if any(_is_value(found["value"]) for found in _HEADER.finditer(text)):
         yield "an authorization header"
     for found in _URL.finditer(text):
@@ -103,7 +103,7 @@ def _marked(text: str) -> Iterator[str]:
 
 
 def _of_programs(parts: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Secrets that well-known programs take under a short option or no name at all."""
+    """Yield the secrets that well-known programs take under a short option or as a bare argument."""
     words = {part.rsplit("/", 1)[-1] for _, part in parts}
     for (_, before), (at, value) in pairwise(parts):
         if before == "sshpass" and value.startswith("-p") and _is_value(value[2:]):

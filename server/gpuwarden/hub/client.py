@@ -186,7 +186,7 @@ class HubClient:
         timeout_s: float | None = None,
         start: int = 0,
     ) -> AsyncIterator[Any]:
-        """The raw response of one request, from byte `start`, with the errors of the network in our words.
+        """Open the raw response of one request, from byte `start`, and translate the network's errors.
 
         `timeout_s` bounds each wait for bytes, not the whole: a stream may be long.
         """

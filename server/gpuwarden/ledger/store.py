@@ -53,7 +53,7 @@ class Ledger(Reader):
             raise
 
     def _is_sound(self) -> bool:
-        """Whether the head may follow this ledger: not one that lost events, or the loss would be forgotten."""
+        """Return whether the head may follow this ledger. Lost events forbid it, or the loss would be forgotten."""
         sound = self.readable_only is None and self.trouble() is None
         if sound and self._head.read() is None and (last := self._last()).seq:
             self._head.write(last)
@@ -61,7 +61,7 @@ class Ledger(Reader):
 
     @property
     def readable_only(self) -> str | None:
-        """Why this ledger can only be read; None where it can be written."""
+        """Return why this ledger can only be read; None where it can be written."""
         return self._opened.readable_only
 
     def trouble(self) -> Trouble | None:

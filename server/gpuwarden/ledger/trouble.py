@@ -28,7 +28,7 @@ class Trouble:
 
     @property
     def incomplete(self) -> bool:
-        """Whether events are missing or were replaced, so that machines may bill that the ledger does not know."""
+        """Return whether events are missing or were replaced, so that unknown machines may bill."""
         return self.code != "read_only"
 
     @property

@@ -269,7 +269,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
 
 
 async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Instance) -> bool:
-    """First contact with a machine that runs. One that lets nobody in is waited for as long as for a boot."""
+    """Connect to a running machine for the first time. An unreachable one is retried until the boot timeout."""
     try:
         if instance.place is None:
             raise NoContact("the provider has not reported its address yet")

@@ -45,7 +45,7 @@ def system() -> System:
 
 
 def gpus() -> tuple[str, ...]:
-    """The device files of GPUs."""
+    """Return the device files of GPUs."""
     return tuple(sorted(path for pattern in _GPUS for path in glob.glob(pattern)))
 
 
@@ -96,7 +96,7 @@ def _named_by(env: Mapping[str, str]) -> Iterator[str]:
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
-    """What a job's environment gets besides: folders that are its own, and no tries at a network that is not there."""
+    """Return the variables added to a job's environment: private folders, and no tries at a missing network."""
     mounts = sandbox.kind is Kind.BUBBLEWRAP
     own = {"HOME": box.home, "TMPDIR": "/tmp"} if mounts else {"HOME": box.own_home, "TMPDIR": box.own_home}  # noqa: S108
     return own if box.network else {**own, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -119,7 +119,7 @@ def init_source() -> tuple[str, bytes]:
 
 
 def interpreters(*programs: str) -> tuple[str, ...]:
-    """The folders that Python programs need to run: of their environment, and of the Python that it was made from."""
+    """Return the folders that Python programs need: their environment's, and those of the Python that made it."""
     found = dict.fromkeys(path for program in programs for path in _prefixes(program))
     return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
 
