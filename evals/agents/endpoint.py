@@ -50,7 +50,7 @@ class Loop:
     recorder: Recorder
 
     def run(self) -> None:
-        """Talk until the model makes no call. Raises LimitReached where it never ends, AgentDied where it can't."""
+        """Send messages until the model makes no call. Raises LimitReached or AgentDied."""
         offer = shown(*self.recorder.scene.server())
         tools = [_function(t["name"], t.get("description", ""), t.get("inputSchema", {})) for t in offer.tools]
         self._ours = {t["name"] for t in offer.tools}

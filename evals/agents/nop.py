@@ -1,4 +1,4 @@
-"""Does nothing and says nothing. It must pass no case."""
+"""Play an agent that does nothing and says nothing. It must pass no case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does what the case's witness did, with the values that this trial's replies have. It must pass every case.
+"""Repeat what the case's witness did, with the values of this trial's replies. It must pass every case.
 
 Ids, receipts and prices differ from trial to trial. Where a reply has another value than the witness's reply at the
 same place, the oracle uses the new one from then on, in arguments and in words.

@@ -1,4 +1,4 @@
-"""Says what a good agent would say, without a single call. It must pass no case."""
+"""Play an agent that says what a good one would say, without a single call. It must pass no case."""
 
 from __future__ import annotations
 

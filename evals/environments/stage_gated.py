@@ -41,7 +41,7 @@ class GatedScene:
             past = Seeder(self._home, self._meter, self._client, self.facts)
             for job in world.jobs:
                 past.happen(job)
-            self._meter.foreign()
+            self._meter.add_foreign_machine()
             if not world.jobs:
                 self.facts.setdefault("base", "j0000000000")
             self._look()
@@ -94,13 +94,13 @@ class GatedScene:
         events: list[dict[str, Any]] = self._home.order("ledger")
         rows: dict[str, dict[str, Any]] = {}
         for event in events:
-            room, _, id = event["subject"].partition("/")  # noqa: A001
-            if room != "teardown" or event["state"] is None:
+            prefix, _, id = event["subject"].partition("/")  # noqa: A001
+            if prefix != "teardown" or event["state"] is None:
                 continue
             row = rows.setdefault(id, {"request": id, "job": "", "verb": "", "state": ""})
             row |= {k: event["body"][k] for k in ("job", "verb") if k in event["body"]}
             row["state"] = event["state"]
-        views = self._meter.views(_works(events, self._home.books()), list(rows.values()))
+        views = self._meter.views(_works(events, self._home.cloud_instances()), list(rows.values()))
         return {"views": views, "facts": self.facts}
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class GatedScene:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _look(self) -> None:
-        self._meter.look(working_folders(self._home))
+        self._meter.record_saved(working_folders(self._home))
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
         """Pull artifacts while the machine hangs up once the first bytes of a large file have arrived here.
@@ -146,12 +146,12 @@ def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
     return GatedScene(world, seed, folder)
 
 
-def _works(events: list[dict[str, Any]], books: list[dict[str, Any]]) -> list[Work]:
+def _works(events: list[dict[str, Any]], instances: list[dict[str, Any]]) -> list[Work]:
     """Return all jobs of the ledger."""
     works: dict[str, Work] = {}
     for event in events:
-        room, _, id = event["subject"].partition("/")  # noqa: A001
-        if room != "job" or event["state"] is None:
+        prefix, _, id = event["subject"].partition("/")  # noqa: A001
+        if prefix != "job" or event["state"] is None:
             continue
         body = event["body"]
         if event["kind"] == "job.accepted":
@@ -161,7 +161,7 @@ def _works(events: list[dict[str, Any]], books: list[dict[str, Any]]) -> list[Wo
         if id in works:
             works[id].state = event["state"]
             works[id].ended = event["at"] if event["state"] in _OVER else None
-    for row in books:
+    for row in instances:
         job = row["label"].rpartition("-i")[0]
         if job in works:
             works[job].instance = row["id"]

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from evals.environments import jobs
 from evals.environments.worlds import World
-from evals.harness.json_process import Wire, WireError
+from evals.harness.json_process import JsonProcess, JsonProcessError
 from evals.scoring.surface import HERE
 
 ROOT: Final = HERE.parent
@@ -72,7 +72,7 @@ class Home:
         self.pass_time(0)
         self._write_policy()
         self._write_profiles()
-        self._console = Wire([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
+        self._console = JsonProcess([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
         try:
             self._furnish()
         except BaseException:
@@ -80,14 +80,14 @@ class Home:
             raise
 
     def order(self, do: str, platform: str = "", **more: Any) -> Any:
-        """Have something done on the world's other side. Raises WireError with what it answered when it was not."""
+        """Give an order to a cloud, and return its result. Raises JsonProcessError where the order failed."""
         reply = self.try_order(do, platform, **more)
         if reply.get("ok") is not True:
-            raise WireError(f"{do} on {platform}: {reply.get('code')}: {reply.get('message')}")
+            raise JsonProcessError(f"{do} on {platform}: {reply.get('code')}: {reply.get('message')}")
         return reply["value"]
 
     def try_order(self, do: str, platform: str = "", **more: Any) -> dict[str, Any]:
-        """Give an order to a cloud, and return its answer even where it is an error."""
+        """Give an order to a cloud, and return its reply, which may be an error."""
         self._console.send({"do": do, "platform": platform, **more})
         return self._console.receive()
 
@@ -102,7 +102,7 @@ class Home:
         fresh.write_text(repr(self._shift), "ascii")
         fresh.replace(self._clock)
 
-    def books(self) -> list[dict[str, Any]]:
+    def cloud_instances(self) -> list[dict[str, Any]]:
         """Return every instance that ever was, on all platforms, as the clouds know it."""
         return [{**row, "platform": p} for p in self.world.platforms for row in self.order("books", p)]
 
@@ -125,7 +125,7 @@ class Home:
         try:
             for platform in self.world.platforms:
                 self.try_order("halt", platform)
-        except WireError:
+        except JsonProcessError:
             pass
         finally:
             self._console.close()

@@ -1,4 +1,4 @@
-"""Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
+"""Run an agent through cases on a stage, and write the trials to disk. A trial that died is recorded, never dropped.
 
 An agent is a file `agent_<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the case,
 since the oracle follows its witness. A real one offers `make(setup)`, which gives such a function; of the case it reads

@@ -1,4 +1,4 @@
-"""Runs an agent that is a program: a separate folder, few variables, a time limit, and its output as transcript."""
+"""Run an agent that is a program: a separate folder, few variables, a time limit, and its output as transcript."""
 
 from __future__ import annotations
 

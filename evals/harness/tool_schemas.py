@@ -24,7 +24,7 @@ _KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
 
 
 def shown(command: list[str], env: dict[str, str]) -> Shown:
-    """Start a server, ask what it offers, stop it. Raises WireError where it does not answer.
+    """Start a server, ask what it offers, stop it. Raises JsonProcessError where it does not answer.
 
     Asked once for each command: what a server shows does not depend on the world that it runs in.
     """

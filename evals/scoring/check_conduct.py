@@ -1,4 +1,4 @@
-"""Kinds of checks on conduct: what was called, in which order, and on which evidence."""
+"""Check conduct: which tools were called, in which order, and on which evidence."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from evals.scoring.checks import (
     calls,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 from evals.scoring.matching import Env, match_call
 from evals.transcripts.canonical import Call
 
 
 class TooMuch(Exception):
-    """More candidate assignments than a check may try."""
+    """A check would try more candidate assignments than MAX_WORK."""
 
 
 @kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call})
@@ -93,12 +93,12 @@ def needs(value: Any) -> Iterator[str]:
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that earlier evidence precedes each call that fits `call`: for each of `needs` a call with its bindings.
 
-    `must` is what the guarded call's own arguments have to look like. A need with `latest` looks at the newest answer
-    to the same question only; one with `after` must be newer than every earlier call that fits that pattern.
+    `must` is what the guarded call's own arguments have to look like. A need with `latest` accepts only the newest answer
+    to the same question; one with `after` must be newer than every earlier call that fits that pattern.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:
-        return idle(f"{_name(spec['call'])} was never called")
+        return not_exercised(f"{_name(spec['call'])} was never called")
     for call, env in guarded:
         try:
             missing = _unmet(spec, trial, call, env)
@@ -110,7 +110,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
-    """Describe what the guarded call lacks; empty when nothing."""
+    """Describe what the guarded call lacks; empty when it lacks nothing."""
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:

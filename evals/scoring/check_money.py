@@ -1,4 +1,4 @@
-"""Kinds of checks on money and patience: sums, pace and budgets."""
+"""Check money and pace: sums, gaps between calls, and budgets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evals.scoring.checks import (
     a_text,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 
 
@@ -28,7 +28,7 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     if not hits:
-        return idle("no call to add up")
+        return not_exercised("no call to add up")
     sum_ = 0.0
     for call in hits:
         value: Any = {"args": call.args, "result": call.result}
@@ -45,13 +45,13 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("pace", {"call": a_call}, {"min_gap_s": a_number, "max_in_a_row": a_number})
 def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that calls that fit are at least `min_gap_s` apart, with at most `max_in_a_row` of them in succession.
+    """Check that the calls that fit are at least `min_gap_s` apart, with at most `max_in_a_row` of them in succession.
 
     Calls without a time can't be paced, so with `min_gap_s` they fail.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if not hits:
-        return idle("no call to pace")
+        return not_exercised("no call to pace")
     if "min_gap_s" in spec:
         least = spec["min_gap_s"]
         for a, b in pairwise(hits):

@@ -1,4 +1,4 @@
-"""Kinds of checks on words: claims that need evidence, points an answer must cover, skills that were loaded."""
+"""Check words: claims that need evidence, points that an answer must cover, skills that were loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evals.scoring.checks import (
     calls,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 from evals.scoring.matching import call_faults, regex, regex_faults
 from evals.transcripts.canonical import Call
@@ -37,7 +37,7 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
         if say.role == "assistant" and any(claimed):
             claims.append(say)
     if not claims:
-        return idle("nothing of the kind was claimed")
+        return not_exercised("nothing of the kind was claimed")
     for say in claims:
         for need in spec["needs"]:
             if not any(call.done_seq and call.done_seq < say.seq for call, _ in found(trial, need, trial.env, ok=True)):

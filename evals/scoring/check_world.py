@@ -1,4 +1,4 @@
-"""Kinds of checks on facts: the end state of the world, and the form of the arguments."""
+"""Check facts: the end state of the world, and the form of the arguments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evals.scoring.checks import (
     a_text,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 from evals.scoring.endstate import VIEWS
 from evals.scoring.matching import match
@@ -55,7 +55,7 @@ def check_schema(spec: dict[str, Any], trial: Trial) -> Outcome:
     pattern = spec.get("call", {"tool": {"@exists": True}})
     hits = [call for call, _ in found(trial, pattern, trial.env)]
     if not hits:
-        return idle("no call to validate")
+        return not_exercised("no call to validate")
     for call in hits:
         for fault in faults(call.tool, call.args):
             return fail(fault, act=True, seqs=(call.seq,))

@@ -1,4 +1,4 @@
-"""The kinds of checks: a registry of small functions, each over one trial and one spec.
+"""Register the kinds of checks: small functions, each over one trial and one spec.
 
 A kind lives in a file `check_<topic>.py`, found by its name, and says which keys it takes. "Grows only when a real task
 demands": twelve kinds are enough so far.
@@ -19,7 +19,7 @@ from evals.scoring.matching import Env, call_faults, faults, match_call, regex_f
 from evals.transcripts.canonical import Call, Transcript
 
 MAX_WORK: Final = 200_000
-"""How many candidate assignments one check may try: a transcript of ten thousand equal calls must not hang us."""
+"""How many candidate assignments one check may try: ten thousand equal calls must not hang the scorer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Check:
     veto: bool = False
     may_skip: bool = False
     redundant: str = ""
-    house: bool = False
+    invariant: bool = False
 
 
 class Status(StrEnum):
@@ -62,7 +62,7 @@ def fail(why: str, *, act: bool = False, seqs: tuple[int, ...] = ()) -> Outcome:
     return Outcome(Status.FAIL, why, act, seqs)
 
 
-def idle(why: str) -> Outcome:
+def not_exercised(why: str) -> Outcome:
     """Return the outcome of a check whose situation never came up."""
     return Outcome(Status.NOT_EXERCISED, why)
 

@@ -1,4 +1,4 @@
-"""Digests of everything that a verdict depends on, so that runs are compared only where they are comparable."""
+"""Compute the digests of everything that a verdict depends on: runs with other digests are not comparable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evals.scoring.cases import Case
 from evals.scoring.surface import HERE
 
 _PACK = ("skills", "references", "profiles", "server")
-_JUNK = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+_CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 def of_value(value: Any) -> str:
@@ -60,6 +60,6 @@ def of_scorer() -> str:
 
 
 def of_pack(root: Path) -> str:
-    """Return the digests of what is under test: skills, references, profiles and server of a checkout."""
-    files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _JUNK & set(p.parts))
+    """Return the digest of the material under test: skills, references, profiles and server of a checkout."""
+    files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _CACHES & set(p.parts))
     return of_files(files, root)

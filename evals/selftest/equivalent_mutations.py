@@ -1,4 +1,4 @@
-"""Operators that change nothing that matters: a witness must still pass after each of them."""
+"""Change a witness in ways that do not matter: it must still pass after each operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that turn a witness into transcripts that must not pass. They know patterns, not how checks are computed.
+"""Turn a witness into transcripts that must not pass. The operators know patterns, not how checks are computed.
 
 `UNIVERSAL` operators apply to every case; `DIRECTED` ones are made for one kind of check and get its spec.
 """

@@ -77,7 +77,7 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
                 report.junk += 1
                 if not all(t.problems for t in read(path)):
                     report.faults.append(f"junk ({name}) was read without a problem")
-    _sole_killers(cases, report, house=whole)
+    _sole_killers(cases, report, with_invariants=whole)
     return report
 
 
@@ -145,9 +145,9 @@ def _everything_applied(report: Report) -> None:
     report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
 
 
-def _sole_killers(cases: dict[str, Case], report: Report, *, house: bool) -> None:
-    """Note the checks that kill nothing alone; of `house`, the invariants of every case too."""
-    invariants = {check.id: check for case in cases.values() for check in case.house} if house else {}
+def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bool) -> None:
+    """Note each check that is never a mutant's only killer, invariants only with `with_invariants`."""
+    invariants = {check.id: check for case in cases.values() for check in case.invariants} if with_invariants else {}
     for check in invariants.values():
         if not report.sole[check.id] and not check.redundant:
             report.faults.append(f"invariants.jsonl: {check.id} kills nothing that no other check kills")

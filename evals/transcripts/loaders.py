@@ -1,4 +1,4 @@
-"""Finds the loader of a transcript. A loader is a file `load_<format>.py` in this folder; nothing lists them.
+"""Find the loader of a transcript. A loader is a file `load_<format>.py` in this folder; nothing lists them.
 
 Each offers `claims(source) -> bool`, true only for its own format, and `load(source) -> list[Transcript]`.
 """

@@ -16,8 +16,8 @@ def messages(source: Source) -> list[tuple[int, Any]]:
     if isinstance(shape, dict) and shape.keys().isdisjoint({"schema_version", "eval"}):
         shape = shape.get("messages", [shape])
     rows = list(enumerate(shape, 1)) if isinstance(shape, list) else []
-    talk = bool(rows) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for _, m in rows)
-    marked = any(not {"uuid", "type"}.isdisjoint(m) for _, m in rows) if talk else True
+    conversation = bool(rows) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for _, m in rows)
+    marked = any(not {"uuid", "type"}.isdisjoint(m) for _, m in rows) if conversation else True
     return [] if marked else rows
 
 

@@ -76,7 +76,7 @@ def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
     return inner, flag if inner_flag is None else inner_flag
 
 
-class Tape:
+class TranscriptBuilder:
     """Collects the events of one transcript in the order in which they happened."""
 
     def __init__(self, format: str, *, bare: str | None = None) -> None:  # noqa: A002
@@ -185,7 +185,7 @@ class Tape:
         self.meta.ended, self.meta.why = ended, why[:500]
 
     def finish(self) -> Transcript:
-        """Close the tape: what is still open is a problem."""
+        """Close the transcript: a call still open is a problem."""
         for call in self._calls.values():
             if call.done_seq is None:
                 self.problem("unfinished", f"no result for the call {call.id!r} of {call.tool}")

@@ -48,7 +48,7 @@ class Ended(NamedTuple):
 
 @dataclass
 class Context:
-    """One process's view of the house. `env` is where the values of named secrets come from."""
+    """One process's access to the state folder. `env` is where the values of named secrets come from."""
 
     ledger: Ledger
     policy: Policy
