@@ -93,7 +93,7 @@ def needs(value: Any) -> Iterator[str]:
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that earlier evidence precedes each call that fits `call`: for each of `needs` a call with its bindings.
 
-    `must` is what the guarded call's own arguments have to look like. A need with `latest` accepts only the newest answer
+    `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer
     to the same question; one with `after` must be newer than every earlier call that fits that pattern.
     """
     guarded = list(found(trial, spec["call"], trial.env))

@@ -10,7 +10,7 @@ and not by the recorder: even a transcript that somebody with the key sealed aga
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,15 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
         since = int(head["from"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Problem("seal", f"the ledger of the trial can't be read: {error!r}")]
-    found = list(_claimed([c for c in calls if c.ours], events))
+    found = []
+    subjects = {e["subject"] for e in events}
+    for call in (c for c in calls if c.ours):
+        result = call.result if isinstance(call.result, dict) else {}
+        for tool, field, prefix in _NAMED:
+            value = result.get(field)
+            if call.tool == tool and isinstance(value, str) and f"{prefix}/{value}" not in subjects:
+                unknown = f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
+                found.append(Problem("seal", unknown))
     # Jobs that were accepted and teardowns that were asked for since the agent entered are in the transcript.
     said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
     for event in events:
@@ -52,16 +60,3 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
         if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
             found.append(Problem("seal", f"{subject} was asked for, and no call of the transcript did"))
     return found
-
-
-def _claimed(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
-    """Yield a problem for each job, receipt or ticket in a reply that the ledger does not know."""
-    subjects = {e["subject"] for e in events}
-    for call in calls:
-        result = call.result if isinstance(call.result, dict) else {}
-        for tool, field, prefix in _NAMED:
-            value = result.get(field)
-            if call.tool == tool and isinstance(value, str) and f"{prefix}/{value}" not in subjects:
-                yield Problem(
-                    "seal", f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
-                )

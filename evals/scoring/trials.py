@@ -99,7 +99,12 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
     if len(transcripts) != 1 or len(paths) != 1:
         text = f"{len(paths)} files with {len(transcripts)} transcripts where one belongs"
         transcript.problems.append(Problem("unreadable", text))
-    chain = _chain(head, folder)
+    chain = None
+    if (seals := head.get("seals")) is not None:
+        try:
+            chain = Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / trial_file.NAME) from error
     transcript.problems += trial_file.problems(folder, head, case.id, n)
     if chain is not None and isinstance(head.get("ledger"), dict):
         transcript.problems += ledger_check.problems(folder, head["ledger"], transcript.calls)
@@ -118,17 +123,6 @@ def score_file(case: Case, path: Path, *, end: EndState | None, format: str | No
 def _infra(case: Case, n: int, why: str) -> Trial:
     nothing = Transcript(Meta(), [], [], [])
     return Trial(case.id, n, Score(case.id, case.cluster, Verdict.INFRA, why, ()), nothing)
-
-
-def _chain(head: dict[str, Any], folder: Path) -> Chain | None:
-    """Read the server's seals from the head of a trial, None where it has none."""
-    seals = head.get("seals")
-    if seals is None:
-        return None
-    try:
-        return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / trial_file.NAME) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

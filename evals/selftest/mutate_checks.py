@@ -247,7 +247,13 @@ def _args(script: Script, id: str, args: Any) -> Script:  # noqa: A002
 @directed("claim")
 def break_claim(script: Script, check: Check) -> Named:
     """Make the claim without evidence, with failed or false evidence, or before it."""
-    claimed = [i for i, r in enumerate(script.rows) if r["type"] == "say" and _claims(check, r)]
+    claimed, unless = [], check.spec.get("unless")
+    for i, row in enumerate(script.rows):
+        if row["type"] == "say" and row["role"] == "assistant":
+            sentences = row["text"].replace(". ", ".\n").split("\n")  # split without the scorer's own expression
+            hit = [s for s in sentences if regex(check.spec["if"]).search(s)]
+            if any(unless is None or not regex(unless).search(s) for s in hit):
+                claimed.append(i)
     if not claimed:
         return
     if not check.may_skip:
@@ -262,14 +268,6 @@ def break_claim(script: Script, check: Check) -> Named:
     says = [script.rows[i] for i in claimed]
     rest = [r for i, r in enumerate(script.rows) if i not in claimed]
     yield "claim before the evidence", Script((*rest[:2], *says, *rest[2:]), script.end)
-
-
-def _claims(check: Check, row: Row) -> bool:
-    """Return true if a row is the assistant's claim; the sentences are split without the scorer's own expression."""
-    spec = check.spec
-    sentences = row["text"].replace(". ", ".\n").split("\n") if row["role"] == "assistant" else []
-    hit = [s for s in sentences if regex(spec["if"]).search(s)]
-    return any("unless" not in spec or not regex(spec["unless"]).search(s) for s in hit)
 
 
 @directed("covers")

@@ -69,7 +69,11 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
     if whole:
         load_worlds(cases)
         report.faults += [f"{name} in witness/ belongs to no case" for name in orphans(cases, folder)]
-        _everything_applied(report)
+        applied = report.operators.keys()
+        operators = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
+        report.faults += [f"the operator {operator!r} never applied" for operator in sorted(operators - applied)]
+        kinds = {name.partition(":")[0] for name in applied if ":" in name}
+        report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
         with tempfile.TemporaryDirectory() as scratch:
             for name, data in JUNK.items():
                 path = Path(scratch) / "junk.jsonl"
@@ -134,15 +138,6 @@ def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[t
     yield from (("kept failure", mutant, None, "") for _, mutant in variants(case, "bad", folder))
     if case.twin in scripts:
         yield "the twin's deeds", scripts[case.twin], None, ""
-
-
-def _everything_applied(report: Report) -> None:
-    """Note the operators that never applied, and the kinds of checks without a mutant."""
-    wanted = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
-    for operator in sorted(wanted - report.operators.keys()):
-        report.faults.append(f"the operator {operator!r} never applied")
-    kinds = {name.partition(":")[0] for name in report.operators if ":" in name}
-    report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
 
 
 def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bool) -> None:

@@ -153,7 +153,12 @@ class HubClient:
         try:
             with anyio.fail_after(self._timeout_s):
                 async with self._slots, self.stream(method, path, params=params, body=body, viewer=viewer) as response:
-                    raw = await _bounded(response, path)
+                    raw = bytearray()
+                    async for chunk in response.aiter_bytes():
+                        raw += chunk
+                        if len(raw) > MAX_REPLY:
+                            too_long = f"the answer to {path} is longer than {MAX_REPLY >> 20} MB"
+                            raise BadReply(too_long, "It was not read any further.")
         except TimeoutError:
             raise _silent(base, self._timeout_s) from None
         self._watch_limits(response.status_code, response.headers)
@@ -240,13 +245,3 @@ def _limited(wait: float | None) -> RateLimited:
         f"Try again {when}. A token raises the limit: anonymous callers get the smallest one.",
         after_s=wait,
     )
-
-
-async def _bounded(response: Any, path: str) -> bytes:
-    """Read a body of at most MAX_REPLY bytes. Raises BadReply for a longer one."""
-    raw = bytearray()
-    async for chunk in response.aiter_bytes():
-        raw += chunk
-        if len(raw) > MAX_REPLY:
-            raise BadReply(f"the answer to {path} is longer than {MAX_REPLY >> 20} MB", "It was not read any further.")
-    return bytes(raw)

@@ -69,7 +69,11 @@ def box_for(
     run_dir = os.path.realpath(run_dir)
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
-    read = [*interpreters(sys.executable, *programs), *_named_by(env)]
+    # The libraries and certificates that the environment names.
+    named = [env.get(name, "") for name in ("CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")]
+    named += env.get("LD_LIBRARY_PATH", "").split(":")
+    read = list(interpreters(sys.executable, *programs))
+    read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
     if allowed.caches:  # the Hub's cache of models and datasets; the token is stored beside it, not in it
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
@@ -86,13 +90,6 @@ def box_for(
         devices=gpus(),
         network=allowed.network,
     )
-
-
-def _named_by(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the libraries and certificates that the server's own environment names."""
-    names = (env.get("CUDA_HOME"), env.get("SSL_CERT_FILE"), env.get("SSL_CERT_DIR"))
-    paths = [*(p for p in names if p), *env.get("LD_LIBRARY_PATH", "").split(":")]
-    yield from (os.path.realpath(p) for p in paths if p.startswith("/") and os.path.exists(p) and p != "/")
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
