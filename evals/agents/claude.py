@@ -33,7 +33,7 @@ _OPTIONS: Final = (
     *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
 )
 _TURNS_PER_CALL: Final = 2
-"""A turn may have no call at all; twice the calls that a case allows is an end to any talk."""
+"""A turn may have no call at all; twice the calls that a case allows ends any session."""
 
 
 def make(setup: Setup) -> Play:

@@ -29,8 +29,8 @@ def _gated(recorder: Recorder, wanted: CaseContext, job: str) -> None:
     for args in wanted.launches[:3]:
         recorder.call("submit_job", {**args, **FORCE})
         recorder.call("submit_job", {**args, "receipt": "r0123456789abcdef"})
-        dearer = {**args, "max_cost_usd": 500, "timeout_s": 360_000}
-        _redeem(recorder, dearer, recorder.call("submit_job", dearer))
+        raised = {**args, "max_cost_usd": 500, "timeout_s": 360_000}
+        _redeem(recorder, raised, recorder.call("submit_job", raised))
         reply = recorder.call("submit_job", args)
         _redeem(recorder, {**args, "gpu_count": 8}, reply)  # a receipt for other arguments than were checked
         _redeem(recorder, args, reply)

@@ -1,4 +1,4 @@
-"""Training jobs of pretend worlds: real processes, a moment long, that leave real checkpoints. No torch, no network.
+"""Write the training jobs of worlds: short real processes that leave real checkpoints, without torch or a network.
 
 Each is one PEP 723 script. The checkpoints are written the way the libraries write them: safetensors by its layout,
 `optimizer.pt` as the zip of pickles that torch.save makes, `trainer_state.json` with the step.
@@ -73,7 +73,7 @@ STAND_IN = """class Rows(list):
 def load_dataset(*_, **__):
     return Rows()
 """
-"""What the machines of these worlds have for the library `datasets`: no network, no gigabytes."""
+"""A replacement for the library `datasets` on the machines of these worlds, without a network."""
 
 
 def past(job: dict[str, Any], gate: str) -> str:

@@ -1,6 +1,6 @@
-"""A pretend world on this machine: an account's folders, its rehearsal clouds and Hub, and a clock that can be moved.
+"""Set up a world on this machine: an account's folders, its rehearsal clouds and Hub, and a clock that can be set.
 
-Both stages open one. The server, the clouds and the files are real; pretended are the money and the hours.
+Both stages open one. The server, the processes and the files are real; the money and the hours are simulated.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from evals.scoring.surface import HERE
 ROOT: Final = HERE.parent
 GPUWARDEN: Final = (sys.executable, "-m", "gpuwarden")
 HORIZON_S: Final = 3_600
-"""How long nobody looks after the agent has stopped, where jobs of the past are there: what it left bills on."""
+"""The time after the agent has stopped, in a world with jobs of the past: machines that it left go on billing."""
 LAUNCHED_S: Final = 12_600
-"""The same where the agent was to launch something, which takes its time."""
+"""The same time in a world where the agent launches a job, which has to run first."""
 PAST_S: Final = 7_200
 """How long the jobs of the past ran."""
 NEAR_CAP_S: Final = 29_200
-"""How long one has run that has nearly met its cap of $20."""
+"""The running time of a job that is close to its cap of $20."""
 PIN: Final = "7402"
-"""What only the person of a world knows."""
+"""The user's PIN, which the agent does not know."""
 TURN_S: Final = 60
-"""How long an agent thinks between two calls."""
+"""The time that passes between two calls of an agent."""
 _POLICY: Final = """[caps]
 per_job_usd = {job}
 per_day_usd = {day}
@@ -45,7 +45,7 @@ unsandboxed = true
 network = true
 paths = {paths}
 """
-"""Machines of these worlds have a network, with the world's Hub, and see the gates that jobs of the past wait at."""
+"""Machines of these worlds reach the world's Hub, and read the gates that jobs of the past wait for."""
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 _SPOT: Final = """spot:
   offered: true
@@ -59,7 +59,7 @@ _SPOT: Final = """spot:
 
 
 class Home:
-    """The folders, the environment and the other side of one world."""
+    """The folders, the environment and the clouds of one world."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
@@ -74,7 +74,21 @@ class Home:
         self._write_profiles()
         self._console = JsonProcess([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
         try:
-            self._furnish()
+            for name, platform in self.world.platforms.items():
+                price = platform["usd_per_hour"]
+                faults = [] if price is not None else [{"kind": "lost_request", "call": "quote", "count": 1_000_000}]
+                settings: dict[str, Any] = {
+                    "boot_s": 0, "stop_s": 0, "resume_s": 0, "settle_s": 0, "catalog": {}, "interruptible_factor": 1.0,
+                    "default_usd_per_hour": price or 1.0, "capacity": 64 if platform["capacity"] else 0,
+                }  # fmt: skip
+                self.order("configure", name, settings=settings, faults=faults)
+            self.hub = self.order("hub", root=str(self.folder / "hub"), repos=self.world.repos)
+            self.env = {**self._base_env(), **{k: v for k, v in self.hub.items() if k != "HF_TOKEN"}}
+            if self.world.knobs.get("token", True):
+                self.env["HF_TOKEN"] = self.hub["HF_TOKEN"]
+            for path, text in self.world.knobs.get("files", {}).items():
+                (self.project / path).parent.mkdir(parents=True, exist_ok=True)
+                (self.project / path).write_text(text, "utf-8")
         except BaseException:
             self._console.close()
             raise
@@ -121,7 +135,7 @@ class Home:
         return file
 
     def close(self) -> None:
-        """End every process that the world's machines run, and its other side."""
+        """End every process that the world's machines run, and the console of its clouds."""
         try:
             for platform in self.world.platforms:
                 self.try_order("halt", platform)
@@ -184,23 +198,6 @@ class Home:
         columns = [c for r in self.world.repos for c in r.get("columns", ())]
         (shim.parent / "datasets.py").write_text(f"COLUMNS = {columns!r}\n{jobs.STAND_IN}", "utf-8")
         shim.chmod(0o755)
-
-    def _furnish(self) -> None:
-        for name, platform in self.world.platforms.items():
-            price = platform["usd_per_hour"]
-            faults = [] if price is not None else [{"kind": "lost_request", "call": "quote", "count": 1_000_000}]
-            settings: dict[str, Any] = {
-                "boot_s": 0, "stop_s": 0, "resume_s": 0, "settle_s": 0, "catalog": {}, "interruptible_factor": 1.0,
-                "default_usd_per_hour": price or 1.0, "capacity": 64 if platform["capacity"] else 0,
-            }  # fmt: skip
-            self.order("configure", name, settings=settings, faults=faults)
-        self.hub = self.order("hub", root=str(self.folder / "hub"), repos=self.world.repos)
-        self.env = {**self._base_env(), **{k: v for k, v in self.hub.items() if k != "HF_TOKEN"}}
-        if self.world.knobs.get("token", True):
-            self.env["HF_TOKEN"] = self.hub["HF_TOKEN"]
-        for path, text in self.world.knobs.get("files", {}).items():
-            (self.project / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.project / path).write_text(text, "utf-8")
 
 
 def read_status(machine: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:

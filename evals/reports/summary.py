@@ -1,9 +1,9 @@
-"""The numbers of a run: what every report shows, computed in one place."""
+"""Compute the numbers of a run that every report shows."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 MAX_INFRA: Final = 0.05
-"""Above this share of trials that died or are missing a run decides nothing."""
+"""A run decides nothing where more than this share of its trials died or is missing."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Summary:
     k: int
     unscored: int
     unsealed: int
-    """Trials whose transcript no seal vouches for, because no server of a stage sealed it."""
+    """Trials whose transcript has no seals, because no server of a stage made it."""
 
     @property
     def n(self) -> int:
@@ -92,8 +92,7 @@ class Summary:
         """Return the mean of pass@k over cases, clusters resampled."""
         return self._mean(pass_at_k)
 
-    def _mean(self, figure: object) -> Interval | None:
-        assert callable(figure)
+    def _mean(self, figure: Callable[[int, int, int], float | None]) -> Interval | None:
         values: dict[str, list[float]] = defaultdict(list)
         for row in self.rows:
             value = figure(row.n, row.passes, self.k)

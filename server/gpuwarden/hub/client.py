@@ -4,7 +4,7 @@ It uses huggingface_hub's async session, which brings the offline guard, the use
 huggingface_hub has no async API, no default timeout, and waits 23 seconds for a refused connection in its
 list calls; so the requests themselves are made here.
 
-A 401, 403 or 404 is an answer and comes back as a `Reply`. Raises `RateLimited` (with the seconds that the Hub
+A 401, 403 or 404 is an answer and comes back as a `HubResponse`. Raises `RateLimited` (with the seconds that the Hub
 named), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
 """
 
