@@ -48,7 +48,7 @@ def prompt(question: str, words: str) -> str:
 
 
 def verdict(reply: str, words: str) -> bool | None:
-    """Parse a reply: a yes needs a quote from the words; None where the reply is not an answer."""
+    """Return the verdict in a reply: a yes needs a quote from the words; None where the reply is not an answer."""
     for text in reversed(_OBJECT.findall(reply)):
         try:
             value = json.loads(text)

@@ -30,7 +30,7 @@ def regex(text: str) -> re.Pattern[str]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare JSON values; booleans, numbers and strings differ at every depth."""
+    """Return whether JSON values are equal; booleans, numbers and strings differ at every depth."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
     if isinstance(a, list) and isinstance(b, list):

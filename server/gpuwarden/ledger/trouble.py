@@ -33,12 +33,12 @@ class Trouble:
 
     @property
     def message(self) -> str:
-        """Say what is known, on one line."""
+        """Return what is known, on one line."""
         return line(_MESSAGES[self.code].format_map(self.parameters), 400)
 
     @property
     def hint(self) -> str:
-        """Say what to do next."""
+        """Return what to do next."""
         return _HINTS.get(self.code, _LOOK)
 
 

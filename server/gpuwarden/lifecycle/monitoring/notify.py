@@ -61,7 +61,7 @@ class Alert:
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
-"""Sends one alert; the answer is why it failed."""
+"""Sends one alert, and returns why that failed; None where it did not."""
 
 
 async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def _bwraps() -> Iterator[str]:
 
 
 def probe(sandbox: Sandbox) -> str:
-    """Start Python with the real words; empty when that works, else why not."""
+    """Start Python with the real arguments. Return why that fails, empty where it works."""
     if sandbox.kind is Kind.LANDLOCK and (sockets := open_sockets()):
         return f"it would leave a socket open that leads out ({sockets[0]})"
     with tempfile.TemporaryDirectory(prefix="gpuwarden-sandbox-") as folder:
