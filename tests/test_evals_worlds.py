@@ -16,7 +16,7 @@ from evals.environments import simulated_user
 from evals.environments.stage import stage
 from evals.environments.stage_gated import GatedScene
 from evals.environments.worlds import World, load_worlds
-from evals.harness.json_process import Wire, WireError
+from evals.harness.json_process import JsonProcess, JsonProcessError
 from evals.harness.mcp_client import McpClient
 from evals.harness.recorder import Recorder
 from evals.harness.runner import trial
@@ -152,11 +152,11 @@ def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
 def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin"}
     for code, words in (("import sys; sys.exit('broken')", "it ended: broken"), ("print('hello')", "no JSON")):
-        wire = Wire([sys.executable, "-c", code], env, tmp_path)
-        with pytest.raises(WireError, match=words):
+        wire = JsonProcess([sys.executable, "-c", code], env, tmp_path)
+        with pytest.raises(JsonProcessError, match=words):
             wire.receive(10)
         wire.close()
-    with pytest.raises(WireError):
+    with pytest.raises(JsonProcessError):
         McpClient([sys.executable, "-c", "pass"], env, tmp_path)
 
 
