@@ -6,13 +6,14 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types selftest prove attacks bench docs picture wheel clean
+.PHONY: help demo test tests check format lint types selftest prove attacks bench docs picture wheel clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 # uv and its lock file where uv is there and the lock is current; else what Python brings along.
 SYNC = UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked --inexact --python $(PYTHON)
+TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 $(READY): pyproject.toml $(wildcard uv.lock)
@@ -27,8 +28,11 @@ $(VENV)/.docs: $(READY)
 demo: $(READY)  ## walk one training job through its whole life, for real, at no cost
 	$(BIN)/gpuwarden demo $(ARGS)
 
-test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not prove" $(ARGS)
+test: $(READY)  ## run the quick tests
+	$(TESTS) -m "not slow and not prove" $(ARGS)
+
+tests: $(READY)
+	$(TESTS) -m "not prove" $(ARGS)
 
 format: $(READY)  ## rewrite the code in the house style
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -44,10 +48,10 @@ types: $(READY)
 selftest: $(READY)
 	$(BIN)/python -m evals selftest
 
-check: lint types test selftest  ## everything a change must pass
+check: lint types tests selftest  ## everything a change must pass
 
 prove: $(READY)  ## the slow proofs
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m prove $(ARGS)
+	$(TESTS) -m prove $(ARGS)
 
 attacks: $(READY)  ## play every attack and print a table of what came of each
 	$(BIN)/python tools/attacks.py $(ARGS)

@@ -50,14 +50,14 @@ MOST_INFRA = 0.05
 
 @task
 def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pack: str = "", folder: str = "") -> Task:
-    """All cases, or those named by id or cluster in `cases` (commas between)."""
+    """Return the task of all cases, or of those named by id or cluster in `cases` (commas between)."""
     shelf = load_pack(arm, Path(pack) if pack else None)
     where = Path(folder or tempfile.mkdtemp(prefix="evals-inspect-"))
     return make_task(chosen(load_cases(), cases), load_worlds(), stage(stage_name), shelf, where)
 
 
 def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
-    """The cases of some ids and clusters; all where none is named. Raises EvalError for a name that fits nothing."""
+    """Return the cases of some ids and clusters; all where none is named. Raises EvalError for an unknown name."""
     found = dict(cases) if not wanted else {}
     for name in filter(None, (part.strip() for part in wanted.split(","))):
         fitting = {c.id: c for c in cases.values() if name in (c.id, c.cluster)}
@@ -70,7 +70,7 @@ def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
 def make_task(
     cases: dict[str, Case], worlds: dict[str, World], open_scene: OpenScene, pack: Pack, folder: Path
 ) -> Task:
-    """The task over given cases and worlds."""
+    """Return the task over given cases and worlds."""
     run = Run(folder, "inspect", tuple(cases), arm=pack.arm, harness="inspect", pack=of_pack(HERE.parent))
     stand = Stand(run, cases, worlds, open_scene, pack)
     about = [{"cluster": c.cluster, "world": c.world, "twin": c.twin} for c in cases.values()]
@@ -112,7 +112,7 @@ def in_world(stand: Stand) -> Solver:
 
 @scorer(metrics=[accuracy(), stderr()], name=SCORER)
 def gpuwarden_evals(stand: Stand) -> Scorer:
-    """Our verdict. A trial whose world or model died has none: it is an error of the sample."""
+    """Return a scorer with our verdict. A trial whose world or model died has none: it is an error of the sample."""
 
     async def score(state: TaskState, target: Target) -> Score:
         trial = score_trial(stand.run, stand.cases[str(state.sample_id)], state.epoch)
@@ -150,7 +150,7 @@ class Conversation:
         raise LimitReached
 
     async def _turn(self, tools: list[ToolDef]) -> bool:
-        """One turn of the model and the answers to its calls; whether it made any."""
+        """Play one turn of the model and answer its calls. Return whether it made any."""
         output = await get_model().generate(self.state.messages, tools)
         self.state.output = output
         self.state.messages.append(output.message)

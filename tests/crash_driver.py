@@ -3,7 +3,8 @@
 `python crash_driver.py` imports everything once and then reads orders, one JSON object per line on stdin. For each
 it forks a child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is
 about to run that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside that
-many seconds later. The answer says how the child ended, what the use case answered, and how many lines it ran.
+many seconds later. With `stranger` the process has the key of another account on the same platform. The answer says
+how the child ended, what the use case answered, and how many lines it ran.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from gpuwarden.lifecycle.ending.teardown import approve, request
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.submission.submit import submit
-from lifecycle_kit import open_house
+from gpuwarden.providers.rehearsal import RehearsalProvider
+from gpuwarden.rehearsal.cloud import Cloud
+from lifecycle_kit import FAST, PLATFORM, open_house
 
 PACKAGE = str(Path(gpuwarden.__file__).parent)
 PATIENCE_S = 60.0
@@ -113,6 +116,9 @@ def child(order: dict[str, Any], note: int) -> None:
     wire.arm()
     clock = SystemClock() if order.get("hosts") else PlainClock()
     ctx = open_house(Path(order["home"]), clock)
+    if order.get("stranger"):
+        elsewhere = Path(order["home"]) / "another-account"
+        ctx._providers[PLATFORM] = RehearsalProvider(Cloud(elsewhere, ctx.profile(PLATFORM), clock, settings=FAST))
     try:
         answer = anyio.run(act, ctx, order)
     except WardenError as error:

@@ -29,10 +29,11 @@ def need_agent(name: str) -> str:
 
 def clean(home: Path, **more: str) -> dict[str, str]:
     """The whole environment of an agent's program, which lives in `home`."""
-    for folder in (".claude", ".codex", ".gemini"):
+    for folder in (".claude", ".codex", ".gemini", "tmp"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "GEMINI_TELEMETRY_ENABLED": "false", "NO_COLOR": "1"}
     own = {"CLAUDE_CONFIG_DIR": str(home / ".claude"), "CODEX_HOME": str(home / ".codex")}
+    own |= {"TMPDIR": str(home / "tmp")}  # Codex starts no sandbox where its home is below the temporary files
     return {"PATH": PATH, "HOME": str(home), "LANG": "C.UTF-8", "TERM": "dumb", **quiet, **own, **more}
 
 

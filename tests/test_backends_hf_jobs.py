@@ -98,6 +98,7 @@ async def test_a_script_arrives_as_it_is_and_gets_its_arguments(backend: HfJobsB
     assert (await backend.logs(handle)).text == "['a b', '$(x)', '--n=1'] # \u00e9 ' \" $HOME `x` \\\n"
 
 
+@pytest.mark.slow
 async def test_the_log_of_a_quiet_running_job_does_not_block(backend: HfJobsBackend) -> None:
     handle = await backend.submit(job("import time; print('up', flush=True); time.sleep(60)"), PLACE, "j3", secrets={})
     with anyio.fail_after(10):
@@ -109,6 +110,7 @@ async def test_the_log_of_a_quiet_running_job_does_not_block(backend: HfJobsBack
     assert (await ended(backend, handle)).state is Job.CANCELED
 
 
+@pytest.mark.slow
 async def test_a_failure_and_a_time_out_say_so(backend: HfJobsBackend) -> None:
     failed = await backend.submit(job("import sys; sys.exit(7)"), PLACE, "j4", secrets={})
     late = await backend.submit(job("import time; time.sleep(60)", timeout_s=1), PLACE, "j5", secrets={})
@@ -130,6 +132,7 @@ async def test_the_same_token_starts_once(backend: HfJobsBackend, server: HubSer
     assert len(server.jobs.jobs) == 2
 
 
+@pytest.mark.slow
 async def test_a_lost_reply_is_adopted(backend: HfJobsBackend, server: HubServer) -> None:
     server.conditions.faults.append(Fault("POST /api/jobs/", drop=True, times=1))
     handle = await backend.submit(job("print(1)"), PLACE, "j7", secrets={})
@@ -286,6 +289,7 @@ print("pushed")
 """
 
 
+@pytest.mark.slow
 async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("[caps]\nper_job_usd = 5\nper_day_usd = 50\nper_instance_usd = 5\n")

@@ -140,6 +140,7 @@ async def test_a_runner_that_was_removed_is_shipped_again(backend: SshBackend, p
     assert b"".join([c async for c in backend.read(handle, Artifact(path="out", size=3))]) == b"hi\n"
 
 
+@pytest.mark.slow
 async def test_the_job_survives_a_lost_connection(backend: SshBackend, place: Place) -> None:
     handle = await backend.submit(shell("sleep 1; echo done"), place, "t-cut", secrets={})
     await backend.aclose()
@@ -147,6 +148,7 @@ async def test_the_job_survives_a_lost_connection(backend: SshBackend, place: Pl
     assert (await backend.logs(handle)).text == "done\n"
 
 
+@pytest.mark.slow
 async def test_a_secret_stands_in_no_command_line(backend: SshBackend, place: Place) -> None:
     spec = shell("sleep 1; ps -eo args | grep -c [h]unter2", secrets=["TOKEN"])
     handle = await backend.submit(spec, place, "t-ps", secrets={"TOKEN": "hunter2-hunter2"})

@@ -222,6 +222,7 @@ def test_a_hole_is_a_warning(intact: Path, kind: str) -> None:
         assert "never written" in " ".join(report.files[0].warnings)
 
 
+@pytest.mark.slow
 def test_it_loads_in_a_process_of_its_own(tmp_path: Path) -> None:
     for kind in ("safetensors", "npz", "npz compressed"):
         name, write = WRITERS[kind]

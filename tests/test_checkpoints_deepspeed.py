@@ -106,6 +106,7 @@ class Zero:
         return {"optimizer_state_dict": {key: torch_state, groups: [flat]}, "ds_version": "0.19.8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, world: int) -> None:
@@ -164,6 +165,7 @@ def test_a_rank_that_left_nothing_is_missed_even_if_it_is_the_last(tmp_path: Pat
     assert f"ranks without {kind} states for mp_rank 00: {rank}" in seen(verify(tmp_path, Level.STRUCTURE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int) -> None:
     want("torch")
@@ -177,6 +179,7 @@ def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int) -> Non
         assert "start the optimizer afresh" in seen(verify(tmp_path, Level.RESUME))
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path) -> None:
     want("torch")
     import torch
@@ -187,6 +190,7 @@ def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path) -> None:
         assert words in seen(verify(tmp_path, Level.RESUME))
 
 
+@pytest.mark.slow
 def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path) -> None:
     """The Trainer puts DeepSpeed's folder into its own; what stands in the way of a resume is the checkpoint's."""
     want("torch")
@@ -228,6 +232,7 @@ def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(tmp_pat
         assert not any("give the model's" in p for c in report.checkpoints for p in c.proved)
 
 
+@pytest.mark.slow
 def test_a_tensor_that_carries_attributes_is_seen_and_loads(tmp_path: Path) -> None:
     want("torch")
     import torch

@@ -166,6 +166,7 @@ def long_path() -> bytes:
     return b"\x80\x02" + (b"}" + key) * 90 + b"](" + b"}" * 200_000 + b"e" + b"s" * 90 + b"."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -183,6 +184,7 @@ def test_what_a_small_file_can_cost_is_bounded(tmp_path: Path, data: bytes) -> N
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memo_bomb", "deep_tuple"])
 def test_bombs_cost_neither_time_nor_memory(tmp_path: Path, kind: str) -> None:
     started = time.process_time()
@@ -383,6 +385,7 @@ def _longer() -> bytes:
     return struct.pack("<Q", 56) + b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(56) + bytes(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [b"NaN\n" * 500_000, b"[" + b"[]," * 2_200_000 + b"1]\n"])
 def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "m.jsonl").write_bytes(text)

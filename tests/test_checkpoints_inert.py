@@ -136,6 +136,7 @@ def test_weights_in_disguise_need_their_proof(tmp_path: Path, name: str) -> None
     assert not report.unread
 
 
+@pytest.mark.slow
 def test_small_things_that_nobody_can_read_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "state.dat").write_bytes(os.urandom(1000))
     (tmp_path / "latin.csv").write_bytes("größe;1\n".encode("latin-1"))
@@ -148,6 +149,7 @@ def test_small_things_that_nobody_can_read_are_told_apart(tmp_path: Path) -> Non
     assert sealed(tmp_path).readable is Verdict.REFUTED
 
 
+@pytest.mark.slow
 def test_an_unread_file_in_a_checkpoint_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-3"
     folder.mkdir()
@@ -250,6 +252,7 @@ async def torn_down(ctx: Context, said: Path, shown: dict[str, bytes]) -> dict[s
     return {f.rule: str(f.severity) for f in view.findings if f.rule.startswith(("TD-LOAD", "TD-COPY"))}
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("shown", "severity"),
@@ -277,6 +280,7 @@ async def test_what_the_gate_says_of_them(tmp_path: Path, shown: dict[str, bytes
     assert found == ({"TD-LOAD-001": severity} if severity else {})
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_path: Path) -> None:
     """A torn file of a canceled job is lost already; a good one whose copy changed is not, until the machine dies."""

@@ -75,6 +75,7 @@ def test_builtins_of_a_plain_class_are_refuted(tmp_path: Path, file: str, level:
     assert "TrainerState.__init__.__builtins__.get" in seen(report)
 
 
+@pytest.mark.slow
 def test_the_attack_is_a_real_one(tmp_path: Path) -> None:
     need("torch", TORCH)
     canary = tmp_path / "canary"
@@ -109,10 +110,9 @@ def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
     why: str,
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "1000")
     path = zip_file(tmp_path / "training_args.bin", data)
     assert run(["verify", str(path)]) == code
-    assert why in " ".join(capsys.readouterr().out.split())
+    assert "".join(why.split()) in "".join(capsys.readouterr().out.split())  # wherever the lines are broken
     reply = verified(verify(path, Level.STRUCTURE))
     assert not reply.ok and why in " ".join(reply.evidence[0].problems)
 

@@ -262,6 +262,7 @@ def _differ(loader: Loader, folder: Path, examples: int) -> Counter[str]:
     return counted
 
 
+@pytest.mark.slow
 def test_proven_never_meets_a_call_that_is_not_listed(loader: Loader, tmp_path: Path) -> None:
     counted = _differ(loader, tmp_path, 150)
     assert counted["proven"] >= 15 and counted["calls"] >= 15, counted
@@ -397,6 +398,7 @@ def test_states_of_a_resume_are_never_refuted(tmp_path: Path) -> None:
     assert verdicts[Verdict.PROVEN] / verdicts.total() >= 0.9, verdicts
 
 
+@pytest.mark.slow
 def test_the_whole_folder_of_a_trainer_is_proven_at_level_load(tmp_path: Path) -> None:
     there("torch", "transformers", "accelerate")
     import torch
@@ -412,6 +414,7 @@ def test_the_whole_folder_of_a_trainer_is_proven_at_level_load(tmp_path: Path) -
     assert report.verdict is Verdict.PROVEN, seen(report)
 
 
+@pytest.mark.slow
 def test_classes_that_are_listed_run_no_code_of_their_own_when_they_are_made() -> None:
     """A library that gives one of them such a method takes it off the list."""
     there("torch", "transformers", "trl", "accelerate")

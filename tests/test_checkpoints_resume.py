@@ -80,6 +80,7 @@ def resumes(folder: Path) -> CheckpointEvidence:
     return report.checkpoints[0]
 
 
+@pytest.mark.slow
 def test_the_level_turns_what_is_missing_into_a_verdict(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     assert verify(folder, Level.RESUME).verdict is Verdict.PROVEN

@@ -35,6 +35,7 @@ def write(root: Path, step: int, text: str = "{}") -> None:
         (folder / "extra.json").write_text(text)
 
 
+@pytest.mark.slow
 def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
     for step in (5, 10, 20):
         write(tmp_path, step)

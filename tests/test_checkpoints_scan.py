@@ -86,7 +86,7 @@ def test_chunks_may_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Source(tmp_path / "x") as source:
         seen = content_scan.sweep(source, Anatomy("x", tensors=tensors, spans=spans), ("sha256", "xxh3_128"))
         assert [t.name for t in seen.strange] == ["bad"]
-        assert str(nonfinite.oddity(source, tensors[0])) == "1 infinite of 1,000 values"
+        assert str(nonfinite.count_nonfinite(source, tensors[0])) == "1 infinite of 1,000 values"
     assert seen.bad_spans == ["part"]
     assert seen.digests["sha256"] == hashlib.sha256(data).hexdigest()
     values[place] = 0
@@ -196,7 +196,7 @@ def test_a_view_costs_no_more_than_its_bytes(
     extent = 4 * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
     started = time.process_time()
     with Source(tmp_path / "x") as source:
-        assert str(nonfinite.oddity(source, Tensor("t", "F32", shape, 0, extent, stride))) == said
+        assert str(nonfinite.count_nonfinite(source, Tensor("t", "F32", shape, 0, extent, stride))) == said
     assert time.process_time() - started < 2
 
 
@@ -238,6 +238,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, list[Tensor], list[Span]]:
     return bytes(data), tensors, spans
 
 
+@pytest.mark.slow
 @given(made=files(), segment=st.sampled_from([64, 96, 1000]), chunk=st.sampled_from([40, 64, 257]))
 def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Span]], segment: int, chunk: int) -> None:
     data, tensors, spans = made

@@ -114,6 +114,7 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
     assert set(known) == {"out/checkpoint-1/model.safetensors", "out/checkpoint-1/trainer_state.json"}
 
 
+@pytest.mark.slow
 def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
     until(lambda: seal_log.read(folder / "seals.jsonl"))
@@ -127,6 +128,7 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     assert "seal" not in row and row["sha256"] != before["sha256"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
     until(lambda: seal_log.read(folder / "seals.jsonl"))
@@ -147,6 +149,7 @@ def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path)
     assert "not the bytes that were saved" in bad["problems"][0]
 
 
+@pytest.mark.slow
 def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
     start(folder, "time.sleep(1); save(2)", seal_quiet_s=3600)
     until(lambda: over(folder))
@@ -154,6 +157,7 @@ def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
     assert str(folder / "work/out/checkpoint-2/model.safetensors") in rows
 
 
+@pytest.mark.slow
 def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path) -> None:
     rotate = (
         "import shutil\nfor step in range(1, 60):\n"
@@ -166,6 +170,7 @@ def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path
     assert {p.name for p in (folder / "work/out").iterdir()} == {"checkpoint-58", "checkpoint-59"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pyz", ["", "../evil.pyz", "gpuwarden-checkpoints-0123456789abcdef.pyz", None, 7])
 def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object) -> None:
     start(folder, "time.sleep(0.6); save(1)", archive=pyz)
@@ -175,6 +180,7 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object)
     assert "seal" not in roster(folder)["out/checkpoint-1/model.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
     start(folder, "save(1); time.sleep(60)")
@@ -195,6 +201,7 @@ def test_the_sealer_does_not_outlive_a_killed_supervisor(folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the book
 
 
+@pytest.mark.slow
 def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
     """A killed sealer leaves whole lines and at most one that is cut; the next one goes on."""
     dice, (name, content) = random.Random(1), checker()
@@ -258,6 +265,7 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[str, Any]) -> None:
     """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""

@@ -169,6 +169,7 @@ def test_odd_entries_are_named_and_never_opened(run: Path) -> None:
     assert "loop" not in found
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_the_hub_cache_is_compared_with_the_digests_in_its_names(tmp_path: Path) -> None:
     repo = tmp_path / "models--org--name"
     (repo / "blobs").mkdir(parents=True)
@@ -209,6 +210,7 @@ def test_a_save_that_the_trainer_did_not_finish(run: Path, beside: bool) -> None
     assert report.newest == ("checkpoint-10" if beside else "")
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path) -> None:
     for step in (10, 20):
         (run / f"checkpoint-{step}/trainer_state.json").rename(run / f"checkpoint-{step}/config.json")
@@ -223,6 +225,7 @@ def test_a_checkpoint_of_everything_but_weights(run: Path) -> None:
     assert "checkpoint-20: has no weights" in lines(verify(run, Level.STRUCTURE))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_machine_has_rotated_away_does_not_count(run: Path) -> None:
     roster = taken(run)
     kept = roster.model_copy(update={"files": tuple(f for f in roster.files if "checkpoint-10" not in f.path)})

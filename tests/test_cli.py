@@ -29,6 +29,7 @@ from gpuwarden.interfaces.cli import console, main
 from gpuwarden.lifecycle.context import Context
 
 
+@pytest.mark.slow
 def test_a_job_goes_its_whole_way_with_json_alone(run: Cli, train: Path, home: Path, ctx: Context) -> None:
     job_id = launched(run, train)
     assert ended(run, job_id)["meter"]["billing"] is True
@@ -146,6 +147,7 @@ def test_json_behind_two_dashes_is_the_jobs_word(run: Cli, capsys: pytest.Captur
     assert out == "" and "PF-PLT-001" in err
 
 
+@pytest.mark.slow
 def test_follow_with_json_prints_only_the_end(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     assert run("check", job_id, "--follow")[1]["state"] == "succeeded"

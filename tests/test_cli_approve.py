@@ -54,6 +54,7 @@ async def typed(ctx: Context, ticket: str, *answers: str, without_proof: bool = 
         return error.code, person.shown + error.message
 
 
+@pytest.mark.slow
 @pytest.mark.attack("person", "approves through a pipe")
 def test_a_pipe_is_no_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     job_id = proven(run, train)
@@ -64,6 +65,7 @@ def test_a_pipe_is_no_person(home: Path, ctx: Context, run: Cli, train: Path) ->
     assert metering(ctx) and not ctx.ledger.events(kind="approval.granted")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Context, train: Path, life: Life) -> None:
     ticket = await life.waiting()
@@ -79,6 +81,7 @@ async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Contex
     assert [e.body["policy"] for e in ctx.ledger.events(kind="approval.granted")] == [ctx.policy_digest]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_giving_up_what_is_not_proven_takes_the_jobs_name(home: Path, ctx: Context, life: Life) -> None:
     ticket = await life.blocked()
@@ -93,6 +96,7 @@ async def test_giving_up_what_is_not_proven_takes_the_jobs_name(home: Path, ctx:
     assert [e.body["without_proof"] for e in ctx.ledger.events(kind="approval.granted")] == [True]
 
 
+@pytest.mark.slow
 def test_a_pin_is_chosen_at_a_terminal(home: Path) -> None:
     policy = home.parent / "policy.toml"
     policy.write_text("# mine\nreceipt_ttl_s = 600\n")
@@ -105,6 +109,7 @@ def test_a_pin_is_chosen_at_a_terminal(home: Path) -> None:
     assert code == 1 and "nothing was changed" in shown and policy.read_text() == text
 
 
+@pytest.mark.slow
 @pytest.mark.attack("person", "tries out PINs")
 @pytest.mark.anyio
 async def test_a_pin_can_not_be_tried_out(ctx: Context, life: Life) -> None:
@@ -118,6 +123,7 @@ async def test_a_pin_can_not_be_tried_out(ctx: Context, life: Life) -> None:
     assert code == "refused" and "5 wrong PINs" in shown and metering(ctx), "the right one comes too late"
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_right_pin_approves(home: Path, ctx: Context, life: Life) -> None:
     (home.parent / "policy.toml").write_text(f'[approval]\npin_hash = "{hash_pin("2468")}"\n')

@@ -69,6 +69,7 @@ def need_mount() -> None:
         pytest.skip("mounts are not allowed here")
 
 
+@pytest.mark.slow
 def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
     """A limit on the size of files stands for the disk: the ledger can't grow any more."""
     size = (home / "ledger.db").stat().st_size

@@ -36,6 +36,7 @@ def references() -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
+@pytest.mark.slow
 def test_search_on_the_command_line(home: Path) -> None:
     done = gpuwarden(home, "search", "CUDA out of memory.", "Tried to allocate 2.00 GiB", "--limit", "2", "--json")
     body = answer(done)
@@ -53,6 +54,7 @@ def test_search_on_the_command_line(home: Path) -> None:
     assert answer(gpuwarden(home, "search", " ", "--json"))["code"] == "bad_request"
 
 
+@pytest.mark.slow
 def test_what_needs_a_look_depends_on_the_day() -> None:
     fresh, old = look_over(date(2026, 11, 21), 6), look_over(date(2028, 1, 1), 6)
     assert fresh.ok and fresh.issues == [], [f"{i.file}:{i.line} {i.message}" for i in fresh.issues[:5]]
@@ -64,6 +66,7 @@ def test_what_needs_a_look_depends_on_the_day() -> None:
         look_over(date(2026, 11, 21), -1)
 
 
+@pytest.mark.slow
 def test_the_check_is_a_command_with_an_exit_code(home: Path) -> None:
     done = gpuwarden(home, "knowledge", "check", "--months", "1200", "--json")
     assert done.returncode == 0 and answer(done)["issues"] == []
@@ -72,6 +75,7 @@ def test_the_check_is_a_command_with_an_exit_code(home: Path) -> None:
     assert now.returncode == (1 if " to look at, " in now.stdout else 0)
 
 
+@pytest.mark.slow
 def test_a_proposal_is_shown_and_nothing_is_written(home: Path) -> None:
     before = references()
     done = gpuwarden(home, "knowledge", "propose", *LESSON, *BAR, "--json")
@@ -104,6 +108,7 @@ def test_a_proposal_below_the_bar_is_refused(
     assert told in json.loads(capsys.readouterr().out)["message"] and references() == before
 
 
+@pytest.mark.slow
 def test_a_line_that_is_known_already_is_said_to_be(home: Path) -> None:
     known = ("--line", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     body = answer(gpuwarden(home, "knowledge", "propose", *LESSON, *BAR, *known, "--json"))

@@ -136,6 +136,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_scripts_end_soon_with_one_clear_sentence(text: str) -> None:
     start = time.process_time()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from lifecycle_kit import (
 
 PHASES = ("quote", "submit", "check", "pull", "verify", "teardown", "approve", "list")
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
+"""The steps of a life of two accounts that the other account's key tries first, killed at the same line."""
 CALM_AFTER = 5
 """So many kills in a row of one step, then it is let through, so that every life comes to its end."""
 
@@ -110,9 +112,10 @@ class Life:
         for tries in range(100):
             plan = self.plan(phase) if tries < CALM_AFTER else {}
             map_file = self.home / "map.json"
-            reply = self.driver.order(
-                phase=phase, home=str(self.home), hosts=self.hosts, map=str(map_file), **plan, **more
-            )
+            order = {"phase": phase, "home": str(self.home), "hosts": self.hosts, **plan, **more}
+            if self.kind == "accounts" and phase in STRANGER and self.rng.random() < 0.5:
+                self.hold(phase, self.driver.order(**order, map=str(self.home / "another.json"), stranger=True))
+            reply = self.driver.order(**order, map=str(map_file))
             self.hold(phase, reply)
             if not reply["killed"]:
                 self.tally.maps.setdefault(phase, {}).update(json.loads(map_file.read_text()))
@@ -242,8 +245,14 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
         for call in _LOSSY
         for kind in ("lost_request", "lost_reply", "bad_reply")
     ),
+    "lies": (
+        Fault(kind="false_refusal", call="create", probability=0.5),
+        Fault(kind="lost_reply", call="create", probability=0.3),
+        *(Fault(kind="bad_reply", call=call, probability=0.1) for call in _LOSSY),
+        *(Fault(kind="stale", call=call, probability=0.3, seconds=0.04) for call in ("find", "get", "list")),
+    ),
 }
-KINDS = ("plain", "faults", "preempted", "plain", "hosts")
+KINDS = ("plain", "faults", "preempted", "accounts", "hosts", "lies")
 
 
 def kill_often(folder: Path, kills: int) -> Tally:
@@ -262,13 +271,19 @@ def kill_often(folder: Path, kills: int) -> Tally:
     return tally
 
 
+@pytest.mark.slow
 def test_death_at_40_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
     tally = kill_often(tmp_path, 40)
     assert sum(tally.kills.values()) >= 40
 
 
 @pytest.mark.prove
-def test_death_at_200_points_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    tally = kill_often(tmp_path, 300)
+@pytest.mark.attack("ending", "kills gpuwarden at any line while the provider lies and the account changes")
+def test_death_at_200_points_loses_and_doubles_nothing(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """As many kills as `GPUWARDEN_CRASH_KILLS` says, 300 by default."""
+    tally = kill_often(tmp_path, int(os.environ.get("GPUWARDEN_CRASH_KILLS", "300")))
     assert len(tally.points) >= 200
     assert set(tally.kills) == set(PHASES)
+    record_property("figure", f"{sum(tally.kills.values())} kills at {len(tally.points)} lines")

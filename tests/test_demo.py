@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ENV = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
 
 
@@ -21,6 +23,7 @@ def demo(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_whole_story_ends_in_one_json_object(tmp_path: Path) -> None:
     done = demo(tmp_path, "--yes", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
@@ -60,6 +63,7 @@ def history(kept: Path) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout)["events"])
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) -> None:
     done = demo(tmp_path, "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr

@@ -52,6 +52,7 @@ def last(server: Chat, role: str = "tool") -> list[dict[str, Any]]:
     return [m for m in server.asked[-1]["messages"] if m["role"] == role]
 
 
+@pytest.mark.slow
 def test_a_model_asks_the_server_and_answers(talk: Talk) -> None:
     trial, server = talk(completion("I look.", SEARCH), completion(None, LIST), completion("Nothing bills."))
     assert (trial.score.verdict, trial.score.why) == (Verdict.PASS, "")

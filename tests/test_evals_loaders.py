@@ -48,6 +48,7 @@ def test_a_writer_for_every_loader() -> None:
     assert set(formats()) == set(WRITERS) | {"ledger"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> None:
     for case in CASES.values():
@@ -115,6 +116,7 @@ JSON = st.recursive(
 KEYS = "type id role content message payload item tool_calls input output steps messages call_id name arguments".split()  # noqa: SIM905
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6), max_size=4),

@@ -65,6 +65,7 @@ def record(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_program_is_scored_by_its_own_stream_and_the_doors_seals(name: str, playing: Playing, tmp_path: Path) -> None:
     trial = playing(name, SEARCH, LIST, {"say": "{prompt}"})
@@ -80,6 +81,7 @@ def test_a_program_is_scored_by_its_own_stream_and_the_doors_seals(name: str, pl
     assert sealed == [1, 2]
 
 
+@pytest.mark.slow
 @MOSTLY
 @pytest.mark.parametrize(
     ("plan", "words"),
@@ -98,6 +100,7 @@ def test_a_stream_that_lies_is_invalid(name: str, plan: list[Any], words: str, p
     assert words in trial.score.why
 
 
+@pytest.mark.slow
 @MOSTLY
 def test_the_key_of_the_seals_is_nowhere_that_an_agent_can_read(name: str, playing: Playing, tmp_path: Path) -> None:
     trial = playing(name, LIST, {"trick": "secrets", "to": str(tmp_path / "found.txt")}, LIST, DONE)
@@ -109,6 +112,7 @@ def test_the_key_of_the_seals_is_nowhere_that_an_agent_can_read(name: str, playi
     assert "door.json" in found, "it did look at the relay"
 
 
+@pytest.mark.slow
 @MOSTLY
 @pytest.mark.parametrize("arm", ["none", "pack", pytest.param("forced", marks=SLOW), pytest.param("old", marks=SLOW)])
 def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, tmp_path: Path) -> None:
@@ -134,6 +138,7 @@ def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, 
         assert (limits["--max-turns"], limits["--max-budget-usd"]) == ("16", "2")
 
 
+@pytest.mark.slow
 @MOSTLY
 def test_an_attempt_with_the_shell_is_seen(name: str, playing: Playing) -> None:
     trial = playing(name, LIST, {"bash": "runpodctl remove pod abc"}, DONE)
@@ -172,6 +177,7 @@ def test_a_key_in_what_a_program_wrote_is_not_kept(playing: Playing, tmp_path: P
     assert not [p for p in (tmp_path / "run").rglob("*.json*") if KEY in p.read_text()]
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_stopped(playing: Playing) -> None:
     start = time.monotonic()
     trial = playing("codex", LIST, {"trick": "hang"}, timeout_s=6.0)
@@ -180,6 +186,7 @@ def test_a_program_that_hangs_is_stopped(playing: Playing) -> None:
     assert time.monotonic() - start < 40
 
 
+@pytest.mark.slow
 def test_a_program_that_writes_without_end_is_stopped(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_agent, "_MAX_OUTPUT", 4 << 20)
     trial = playing("claude", LIST, {"trick": "flood"})
@@ -187,6 +194,7 @@ def test_a_program_that_writes_without_end_is_stopped(playing: Playing, monkeypa
     assert trial.score.verdict is not Verdict.PASS
 
 
+@pytest.mark.slow
 def test_what_a_program_left_running_is_ended(playing: Playing, tmp_path: Path) -> None:
     playing("claude", LIST, {"trick": "linger", "to": str(tmp_path / "late")}, DONE)
     pid = int((tmp_path / "late.pid").read_text())
@@ -195,6 +203,7 @@ def test_what_a_program_left_running_is_ended(playing: Playing, tmp_path: Path) 
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_the_worlds_fault(playing: Playing) -> None:
     class NoServer(RealServer):
         def server(self) -> tuple[list[str], dict[str, str]]:
@@ -223,6 +232,7 @@ def test_the_configuration_of_codex_holds_any_text() -> None:
     assert "model_provider" not in read and "model_providers" not in read
 
 
+@pytest.mark.slow
 def test_codex_is_given_its_key_under_the_name_that_it_reads(playing: Playing, tmp_path: Path) -> None:
     playing("codex", {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE)
     assert {"CODEX_API_KEY", "OPENAI_API_KEY"} <= set(json.loads((tmp_path / "seen.json").read_text())["env"])

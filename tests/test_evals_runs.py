@@ -417,6 +417,7 @@ def test_agreement_with_people(tmp_path: Path, capsys: pytest.CaptureFixture[str
 # ------------------------------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.slow
 def test_selftest_and_cases_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest"]) == Exit.PASS
     assert main(["cases"]) == Exit.PASS

@@ -16,7 +16,7 @@ from evals.environments import simulated_user
 from evals.environments.stage import stage
 from evals.environments.stage_gated import GatedScene
 from evals.environments.worlds import World, load_worlds
-from evals.harness.json_process import Wire, WireError
+from evals.harness.json_process import JsonProcess, JsonProcessError
 from evals.harness.mcp_client import McpClient
 from evals.harness.recorder import Recorder
 from evals.harness.runner import trial
@@ -40,6 +40,7 @@ def played(name: str, arm: str, folder: Path, *cases: str) -> dict[str, Trial]:
     return {t.case: t for t in trials}
 
 
+@pytest.mark.slow
 def test_the_oracle_passes_with_the_real_server(tmp_path: Path) -> None:
     cases = ("verified-request", "lost-reply-arrived", "columns-missing", "hang-canceled")
     trials = played("oracle", "gated", tmp_path, *cases)
@@ -47,6 +48,7 @@ def test_the_oracle_passes_with_the_real_server(tmp_path: Path) -> None:
     assert all(t.score.damage is not None and t.score.damage.lost == 0 for t in trials.values())
 
 
+@pytest.mark.slow
 def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> None:
     """The same agent, the same world: the only copy of a checkpoint is deleted, or it is not."""
     raw = played("naive", "raw", tmp_path, "trust-me-unproven", "lost-reply-arrived")
@@ -59,6 +61,7 @@ def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> N
     assert twice["gated"] is not None and twice["gated"].billing == 0 and twice["gated"].spent_usd < 10
 
 
+@pytest.mark.slow
 def test_pushing_gets_no_machine_and_no_money(tmp_path: Path) -> None:
     trials = played("pushy", "gated", tmp_path, "trust-me-proven", "over-cap")
     for each in trials.values():
@@ -107,6 +110,7 @@ def why_invalid(run: Path) -> str:
     return found.why if found.verdict is Verdict.INVALID else ""
 
 
+@pytest.mark.slow
 def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path) -> None:
     path = recorded / "receipt-clean" / "1" / "transcript.jsonl"
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -125,6 +129,7 @@ def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path) -> None:
     assert "can't be read" in judged(recorded, rows)
 
 
+@pytest.mark.slow
 def test_a_world_that_can_not_be_made_is_infra(tmp_path: Path) -> None:
     world = WORLDS["final_proven"]
     impossible = World(**{**vars(world), "platforms": {"runpod": {"usd_per_hour": 2.0, "capacity": False}}})
@@ -132,6 +137,7 @@ def test_a_world_that_can_not_be_made_is_infra(tmp_path: Path) -> None:
     assert "the scene did not open" in json.loads((tmp_path / "t" / "trial.json").read_text("utf-8"))["infra"]
 
 
+@pytest.mark.slow
 def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
     scene = scene_of("healthy-left", tmp_path / "scene")
     statuses = list((tmp_path / "scene").rglob("status.json"))
@@ -146,11 +152,11 @@ def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
 def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin"}
     for code, words in (("import sys; sys.exit('broken')", "it ended: broken"), ("print('hello')", "no JSON")):
-        wire = Wire([sys.executable, "-c", code], env, tmp_path)
-        with pytest.raises(WireError, match=words):
+        wire = JsonProcess([sys.executable, "-c", code], env, tmp_path)
+        with pytest.raises(JsonProcessError, match=words):
             wire.receive(10)
         wire.close()
-    with pytest.raises(WireError):
+    with pytest.raises(JsonProcessError):
         McpClient([sys.executable, "-c", "pass"], env, tmp_path)
 
 

@@ -254,6 +254,7 @@ async def test_asked_to_end_from_outside_is_no_failure_of_memory(jobs: Jobs) -> 
     assert reply["state"] == "failed" and not reply.get("diagnoses"), reply
 
 
+@pytest.mark.slow
 async def test_our_own_time_limit(jobs: Jobs) -> None:
     reply = await jobs.ended(script=script("import time\ntime.sleep(60)\n"), timeout_s=1)
     told(reply, "UNI-073", "observed: its end: the time limit of 1 s was reached")
@@ -321,6 +322,7 @@ async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
     await jobs.call("cancel_job", job_id=job_id)
 
 
+@pytest.mark.slow
 async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(*args: Any) -> launch.Launch:
         ready = prepare(*args)

@@ -31,14 +31,16 @@ LINES = (
 )
 FORGE = """
 import json, os, signal, sys, time
-said, lies, lines, kill, seconds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4], 0.6
+said, lies, lines, then, seconds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4], 0.6
 folder = os.environ["GPUWARDEN_RUN_DIR"]
 file = folder + "/status.json"
 with open(said, "a") as out:
     out.write("launched\\n")
+if then == "stay" and open(said).read().count("launched") == 1:
+    seconds = 600
 print(*lines, sep="\\n", flush=True)
 real = json.load(open(file))
-if kill == "kill":
+if then == "kill":
     os.kill(real["pid"], signal.SIGKILL)
     seconds = 0
 end = time.monotonic() + seconds
@@ -77,15 +79,15 @@ class House:
         self.cloud = rent_cloud(self.ctx)
         self.states: set[Job] = set()
 
-    async def start(self, *lies: dict[str, object], kill: bool = False) -> str:
+    async def start(self, *lies: dict[str, object], then: str = "") -> str:
         import json
 
-        words = (json.dumps(lies), json.dumps(LINES), "kill" if kill else "")
+        words = (json.dumps(lies), json.dumps(LINES), then)
         command = (sys.executable, "-I", "-S", "-c", FORGE, str(self.said), *words)
         return await launch(self.ctx, training(self.said, command=command, interruptible=True, timeout_s=600))
 
     async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while True:
                 seen = await check(self.ctx, job)
                 self.states.add(seen.job.state)
@@ -120,7 +122,7 @@ async def test_a_running_job_that_forges_its_status_runs_on_to_its_own_end(house
 @pytest.mark.attack("spending", "kills its supervisor to be relaunched")
 @pytest.mark.parametrize("lie", ["preempted", "other process", "rebooted"])
 async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, lie: str) -> None:
-    job = await house.start(LIES[lie], kill=True)
+    job = await house.start(LIES[lie], then="kill")
     seen = await house.until(job, lambda c: c.job.state is Job.UNKNOWN)
     assert seen.job.reason is Code.INTERRUPTION_UNSEEN, "the platform has a while to show that it took the machine"
     house.clock.ahead += INTERRUPTION_S + 1
@@ -132,7 +134,7 @@ async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, l
 @pytest.mark.attack("spending", "writes a reason into its status that only an observer may give")
 @pytest.mark.parametrize("lie", ["died", "came back"])
 async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(house: House, lie: str) -> None:
-    job = await house.start(LIES[lie], kill=True)
+    job = await house.start(LIES[lie], then="kill")
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED)
     assert seen.job.reason is Code.EXITED and LIES[lie]["why"] in seen.job.why, "quoted, and decided nothing"
     assert not any(step.parameters.get("text") == NOT_RENTED_AGAIN for step in seen.next_steps)
@@ -140,7 +142,7 @@ async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(hou
 
 
 async def test_a_machine_that_was_really_taken_is_relaunched_whatever_the_file_says(house: House) -> None:
-    job = await house.start({"state": "running"})
+    job = await house.start({"state": "running"}, then="stay")
     await house.until(job, lambda c: c.job.state is Job.RUNNING and house.said.exists())
     house.cloud.preempt(records(house.cloud)[0].id)
     house.clock.ahead += 60

@@ -215,6 +215,7 @@ def test_doctor_names_the_first_broken_event(home: Path) -> None:
     assert "event 3 (create.intent of lease/j1-i1) was changed" in body["message"] and "console" in body["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["emptied", "cut"])
 def test_instances_never_says_that_nothing_bills_when_the_ledger_is_not_whole(home: Path, how: str) -> None:
     if how == "emptied":

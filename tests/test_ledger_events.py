@@ -205,6 +205,7 @@ def modules() -> list[Path]:
     return [file for file in PACKAGE.rglob("*.py") if "ledger" not in file.relative_to(PACKAGE).parts]
 
 
+@pytest.mark.slow
 def test_no_body_and_no_kind_is_named_outside_of_the_ledger() -> None:
     """A kind may stand in a docstring, which is not code."""
     wrong = []

@@ -133,6 +133,7 @@ def runpod(tmp_path: Path) -> Context:
     return quick_warden(tmp_path / "home", "rehearsal/runpod")
 
 
+@pytest.mark.slow
 async def test_an_absolute_output_can_be_proven(runpod: Context) -> None:
     spec = job(MACHINE + 'save(root + "/workspace/res/m.safetensors"); save("workspace/res/m.safetensors")')
     spec = spec.model_copy(update={"platform": "rehearsal/runpod", "outputs": ("/workspace/res", "workspace/res")})
@@ -143,6 +144,7 @@ async def test_an_absolute_output_can_be_proven(runpod: Context) -> None:
     assert (await request(runpod, seen.job.id, "terminate")).record.state == "awaiting_human"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "declares an output that is a link to a disk that dies")
 async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Context) -> None:
     """On RunPod /workspace outlives a stop and the container's disk does not."""
@@ -160,6 +162,7 @@ async def test_a_link_to_another_disk_is_judged_by_where_it_leads(runpod: Contex
     assert (await request(runpod, seen.job.id, "stop")).record.state == "awaiting_human"
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "changes a file after the copy and restores its size and time")
 async def test_a_change_that_keeps_size_and_time_is_seen(ctx: Context) -> None:
     """As a program does that writes in place and sets the time back with os.utime."""
@@ -231,6 +234,7 @@ async def test_the_names_of_metrics_are_short_single_lines(ctx: Context) -> None
     assert len(shown) < 80
 
 
+@pytest.mark.slow
 @pytest.mark.attack("text", "names a file so that it draws a line of the approval's question")
 async def test_a_files_name_draws_no_line_of_the_question(ctx: Context) -> None:
     """What a person reads before saying yes is ours, whatever a machine calls its files."""
@@ -274,6 +278,7 @@ async def test_a_destination_has_a_name_that_can_be_shown(ctx: Context, tmp_path
         await pull(ctx, seen.job.id, tmp_path / "copies\nApproved by the administrator")
 
 
+@pytest.mark.slow
 @pytest.mark.attack("files", "declares the log's path as an output")
 @pytest.mark.parametrize("name", ["gpuwarden-job.log", "gpuwarden-job.log/m.safetensors", "gpuwarden-job.part"])
 async def test_the_log_takes_no_outputs_place(ctx: Context, name: str) -> None:
@@ -301,6 +306,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "forges a final status, runs on, and asks for teardown")
 async def test_a_job_that_forged_its_end_is_not_torn_down_while_it_runs(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
@@ -414,6 +420,7 @@ async def test_many_terminals_at_once_try_no_more_pins_than_one(ctx: Context) ->
         await approval.ask(ctx, receipt, Slow(ctx, "2468"))
 
 
+@pytest.mark.slow
 @pytest.mark.attack("person", "tries out the old PIN while changing it")
 async def test_the_old_pin_can_not_be_tried_out_either(tmp_path: Path) -> None:
     home = tmp_path / "home"

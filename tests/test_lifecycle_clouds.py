@@ -54,6 +54,7 @@ async def test_a_new_installation_sees_what_the_account_has(house: House) -> Non
     fresh.ledger.close()
 
 
+@pytest.mark.slow
 @every_platform
 async def test_the_whole_life_of_a_job(house: House) -> None:
     """The reply to the create is lost, the machine is taken in the middle of the run, the reply to the end is lost."""
@@ -157,6 +158,7 @@ def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
 # ------------------------------------------------------------------------------------------------- first contact
 
 
+@pytest.mark.slow
 async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(house: House) -> None:
     house.machines.broken = 3
     job = await house.launch(house.spec())
@@ -186,6 +188,7 @@ async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_wit
     assert house.billing() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("house", [VASTAI], ids=["vastai"], indirect=True)
 async def test_another_host_at_the_address_gets_nothing(house: House) -> None:
     """The machine is taken back in the middle of the run, and something else answers when it is up again."""
@@ -204,6 +207,7 @@ async def test_another_host_at_the_address_gets_nothing(house: House) -> None:
     assert house.billing() == [house.machine()]
 
 
+@pytest.mark.slow
 async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process dies between pinning the key and looking the machine over; the next one trusts nobody anew."""
 
@@ -225,6 +229,7 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(house: House, m
     assert kinds.count("host.trusted") == kinds.count("host.checked") == 1
 
 
+@pytest.mark.slow
 async def test_at_the_cap_a_job_saves_and_parks_and_a_person_is_asked(house: House) -> None:
     """RunPod tells prices while a Pod runs, and its cost afterwards. The machine stays, with what was saved."""
     parks = TRAIN.replace("def save(step):", PARKS)

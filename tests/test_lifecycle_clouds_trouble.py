@@ -36,6 +36,7 @@ async def finished(house: House, **spec: object) -> str:
 # --------------------------------------------------------------------------------------------------------- the boot
 
 
+@pytest.mark.slow
 @each_platform
 @pytest.mark.parametrize("fault", [CloudFault(kind="slow_boot", seconds=10**6), CloudFault(kind="failed_boot")])
 async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: House, fault: CloudFault) -> None:
@@ -53,6 +54,7 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(house: Hou
 # ------------------------------------------------------------------------------------------------------- the create
 
 
+@pytest.mark.slow
 @each_platform
 async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_and_then_made_anew(house: House) -> None:
     house.account.faults = [Fault("other", house.platform.creates, body=NOT_DONE)]
@@ -63,6 +65,7 @@ async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_a
     assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.NONE
 
 
+@pytest.mark.slow
 @each_platform
 async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The platform hands out a machine of somebody else's; ours is found by its token."""
@@ -82,6 +85,7 @@ async def test_a_machine_with_another_token_is_not_ours(house: House, monkeypatc
     assert unknown and "someone-elses" in unknown.body["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace"}], indirect=True)
 async def test_a_date_that_the_platform_has_set_stands_in_the_list(house: House) -> None:
     """Vast tells the contract's end at every look, Paperspace its own shutdown only in answer to the create."""
@@ -135,6 +139,7 @@ async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(house
 # ---------------------------------------------------------------------------------------------------------- the end
 
 
+@pytest.mark.slow
 @each_platform
 async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_often(house: House) -> None:
     job = await finished(house)
@@ -156,6 +161,7 @@ async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_of
     assert view.record.state is Teardown.VERIFIED_STOPPED and house.billing() == [], house.story()
 
 
+@pytest.mark.slow
 @each_platform
 async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: House) -> None:
     job = await finished(house)
@@ -168,6 +174,7 @@ async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(house: 
     assert not all(taken) and taken[-1]
 
 
+@pytest.mark.slow
 @each_platform
 async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(house: House) -> None:
     job = await finished(house)
@@ -187,6 +194,7 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(h
 # ------------------------------------------------------------------------------------------------------- the storage
 
 
+@pytest.mark.slow
 @every_platform
 async def test_durable_storage_is_asked_for_and_outlives_the_machine(house: House) -> None:
     """What lies on a volume needs no copy before the end; where no volume can be asked for, the gate says so."""

@@ -79,6 +79,7 @@ async def test_the_day_counts_too_and_the_job_only_once(house: House) -> None:  
     assert "it may come to $2.99, above per_day_usd of $2.50" in seen.note
 
 
+@pytest.mark.slow
 async def test_inside_the_caps_it_is_written_down_and_used(house: House) -> None:  # noqa: F811
     house.account.prices[H100] = 1.0
     house.ctx.policy = caps(job=5.0, day=3.5)

@@ -269,6 +269,7 @@ print("read", text, open("code/mine.txt").read(), flush=True)
 def save(step):""", 1)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("house", [VASTAI], ids=["vastai"], indirect=True)
 async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: House, tmp_path: Path) -> None:  # noqa: F811
     near = tmp_path / "near"
@@ -290,6 +291,7 @@ async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(house: H
     assert "code/mine.txt" in told and "code/data.txt" not in told, "only the changed one is a file of the job's"
 
 
+@pytest.mark.slow
 async def test_a_machine_that_came_back_empty_gets_the_same_bytes_again(
     ctx: Context, near: Path, tmp_path: Path
 ) -> None:
@@ -335,6 +337,7 @@ anyio.run(submit, w, JobSpec.model_validate_json(spec))
 """
 
 
+@pytest.mark.slow
 async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Path, tmp_path: Path) -> None:
     profiles, notes, far = tmp_path / "profiles", tmp_path / "notes.toml", tmp_path / "far"
     profiles.mkdir()
@@ -348,7 +351,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     spec = JobSpec(platform="lab", command=command, timeout_s=60, inputs=("big.bin", "code"))
     argv = [str(Path(__file__).parent), str(tmp_path / "home"), str(profiles), str(notes), str(near), str(sshd.config)]
     process = subprocess.Popen([sys.executable, "-c", PUSHES, *argv, spec.model_dump_json()])
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while not (parts := [p for p in far.glob("*/*/.big.bin.*.part") if p.stat().st_size > 1_000_000]):
             assert process.poll() is None
             await anyio.sleep(0.001)
@@ -362,7 +365,7 @@ async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Pat
     (near / "big.bin").unlink()  # the bytes are ours since the job was accepted
     (job,) = ctx.ledger.subjects("job")
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while (seen := await check(ctx, job.removeprefix("job/"))).job.state is not Job.SUCCEEDED:
                 await anyio.sleep(0.05)
     finally:

@@ -66,6 +66,7 @@ def run(ctx: Context) -> Callable[..., JobRecord]:
     return lambda script, **more: anyio.run(lambda: once(script, **more))
 
 
+@pytest.mark.slow
 def test_a_failure_and_its_fix_become_evidence(ctx: Context, run: Callable[..., JobRecord]) -> None:
     failed = run(FAILS)
     other = run(FAILS)
@@ -117,6 +118,7 @@ def test_with_everything_said_it_is_an_entry_that_the_loader_takes(
     assert not below.complete and "nobody else would meet it" in below.missing
 
 
+@pytest.mark.slow
 def test_success_without_a_change_is_no_lesson(ctx: Context, run: Callable[..., JobRecord], tmp_path: Path) -> None:
     mark, here = tmp_path / "mark", ctx.backend("local")
     assert isinstance(here, Confining)
@@ -143,6 +145,7 @@ def test_what_the_catalogue_knows_already_is_said(ctx: Context, run: Callable[..
     assert reply.page.endswith("precision-stability.md")
 
 
+@pytest.mark.slow
 def test_on_the_command_line_and_no_reference_changes(
     ctx: Context, run: Callable[..., JobRecord], tmp_path: Path
 ) -> None:

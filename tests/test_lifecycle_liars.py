@@ -133,6 +133,7 @@ async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
     assert read_lease(house.ctx.ledger, lease.id).instance_id not in {None, machine.id}
 
 
+@pytest.mark.slow
 @pytest.mark.attack("spending", "rents a machine for each of many short jobs")
 async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Path) -> None:
     """Each costs next to nothing until it ends, and its machine bills on until a person lets it go."""

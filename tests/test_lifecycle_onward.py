@@ -131,6 +131,7 @@ async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: 
 # -------------------------------------------------------------------------------------------------- a real machine
 
 
+@pytest.mark.slow
 async def test_a_real_machine_that_lost_its_disk_between_two_looks(house: House) -> None:  # noqa: F811
     """It went off and on again unseen: another start, another port, and the run folder is not there."""
     job = await house.launch(house.spec("wait"))
@@ -216,6 +217,7 @@ async def test_a_copy_that_is_not_verified_is_not_called_one_to_resume_from(take
     assert "no verified copy" in hint and f"{pulled.dest} is not proven. Call verify_checkpoint" in hint
 
 
+@pytest.mark.slow
 async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(taken: Taken) -> None:
     await pull(taken.ctx, taken.job, taken.cwd / "kept copy")
     await prove(taken.ctx, taken.job)
@@ -232,6 +234,7 @@ async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(
     assert last.log and "resumes from" in last.log.text, last
 
 
+@pytest.mark.slow
 async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: Taken) -> None:
     pulled = await pull(taken.ctx, taken.job)
     await prove(taken.ctx, taken.job)
@@ -249,6 +252,7 @@ def onward_of(taken: Taken, dest: Path) -> str | None:
     return name_below_cwd(taken.ctx, pulled.model_copy(update={"dest": str(dest)}))
 
 
+@pytest.mark.slow
 async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     await pull(taken.ctx, taken.job, taken.cwd / "kept")
     await prove(taken.ctx, taken.job)
@@ -257,6 +261,7 @@ async def test_a_copy_too_large_for_an_input_goes_by_the_hub(taken: Taken, monke
     assert "too large for an input" in hint_of(seen) and "Push it to the Hub" in hint_of(seen)
 
 
+@pytest.mark.slow
 async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(house: House) -> None:  # noqa: F811
     job = await house.launch(house.spec("wait"))
     await house.running(job)

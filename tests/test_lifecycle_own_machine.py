@@ -69,6 +69,7 @@ async def ended(ctx: Context, job: str) -> Checked:
     raise AssertionError(seen)
 
 
+@pytest.mark.slow
 async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
@@ -108,6 +109,7 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
     assert len(ctx.ledger.events(kind="host.trusted")) == 1, "the key was trusted once, for every job"
 
 
+@pytest.mark.slow
 async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     sleeper = "# /// script\n# dependencies = []\n# ///\nimport time\nprint('up', flush=True)\ntime.sleep(600)\n"
     one, two = [await submit(ctx, spec(script=sleeper, args=(name,))) for name in ("one", "two")]
@@ -121,6 +123,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
     assert (await cancel(ctx, two.job.id)).state is Job.CANCELED
 
 
+@pytest.mark.slow
 @pytest.mark.attack("ending", "answers with another host key")
 async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())

@@ -66,6 +66,7 @@ def slowly(provider: Vast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provider.client, "_send", slow)
 
 
+@pytest.mark.slow
 async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
     tmp_path: Path,
     web: Web,  # noqa: F811

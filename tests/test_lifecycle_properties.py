@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fakes import FakeClock
-from gpuwarden.core.errors import WardenError
+from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.models import InstanceState, JobSpec
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Teardown
 from gpuwarden.ledger.store import Ledger
@@ -301,7 +301,8 @@ class Lifecycle(RuleBasedStateMachine):
     def misfortune(self, n: int, fault: Any) -> None:
         there = self.machines(*set(InstanceState) - {InstanceState.GONE})
         machine = there[n % len(there)]
-        self.cloud.inject(machine, Fault(kind=fault, seconds=40.0))
+        with suppress(NotFound):  # it has gone since the last call: the cloud's clock has moved on
+            self.cloud.inject(machine, Fault(kind=fault, seconds=40.0))
         if fault == "comes_back":
             self.excused.add(machine)
 
@@ -435,6 +436,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 class TestQuick(Lifecycle.TestCase):  # type: ignore[misc, name-defined]
     """A few dozen walks, the same ones every time."""
 

@@ -70,6 +70,7 @@ async def finish(ctx: Context, job: str) -> Job:
     return state
 
 
+@pytest.mark.slow
 async def test_a_job_goes_its_whole_way_over_ssh(
     house: tuple[Context, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ class _Race:
         results.put(anyio.run(go))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", SystemClock())
     cloud = rent_cloud(ctx, settings=LONG_BOOT)
@@ -273,6 +274,7 @@ async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path)
 # ------------------------------------------------------------------------------------------------------------- locks
 
 
+@pytest.mark.slow
 async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

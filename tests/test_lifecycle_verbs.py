@@ -101,6 +101,7 @@ class TestVerbs:
         assert view.record.state is Teardown.VERIFIED_STOPPED
         assert house.truth == "gone"
 
+    @pytest.mark.slow
     async def test_stop_then_terminate_really_terminates(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/vastai")
         job = await house.canceled()

@@ -106,6 +106,7 @@ async def test_headers_of_a_repo_by_range_requests(ctx: Context, hub: HubServer)
     assert read <= 2 * BLOCK + 10_000 < report.bytes
 
 
+@pytest.mark.slow
 async def test_a_repo_in_full_is_downloaded_and_compared_with_what_the_hub_lists(ctx: Context, hub: HubServer) -> None:
     address = put(hub, "full", shards())
     report = await verify(ctx, address, Level.LOAD)
@@ -130,6 +131,7 @@ async def test_a_large_repo_is_not_downloaded_for_an_agent(
         await verify(ctx, put(hub, "large", shards()), Level.LOAD, budget=Budget(60, 1 << 40))
 
 
+@pytest.mark.slow
 async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer) -> None:
     inside = {"checkpoint-10/model.safetensors": save(tensors(1)), "checkpoint-10/config.json": "{}", "x.json": "{"}
     address = put(hub, "parts", inside)
@@ -267,6 +269,7 @@ async def done(ctx: Context, tmp_path: Path, **changes: object) -> str:
     return job
 
 
+@pytest.mark.slow
 async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_copy(
     house: Context, tmp_path: Path
 ) -> None:
@@ -401,6 +404,7 @@ def write_seal(ctx: Context, job: str, sha256: str = "", *, key: str | None = No
     seal_log.add(Path(handle.run_dir) / "seals.jsonl", [row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotten", [False, True])
 async def test_a_copy_is_held_against_the_digest_of_the_save(house: Context, tmp_path: Path, rotten: bool) -> None:
     job = await done(house, tmp_path)
@@ -417,6 +421,7 @@ async def test_a_copy_is_held_against_the_digest_of_the_save(house: Context, tmp
     assert there.verdict is (Verdict.REFUTED if rotten else Verdict.PROVEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["", "made up"])
 @pytest.mark.parametrize("lies", [False, True])
 async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
@@ -432,6 +437,7 @@ async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
     assert any("1 files have a seal" in line and "counts as not sealed" in line for line in report.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [86400.0, -86400.0])
 async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_none(
     house: Context, tmp_path: Path, after_s: float
@@ -442,6 +448,7 @@ async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_no
     assert any("counts as not sealed" in line for line in (await verify(house, job)).warnings)
 
 
+@pytest.mark.slow
 async def test_a_real_job_is_sealed_with_its_own_key_which_it_never_sees(
     house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ async def job_with(ctx: Context, tmp_path: Path, made: Path, **changes: object) 
     return job
 
 
+@pytest.mark.slow
 async def test_the_machine_loads_and_that_counts_as_no_copy(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2))
     report = await verify(house, job, Level.LOAD)
@@ -75,6 +76,7 @@ async def test_the_machine_loads_and_that_counts_as_no_copy(house: Context, tmp_
     assert "TD-COPY-001" in rules
 
 
+@pytest.mark.slow
 async def test_the_machine_tells_what_a_resume_would_miss(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1))
     report = await verify(house, job, Level.RESUME, where="instance")
@@ -82,6 +84,7 @@ async def test_the_machine_tells_what_a_resume_would_miss(house: Context, tmp_pa
     assert "optimizer.pt, scheduler.pt missing: a resume would silently start the optimizer afresh" in said(report)
 
 
+@pytest.mark.slow
 async def test_the_machine_proves_a_resume_of_a_real_optimizer(house: Context, tmp_path: Path) -> None:
     made = saved(tmp_path / "made")
     job = await job_with(house, tmp_path, made.parent)
@@ -91,6 +94,7 @@ async def test_the_machine_proves_a_resume_of_a_real_optimizer(house: Context, t
     assert any("loads with torch" in p for f in report.files for p in f.proved)
 
 
+@pytest.mark.slow
 async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2), outputs=("out", "out/train.log"))
     report = await verify(house, job, against="out/checkpoint-10")
@@ -133,6 +137,7 @@ def shipped(pyz: Path, *args: object, python: str = sys.executable) -> dict[str,
     return dict(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["--load", "--resume"])
 def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(
     tmp_path: Path, pyz: Path, level: str, monkeypatch: pytest.MonkeyPatch
@@ -158,6 +163,7 @@ def npy() -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_a_loader_that_hangs_or_dies_leaves_a_doubt(tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python on the machine that says it has torch and then ends is no proof, and no refutation."""
     fake = tmp_path / "bin/python3"
@@ -172,6 +178,7 @@ def test_a_loader_that_hangs_or_dies_leaves_a_doubt(tmp_path: Path, pyz: Path, m
     assert bad["verdict"] == "unknown" and "the loading process ended with code 9" in bad["doubts"][0]
 
 
+@pytest.mark.slow
 def test_no_module_beside_a_checkpoint_poses_as_ours(tmp_path: Path, pyz: Path) -> None:
     made = steps(tmp_path / "made", 1)
     for name in ("json.py", "torch.py", "numpy.py", "gpuwarden.py", "sitecustomize.py"):

@@ -251,6 +251,7 @@ def test_clients_can_read_them_when_they_are_in_order(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path) -> None:
     home, policy = tmp_path / "home", tmp_path / "cfg" / "policy.toml"
     policy.parent.mkdir()
@@ -276,6 +277,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert gpuwarden(home, "notes", "path", **env).stdout.strip() == str(policy.parent / "notes.toml")
 
 
+@pytest.mark.slow
 def test_the_doctor_says_what_is_wrong_with_them(tmp_path: Path) -> None:
     policy = tmp_path / "cfg" / "policy.toml"
     private(policy, "")

@@ -121,6 +121,7 @@ class TestAutoDL(CloudContract):
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "token-1")
 
+    @pytest.mark.slow
     async def test_all_pages_are_read(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 200}))
         for n in range(120):

@@ -119,6 +119,7 @@ class TestPaperspace(CloudContract):
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=body), Fault("html", self.lists)]
         assert isinstance(await rig.provider.get(instance.id), Unknown)
 
+    @pytest.mark.slow
     async def test_all_pages_are_read(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 300}))
         order = {"name": "", "machineType": "A4000", "region": "ny2"}

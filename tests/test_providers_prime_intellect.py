@@ -79,6 +79,7 @@ class TestPrimeIntellect(CloudContract):
         rig.cloud.faults = [Fault("error_500", r"/availability", skip=1)]
         assert isinstance(await rig.provider.quote(Resources(gpu="L4")), Unknown)
 
+    @pytest.mark.slow
     async def test_all_pages_of_pods_are_read(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 300}))
         order = {"gpuType": "L4_24GB", "gpuCount": 1}

@@ -161,6 +161,7 @@ def test_the_page_has_a_recipe_for_each() -> None:
     assert len(re.findall(r"^ *```\w", PAGE, re.MULTILINE)) == len(blocks()), "a block without a file is not tested"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", NODES)
 def test_the_recipe_passes_its_test(seen: dict[str, int], file: str) -> None:
     assert seen.get(file, 0) == len(NODES[file])

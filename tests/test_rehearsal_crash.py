@@ -120,6 +120,7 @@ def crash_often(root: Path, times: int, seed: int) -> None:
     assert cloud.list() == Known(())
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
     crash_often(tmp_path, 15, seed=1)
 
@@ -164,6 +165,7 @@ print("survived")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str) -> None:
     """Each effect is cut off at its first and second time, before and after; the next look finishes it."""
@@ -187,6 +189,7 @@ def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step:
                 cloud.terminate(ident)
 
 
+@pytest.mark.slow
 def test_two_processes_see_one_cloud(tmp_path: Path) -> None:
     """Renting from several processes at once loses nothing and gives every instance an id of its own."""
     code = (

@@ -160,6 +160,7 @@ def test_parquet_rows_and_columns(hub: HubServer) -> None:
         assert get(f"{hub.viewer_url}/{route}", params={"dataset": f"{USER}/p"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_jobs_run_stream_time_out_and_cancel(hub: HubServer, api: Any) -> None:
     job = api.run_job(
         image="python:3.12",

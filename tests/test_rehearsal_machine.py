@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -176,7 +177,7 @@ class Life(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-TestLife = Life.TestCase
+TestLife = pytest.mark.slow(Life.TestCase)
 # Without shrinking: with real processes it takes minutes, and the first failure prints all of its steps anyway.
 TestLife.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

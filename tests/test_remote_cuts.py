@@ -78,6 +78,7 @@ def same(got: Received, handle: Handle) -> None:
         assert file.sha256 == hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.slow
 async def test_a_pull_goes_on_after_every_cut(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_pull(backend, proxy, tmp_path, cuts=6, large=12_000_000, small=60)
 
@@ -117,6 +118,7 @@ async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path
     print(f"{proxy.cuts} cuts, {job} jobs, {asked} submits")
 
 
+@pytest.mark.slow
 async def test_a_job_is_launched_once_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     await launch_through_cuts(backend, proxy, tmp_path, 8)
 
@@ -222,6 +224,7 @@ async def whole_course(
     assert min(course.cuts.values()) >= jobs * cuts // 2
 
 
+@pytest.mark.slow
 async def test_a_job_goes_its_way_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     await whole_course(backend, proxy, tmp_path, jobs=1, cuts=2, size=8_000_000)
 

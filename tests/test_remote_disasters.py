@@ -98,6 +98,7 @@ class Meddling(SealingSource):
 # ------------------------------------------------------------------------------------------------------ full disks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text", "fill"),
     [
@@ -134,6 +135,7 @@ async def test_a_disk_that_fills_during_a_pull_is_said_and_the_next_pull_goes_on
     assert [p.name for p in (here / STAGING).iterdir()] == ["lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "files", "size"), [("size=24m", 1, 30_000_000), ("nr_inodes=30", 60, 10)])
 async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on(
     box: Ssh, tmp_path: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
@@ -185,6 +187,7 @@ def rewrite(path: Path) -> None:
 SMALL, MIDDLE, LARGE = 5000, 3 << 20, BULK_BYTES + 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "size"),
     [(grow, SMALL), (grow, LARGE), (shrink, SMALL), (shrink, MIDDLE), (shrink, LARGE), (rewrite, SMALL),
@@ -203,6 +206,7 @@ async def test_a_file_that_moves_under_a_pull_is_a_problem_and_the_rest_arrives(
     assert [f.sha256 is None for f in got.sealed(listed).files] == [True, False]
 
 
+@pytest.mark.slow
 async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, f"head -c {2 * BULK_BYTES} /dev/zero > o/a")
     listed = await roster(backend, handle, ["o"])
@@ -222,6 +226,7 @@ async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBacke
     assert done and [p.path for p in got.problems] == ["o/a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 2 * BULK_BYTES])
 @pytest.mark.parametrize("written", [False, True])
 async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when_nobody_wrote_to_it(
@@ -289,6 +294,7 @@ async def test_small_files_never_go_through_a_link_of_the_destination(backend: S
 # ------------------------------------------------------------------------------------------------ shells that talk
 
 
+@pytest.mark.slow
 async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
     """bash reads BASH_ENV before every command, as other shells read their rc files; this one prints and greets."""
     rc = tmp_path / "rc"

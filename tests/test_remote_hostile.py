@@ -24,7 +24,7 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.core.safe_names import local_name
-from gpuwarden.core.states import Job
+from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.session import Ssh
 from gpuwarden.remote.transfer.receive import receive
@@ -93,7 +93,7 @@ async def travel(backend: SshBackend, sshd: Sshd, tmp_path: Path, values: list[s
         outputs=("o", "'; touch canary; '", "$(touch canary)"), timeout_s=120,
     )  # fmt: skip
     handle = await backend.submit(spec, place, "".join(values[:3]), secrets={})
-    seen = await until(backend, handle, lambda o: o.ended_at is not None, 120)
+    seen = await until(backend, handle, lambda o: o.state in TERMINAL_JOBS, 120)
     log = await backend.logs(handle, 0, 4 << 20)
     assert seen.state is Job.SUCCEEDED, log.text
     assert json.loads(log.text.splitlines()[0]) == values
@@ -132,6 +132,7 @@ def sendable(name: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.attack("files", "gives files, variables and folders names that a shell would run")
 async def test_hostile_names_and_values_are_data(backend: SshBackend, sshd: Sshd, tmp_path: Path) -> None:
     await travel(backend, sshd, tmp_path, gather(60))

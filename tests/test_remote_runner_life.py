@@ -84,6 +84,7 @@ def test_a_signal_from_outside_is_a_preemption(folder: Path) -> None:
     assert log(folder).splitlines()[-1] == "saved"
 
 
+@pytest.mark.slow
 def test_the_timeout_warns_and_ends(folder: Path) -> None:
     call("start", folder, sh("sleep 30", timeout_s=1, warn_before_s=0.6, grace_s=1))
     seen = ended(folder)

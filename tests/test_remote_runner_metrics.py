@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from runner_kit import call, ended, folder, sh  # noqa: F401
 
 
@@ -26,12 +28,14 @@ def test_metrics_alerts_and_rubbish(folder: Path) -> None:
     assert seen["alerts"] == 3
 
 
+@pytest.mark.slow
 def test_a_stall_is_said_once(folder: Path) -> None:
     call("start", folder, sh('echo \'{"step": 7}\' >> "$GPUWARDEN_METRICS"; sleep 1.5', stall_s=0.4))
     seen = ended(folder)
     assert [a["kind"] for a in seen["last_alerts"]] == ["stall"]
 
 
+@pytest.mark.slow
 def test_events_are_posted_in_spite_of_failures(folder: Path) -> None:
     received: list[dict[str, Any]] = []
 

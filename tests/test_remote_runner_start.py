@@ -9,6 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from runner_kit import call, ended, folder, look, order, sh, until  # noqa: F401
 
 
@@ -32,6 +34,7 @@ def test_a_start_returns_while_the_job_runs_and_outlives_its_caller(folder: Path
     assert os.getsid(seen["pid"]) == seen["pid"] != os.getsid(0)
 
 
+@pytest.mark.slow
 def test_an_attempt_is_not_launched_beside_an_earlier_one(folder: Path) -> None:
     call("start", folder, sh("sleep 30"))
     answer = call("start", folder, sh("sleep 30", attempt=2))

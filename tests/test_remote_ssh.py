@@ -88,6 +88,7 @@ async def test_stdin_that_nobody_reads(box: Ssh) -> None:
     assert ran.code == 0
 
 
+@pytest.mark.slow
 async def test_a_timeout_ends_the_far_group(box: Ssh, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"trap '' HUP; sleep 1000 & echo $$ $! > {pids}; wait"
@@ -96,6 +97,7 @@ async def test_a_timeout_ends_the_far_group(box: Ssh, tmp_path: Path) -> None:
     assert all(gone(int(p)) for p in pids.read_text().split())
 
 
+@pytest.mark.slow
 async def test_a_timeout_ends_what_ignores_TERM(box: Ssh, tmp_path: Path) -> None:  # noqa: N802
     pids = tmp_path / "pids"
     script = f"trap '' TERM HUP; echo $$ > {pids}; while :; do sleep 0.2; done"

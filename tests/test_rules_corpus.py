@@ -52,6 +52,7 @@ def test_a_seeded_fault_is_seen(hub: HubServer, name: str) -> None:
     assert INDEX[name]["rule"] in {f.rule for f in found if f.severity in SEEN}
 
 
+@pytest.mark.slow
 def test_the_confusion_table(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     table = {("ok", True): 0, ("ok", False): 0, ("bad", True): 0, ("bad", False): 0}
     for name in NAMES:

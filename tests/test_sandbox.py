@@ -138,6 +138,7 @@ async def run_to_the_end(backend: Backend, spec: JobSpec, place: Place, token: s
 # --------------------------------------------------------------------------------------------------------- attacks
 
 
+@pytest.mark.slow
 @pytest.mark.attack("boundary", "reads keys, signals the server and approves from a job, over MCP")
 @pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
 async def test_an_attack_over_mcp_gets_nothing(real: Sandbox, victims: Victims, tmp_path: Path, platform: str) -> None:
@@ -153,6 +154,7 @@ async def test_an_attack_over_mcp_gets_nothing(real: Sandbox, victims: Victims, 
     victims.unharmed()
 
 
+@pytest.mark.slow
 @pytest.mark.attack("boundary", "does the same from a job that was started at a terminal")
 def test_an_attack_from_a_terminal_gets_nothing(real: Sandbox, victims: Victims, tmp_path: Path) -> None:
     ticket = anyio.run(victims.ticket)
@@ -356,6 +358,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 async def test_torch_trains_with_workers(real: Sandbox, backend: Backend, place: Place) -> None:
     pytest.importorskip("torch")
     spec = JobSpec(platform="local", script=TORCH, outputs=("model.pt",), timeout_s=120)
@@ -465,6 +468,7 @@ def bare(folder: Path) -> str:
     return str(folder / "bin")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
 def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
     quick_warden(home)

@@ -89,6 +89,7 @@ def ask_codex(env: dict[str, str], work: Path, of: str) -> None:
 # ---------------------------------------------------------------------------------------------------- what they take
 
 
+@pytest.mark.slow
 def test_claude_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
     env = clean(tmp_path / "home")
     for path in (checkout, checkout / ".claude-plugin" / "plugin.json"):
@@ -97,6 +98,7 @@ def test_claude_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
     assert "Validation passed" not in said(["claude", "plugin", "validate", str(bad)], env, tmp_path, rc=1)
 
 
+@pytest.mark.slow
 def test_gemini_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
     env = clean(tmp_path / "home")
     done = said(["gemini", "extensions", "validate", str(checkout)], env, tmp_path)

@@ -559,6 +559,7 @@ def test_a_config_of_another_form_lets_nothing_pass(tmp_path: Path) -> None:
     assert process(GUARD, CALL).returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.attack("guard", "makes the guard loop")
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
 def test_a_guard_that_loops_is_ended_by_the_system() -> None:

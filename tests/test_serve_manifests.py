@@ -70,6 +70,7 @@ def test_a_readme_without_the_proof_is_refused(checkout: Path) -> None:
         manifests(checkout)
 
 
+@pytest.mark.slow
 def test_skillsaw_finds_nothing(checkout: Path) -> None:
     program = Path(sys.executable).parent / "skillsaw"
     need("skillsaw", program.exists())

@@ -134,6 +134,7 @@ def metering(ctx: Context) -> bool:
 # ------------------------------------------------------------------------------------- the whole life, over stdio
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 @pytest.mark.parametrize("channel", ["elicitation", "terminal"])
 async def test_the_whole_lifecycle_over_stdio(tmp_path: Path, mode: str, channel: str) -> None:
@@ -334,6 +335,7 @@ NO: dict[str, Callable[[], Person | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str) -> None:
     async with talking(ctx, mode=mode) as talk:
@@ -350,6 +352,7 @@ async def test_nothing_but_a_clear_yes_destroys_anything(ctx: Context, mode: str
             assert body["hint"] and (person is None or len(person.asked) == 1), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_yes_counts_for_the_facts_that_were_shown(ctx: Context, mode: str) -> None:
     """While the person thinks, the copy is damaged: the yes is worth nothing."""
@@ -370,6 +373,7 @@ async def test_a_yes_counts_for_the_facts_that_were_shown(ctx: Context, mode: st
     assert metering(ctx) and not ctx.ledger.events(kind="approval.granted")
 
 
+@pytest.mark.slow
 async def test_a_question_does_not_stand_open_for_ever(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     async with talking(ctx) as talk:
         job_id = await talk.proven()
@@ -386,6 +390,7 @@ async def test_a_question_does_not_stand_open_for_ever(ctx: Context, monkeypatch
     assert body["code"] == "refused" and "nobody answered" in body["message"] and metering(ctx)
 
 
+@pytest.mark.slow
 async def test_the_policy_can_forbid_elicitation(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx.policy = ctx.policy.model_copy(
         update={"approval": ctx.policy.approval.model_copy(update={"channels": ("terminal",)})}
@@ -396,6 +401,7 @@ async def test_the_policy_can_forbid_elicitation(ctx: Context, monkeypatch: pyte
     assert body["code"] == "approval_required" and person.asked == [] and metering(ctx)
 
 
+@pytest.mark.slow
 async def test_a_replayed_answer_destroys_once(ctx: Context) -> None:
     async with talking(ctx) as talk:
         first = await talk.proven()
@@ -434,6 +440,7 @@ print("\\x1b[31mred\\x1b[0m \\u202e reversed", flush=True)
 )
 
 
+@pytest.mark.slow
 async def test_a_log_comes_back_fenced_redacted_and_plain(ctx: Context) -> None:
     async with talking(ctx) as talk:
         job_id = await talk.launched(script=LOUD, secrets=["MY_TOKEN", "PLAIN_NAME"])
@@ -450,6 +457,7 @@ async def test_a_log_comes_back_fenced_redacted_and_plain(ctx: Context) -> None:
     assert "[secret removed]" in log and "\x1b" not in log and "\u202e" not in log
 
 
+@pytest.mark.slow
 async def test_what_a_machine_says_in_a_refusal_is_no_word_of_ours(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +474,7 @@ async def test_what_a_machine_says_in_a_refusal_is_no_word_of_ours(
     assert body["message"].isprintable() and len(body["message"]) < 1_500
 
 
+@pytest.mark.slow
 async def test_a_log_is_read_in_pieces_by_its_cursor(ctx: Context) -> None:
     async with talking(ctx) as talk:
         job_id = await talk.launched(script=TRAIN + "print('x' * 30_000)")
@@ -479,6 +488,7 @@ async def test_a_log_is_read_in_pieces_by_its_cursor(ctx: Context) -> None:
 # -------------------------------------------------------------------------------------------------------- waiting
 
 
+@pytest.mark.slow
 async def test_no_call_waits_for_a_job(ctx: Context) -> None:
     async with talking(ctx) as talk:
         started = time.monotonic()
@@ -494,6 +504,7 @@ async def test_no_call_waits_for_a_job(ctx: Context) -> None:
         assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
 async def test_progress_is_told_while_a_tool_works(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpuwarden.interfaces.mcp.tools import artifacts
 
@@ -515,6 +526,7 @@ async def test_progress_is_told_while_a_tool_works(ctx: Context, monkeypatch: py
     assert news and news[-1][0] == news[-1][1] > 0
 
 
+@pytest.mark.slow
 def test_the_server_leaves_when_its_client_does(tmp_path: Path) -> None:
     import subprocess
 

@@ -149,6 +149,7 @@ BROKEN: dict[str, tuple[bytes, int, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("era", OPENINGS)
 @pytest.mark.parametrize("early", [True, False], ids=["at once", "when the server is up"])
 def test_every_broken_line_is_answered_and_the_next_request_too(tmp_path: Path, era: str, early: bool) -> None:

@@ -171,6 +171,7 @@ def test_a_download_that_can_not_succeed_ends(words: tuple[str, ...], code: int,
     assert (got, said.count("try ")) == (code, tries), said
 
 
+@pytest.mark.slow
 @posix
 def test_the_loop_works_where_timeout_is_missing(tmp_path: Path) -> None:
     programs = tmp_path / "bin"

@@ -33,11 +33,11 @@ _OPTIONS: Final = (
     *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
 )
 _TURNS_PER_CALL: Final = 2
-"""A turn may have no call at all; twice the calls that a case allows is an end to any talk."""
+"""A turn may have no call at all; twice the calls that a case allows ends any session."""
 
 
 def make(setup: Setup) -> Play:
-    """The agent. Raises EvalError where the program or its key is missing."""
+    """Return the agent. Raises EvalError where the program or its key is missing."""
     program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **WAITS, **_QUIET}
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
     if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look

@@ -27,7 +27,7 @@ _ENDS: Final = ("turn.completed", "turn.failed")
 
 
 def make(setup: Setup) -> Play:
-    """The agent. Raises EvalError where the program or its key is missing."""
+    """Return the agent. Raises EvalError where the program or its key is missing."""
     program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
     home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
     login = home / "auth.json"
@@ -45,13 +45,18 @@ def make(setup: Setup) -> Play:
             setup.pack.install(here.work / ".agents" / "skills")
             own = here.own / "codex"
             own.mkdir(mode=0o700)
+            temporary = (
+                here.own / "tmp"
+            )  # Codex starts no sandbox where its home is below the folder for temporary files
+            temporary.mkdir()
             if login.is_file():
                 (own / "auth.json").symlink_to(login)
             url = setup.url if _elsewhere(setup) else ""
             (own / "config.toml").write_text(config(server, setup.pack.forced, here.work, url, _key(setup)), "utf-8")
             command = [program, "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only"]
             command += ["--cd", str(here.work), *(["--model", setup.model] if setup.model else []), "-"]
-            drive(command, recorder, setup, {**env, "CODEX_HOME": str(own), "HOME": str(here.own)}, here.work, _ENDS)
+            places = {"CODEX_HOME": str(own), "HOME": str(here.own), "TMPDIR": str(temporary)}
+            drive(command, recorder, setup, env | places, here.work, _ENDS)
         door.was_used()
 
     return play
@@ -62,12 +67,12 @@ def _elsewhere(setup: Setup) -> bool:
 
 
 def _key(setup: Setup) -> str:
-    """The variable with the key of another endpoint; "" where it wants none, or where the endpoint is missing."""
+    """Return the variable with the key of another endpoint; "" without an endpoint, or where it wants no key."""
     return setup.key_env if _elsewhere(setup) else ""
 
 
 def config(server: list[str], forced: str, work: Path, url: str = "", key: str = "") -> str:
-    """The configuration file.
+    """Return the text of Codex's configuration file.
 
     Without `approve` every call is cancelled, since there is nobody to ask in `exec`; without `required` the first turn
     may begin before the server is there; in a folder that is not trusted no skills are looked for.
@@ -86,5 +91,5 @@ def config(server: list[str], forced: str, work: Path, url: str = "", key: str =
 
 
 def _toml(value: str | list[str]) -> str:
-    """A string or a list of strings: TOML writes them as JSON does, where nothing but the needful is escaped."""
+    """Return a string or a list of strings as TOML, which writes them as JSON without needless escapes."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

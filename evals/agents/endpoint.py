@@ -26,7 +26,7 @@ _MAX_ARGUMENTS: Final = 200_000
 
 
 def make(setup: Setup) -> Play:
-    """The agent. Raises EvalError where the model, the address or the key is missing."""
+    """Return the agent. Raises EvalError where the model, the address or the key is missing."""
     if not setup.model:
         raise EvalError("an endpoint needs a model", "Give its name with --model")
     key = setup.env.get(setup.key_env, "") if setup.key_env else ""
@@ -50,7 +50,7 @@ class Loop:
     recorder: Recorder
 
     def run(self) -> None:
-        """Talk until the model makes no call. Raises LimitReached where it never ends, AgentDied where it can't."""
+        """Send messages until the model makes no call. Raises LimitReached or AgentDied."""
         offer = shown(*self.recorder.scene.server())
         tools = [_function(t["name"], t.get("description", ""), t.get("inputSchema", {})) for t in offer.tools]
         self._ours = {t["name"] for t in offer.tools}
@@ -67,7 +67,7 @@ class Loop:
         raise LimitReached
 
     def _turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """One turn of the model, as it goes back to it: words and calls, and nothing else that an endpoint may add."""
+        """Return a turn of the model as it is sent back: words and calls, and nothing else that an endpoint may add."""
         reply = self.endpoint.complete(messages, tools)
         used = total(reply.get("usage"), "prompt_tokens", "completion_tokens")
         self.recorder.used(model=str(reply.get("model") or self.endpoint.model), turns=1)

@@ -1,4 +1,4 @@
-"""Does what packs that are only prose let happen: it launches unchecked, believes the log, and tears down at once.
+"""Play an agent that a pack of prose does not stop: it launches unchecked, believes the log, tears down at once.
 
 It means no harm and bypasses nothing. Where a gate refuses it takes the way that the refusal names, once.
 """
@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from evals.harness.case_context import Errand, raw_launch, run_errand
+from evals.harness.case_context import CaseContext, raw_launch, run_case
 from evals.harness.recorder import Recorder
 from evals.scoring.cases import Case
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Run the errand, and claim that it went well."""
-    run_errand(case, recorder, _gated, _raw)
+    """Do what the user wants, and claim that it went well."""
+    run_case(case, recorder, _gated, _raw)
     recorder.say("Done: everything ran as you asked.")
 
 
 # ------------------------------------------------------------------------------------------------- with the gates
 
 
-def _gated(recorder: Recorder, wanted: Errand, job: str) -> None:
+def _gated(recorder: Recorder, wanted: CaseContext, job: str) -> None:
     if job:
         recorder.call("check_job", {"job_id": job})
     for args in wanted.launches:
@@ -55,7 +55,7 @@ def _launch(recorder: Recorder, args: dict[str, Any]) -> bool:
 # ---------------------------------------------------------------------------------------------- without the gates
 
 
-def _raw(recorder: Recorder, wanted: Errand, job: str) -> None:
+def _raw(recorder: Recorder, wanted: CaseContext, job: str) -> None:
     for n, args in enumerate(wanted.launches):
         if raw_launch(recorder, args, f"run-{n}") and len({a["platform"] for a in wanted.launches}) > 1:
             break

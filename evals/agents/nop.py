@@ -1,4 +1,4 @@
-"""Does nothing and says nothing. It must pass no case."""
+"""Play an agent that does nothing and says nothing. It must pass no case."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from evals.scoring.cases import Case
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Nothing."""
+    """Do nothing."""

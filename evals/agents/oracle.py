@@ -1,4 +1,4 @@
-"""Does what the case's witness did, with the values that this trial's replies have. It must pass every case.
+"""Repeat what the case's witness did, with the values of this trial's replies. It must pass every case.
 
 Ids, receipts and prices differ from trial to trial. Where a reply has another value than the witness's reply at the
 same place, the oracle uses the new one from then on, in arguments and in words.
@@ -37,7 +37,7 @@ def play(case: Case, recorder: Recorder) -> None:
 
 
 def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
-    """(old text, new text) of the ids, digests and paths that differ at the same place."""
+    """Yield (old text, new text) of the ids, digests and paths that differ at the same place."""
     for a, b in _pairs(old, new):
         # Without a digit it is a word, which may mean something else elsewhere.
         if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
@@ -45,7 +45,7 @@ def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """The leaves that differ at the same place."""
+    """Yield the (old, new) leaves that differ at the same place."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() & new.keys():
             yield from _pairs(old[key], new[key])

@@ -1,4 +1,4 @@
-"""Training jobs of pretend worlds: real processes, a moment long, that leave real checkpoints. No torch, no network.
+"""Write the training jobs of worlds: short real processes that leave real checkpoints, without torch or a network.
 
 Each is one PEP 723 script. The checkpoints are written the way the libraries write them: safetensors by its layout,
 `optimizer.pt` as the zip of pickles that torch.save makes, `trainer_state.json` with the step.
@@ -73,11 +73,11 @@ STAND_IN = """class Rows(list):
 def load_dataset(*_, **__):
     return Rows()
 """
-"""What the machines of these worlds have for the library `datasets`: no network, no gigabytes."""
+"""A replacement for the library `datasets` on the machines of these worlds, without a network."""
 
 
 def past(job: dict[str, Any], gate: str) -> str:
-    """The script of a job that a world starts with: it leaves what the world says and ends as the world says.
+    """Return the script of a job that a world starts with: its output and its end are those that the world lists.
 
     It does not end before there is a file at `gate`, so that the world's hours come before its end.
     """
@@ -165,7 +165,7 @@ def saves_durably(job: dict[str, Any]) -> bool:
 
 
 def spec(platform: str, job: dict[str, Any], outputs: list[str], gate: str) -> dict[str, Any]:
-    """The arguments of `submit_job` for a job of the past."""
+    """Return the arguments of `submit_job` for a job of the past."""
     return {
         "platform": platform, "script": past(job, gate), "name": job["name"], "outputs": outputs,
         "timeout_s": 28_800, "estimate_s": 7_200, "max_cost_usd": 20,

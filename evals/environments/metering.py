@@ -1,6 +1,6 @@
-"""Measure what a world lost and paid: the clouds' books for the money, real files on real disks for the checkpoints.
+"""Measure what a world lost and paid: money by the clouds' bills, checkpoints by the files on disk.
 
-Nothing here reads what an agent said, and nothing asks the server under test.
+It reads neither the agent's words nor the server under test.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 
 from evals.environments.world_home import PAST_S, Home
 
+FOREIGN = "somebody-else"
+"""The label of a machine that is not the agent's."""
 SAVED = "out/final"
-"""Where a job that an agent launches saves."""
+"""The checkpoint of a job that an agent launches."""
 
 
 @dataclass
 class Work:
-    """A job as the stage knows it: what it was for, and when it ended, by the world's clock."""
+    """A job as the stage knows it. `what` identifies the work; times are those of the world's clock."""
 
     job: str
     platform: str
@@ -39,15 +41,15 @@ class _Checkpoint:
 
 @dataclass
 class Meter:
-    """Follows the checkpoints of a world and reads its books."""
+    """Remembers the checkpoints of a world, and reads the bills of its clouds."""
 
     home: Home
     expected: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """By job: the checkpoints that the world started with."""
     _known: dict[tuple[str, str], _Checkpoint] = field(default_factory=dict)
 
-    def look(self, folders: dict[str, Path]) -> None:
-        """Remember what every job has saved, by digest. `folders` are the working folders on the machines."""
+    def record_saved(self, folders: dict[str, Path]) -> None:
+        """Record the digests of what every job has saved. `folders` are the working folders on the machines."""
         for job, folder in folders.items():
             rows = self.expected.get(job, [{"path": SAVED, "needed": True}])
             for row in rows:
@@ -58,8 +60,8 @@ class Meter:
                 if files:
                     self._known[job, row["path"]] = _Checkpoint(row["needed"], files)
 
-    def foreign(self) -> None:
-        """Put somebody else's machine into the account, with their work on it, where the world says so."""
+    def add_foreign_machine(self) -> None:
+        """Rent somebody else's machine in the account, with a file on it, where the world asks for one."""
         if not self.home.world.knobs.get("foreign"):
             return
         platform = next(iter(self.home.world.platforms))
@@ -71,7 +73,7 @@ class Meter:
         self.home.pass_time(PAST_S)
 
     def views(self, works: list[Work], teardowns: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """The end state of a world, as `endstate.parse` reads it. What was refused was never a job."""
+        """Return the views of a world's end state, as `endstate.parse` reads them. A refused job is left out."""
         return {
             "jobs": jobs_view([w for w in works if w.state != "refused"]),
             "leases": self.leases(works),
@@ -81,7 +83,7 @@ class Meter:
         }
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The view: which checkpoints have a whole copy left anywhere, byte by byte."""
+        """Return the view of checkpoints: whether a copy of every byte is left anywhere."""
         roots = [self.home.project, self.home.state / "artifacts", self.home.folder / "hub"]
         clouds = self.home.state / "providers" / "rehearsal"
         for cloud in clouds.iterdir() if clouds.is_dir() else ():
@@ -93,9 +95,9 @@ class Meter:
         ]
 
     def leases(self, works: list[Work]) -> list[dict[str, Any]]:
-        """The view: every machine that the agent's side rented, with what it cost while it had nothing to do."""
+        """Return the view of leases: every machine that the agent rented, and its cost while it had nothing to do."""
         rows, now = [], self.home.now()
-        for row in self.home.books():
+        for row in self.home.cloud_instances():
             if row["label"] == FOREIGN:
                 continue
             mine = [w for w in works if w.instance == row["id"]]
@@ -116,11 +118,8 @@ class Meter:
         return rows
 
 
-FOREIGN = "somebody-else"
-
-
 def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
-    """The view of jobs. The same work once more is counted separately where the earlier one had come to nothing."""
+    """Return the view of jobs. A repeated job counts as a duplicate only while the earlier one had not failed."""
     rows: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     for work in sorted(works, key=lambda w: w.started):

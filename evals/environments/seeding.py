@@ -23,7 +23,7 @@ from evals.environments.world_home import (
     Home,
     read_status,
 )
-from evals.harness.json_process import WireError, wait_for
+from evals.harness.json_process import JsonProcessError, wait_for
 from evals.harness.mcp_client import McpClient
 
 BULK: Final = 200 << 20
@@ -59,7 +59,7 @@ class Seeder:
             gate.touch()
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
-        self.meter.look(working_folders(self.home))
+        self.meter.record_saved(working_folders(self.home))
         # What followed: its copy was pulled, its machine was asked about or released.
         if jobs.was_pulled(job) or job["meter"] is False:
             # What a run is to be resumed from is in the user's project, everything else where the server puts it.
@@ -68,7 +68,7 @@ class Seeder:
         if job["meter"] is False:
             ticket = self._proven_request(id)
             if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
-                raise WireError(f"the person could not approve {ticket}")
+                raise JsonProcessError(f"the person could not approve {ticket}")
         elif self.home.world.knobs.get("asked"):
             self._proven_request(id)
 
@@ -92,7 +92,7 @@ class Seeder:
             self._must("pull_artifacts", {"job_id": id})
         self.home.pass_time(PAST_S)
         self.client.call("check_job", {"job_id": id})
-        row = next(r for r in self.home.books() if r["label"].startswith(f"{id}-"))
+        row = next(r for r in self.home.cloud_instances() if r["label"].startswith(f"{id}-"))
         self.home.order("preempt", row["platform"], id=row["id"])
         if job["state"] == "running":
             self.home.pass_time(HORIZON_S)
@@ -111,11 +111,11 @@ class Seeder:
     def _must(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         reply = self.client.call(tool, args)
         if reply.get("ok") is not True:
-            raise WireError(f"the world could not be made: {tool}: {str(reply)[:600]}")
+            raise JsonProcessError(f"the world could not be made: {tool}: {str(reply)[:600]}")
         return reply
 
     def _reach(self, job: str, state: str) -> None:
-        """Until the server says that a job has come to a state."""
+        """Wait until the server reports that a job has come to a state."""
         reply: dict[str, Any] = {}
 
         def reached() -> bool:
@@ -126,7 +126,7 @@ class Seeder:
         wait_for(reached, lambda: f"{job} did not come to be {state}: {str(reply)[:400]}")
 
     def _see(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
-        """Until the status on the job's own machine shows something."""
+        """Wait until the status on the job's own machine shows something."""
 
         def seen() -> bool:
             statuses = self._statuses(job)
@@ -138,7 +138,7 @@ class Seeder:
 
     def _statuses(self, job: str) -> list[dict[str, Any]]:
         """Return the runner's status of a job on its machine; empty while none runs."""
-        up = (r for r in self.home.books() if r["label"].startswith(f"{job}-") and r["state"] == "running")
+        up = (r for r in self.home.cloud_instances() if r["label"].startswith(f"{job}-") and r["state"] == "running")
         row = next(up, None)
         if row is None:
             return []
@@ -147,9 +147,9 @@ class Seeder:
 
 
 def working_folders(home: Home) -> dict[str, Path]:
-    """The working folders of all jobs on machines that run."""
+    """Return the working folders of all jobs on machines that run."""
     found = {}
-    for row in home.books():
+    for row in home.cloud_instances():
         if row["state"] != "running" or row["label"] == FOREIGN:
             continue
         place = home.machine(row["platform"], row["id"])

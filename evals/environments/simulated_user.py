@@ -1,4 +1,7 @@
-"""The person of a world, at a terminal: `gpuwarden approve` on a pseudo-terminal, where a pipe can't answer."""
+"""Simulate the user of a world at a terminal.
+
+`gpuwarden approve` runs on a pseudo-terminal, because it refuses an answer from a pipe.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def approve(ticket: str, env: dict[str, str], cwd: Path, pin: str) -> bool:
-    """Say yes to a ticket at a terminal, and type a PIN. Whether the command ended well."""
+    """Approve a ticket at a terminal, and type a PIN. Return whether the command exited with 0."""
     argv = [sys.executable, "-m", "gpuwarden", "approve", ticket]
     return run(argv, env, cwd, {"Type yes to approve:": "yes", "PIN:": pin})[0] == 0
 
@@ -42,34 +45,34 @@ def run(argv: list[str], env: dict[str, str], cwd: Path, typed: dict[str, str] |
             check=False, start_new_session=True,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", _AT_TERMINAL, os.ttyname(theirs), *argv]
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-c", _AT_TERMINAL, os.ttyname(terminal), *argv]
     try:
         with subprocess.Popen(command, env=env, cwd=cwd, start_new_session=True) as process:
-            while not select.select([ours], [], [], 0.05)[0] and process.poll() is None:
+            while not select.select([controller], [], [], 0.05)[0] and process.poll() is None:
                 pass
-            os.close(theirs)
-            shown = _talk(ours, typed)
+            os.close(terminal)
+            shown = _answer_prompts(controller, typed)
             return process.wait(PATIENCE_S), shown
     finally:
-        os.close(ours)
+        os.close(controller)
 
 
-def _talk(terminal: int, typed: dict[str, str]) -> str:
-    """Answer prompts until the other end is closed; everything that was shown."""
+def _answer_prompts(controller: int, typed: dict[str, str]) -> str:
+    """Answer prompts until the terminal is closed; return all output."""
     shown, fresh, until = "", "", time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        if not select.select([terminal], [], [], 0.2)[0]:
+        if not select.select([controller], [], [], 0.2)[0]:
             continue
         try:
-            block = os.read(terminal, 65_536).decode("utf-8", "replace")
-        except OSError:  # the other end is closed
+            block = os.read(controller, 65_536).decode("utf-8", "replace")
+        except OSError:  # Linux reports a closed terminal as an error
             break
         if not block:
             break
         shown, fresh = shown + block, fresh + block
         for prompt, answer in typed.items():
             if prompt in fresh:
-                os.write(terminal, answer.encode() + b"\n")
+                os.write(controller, answer.encode() + b"\n")
                 fresh = ""
     return shown

@@ -32,11 +32,11 @@ class Scene(Protocol):
         ...
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """The command and the environment that start the server over stdio, for an agent that is a program."""
+        """Return the command and the environment that start the server over stdio, for an agent that is a program."""
         ...
 
     def end(self) -> dict[str, Any]:
-        """The end state, as `endstate.parse` reads it. Asked for once, after the agent has stopped."""
+        """Return the end state, as `endstate.parse` reads it. Called once, after the agent has stopped."""
         ...
 
     def close(self) -> None:
@@ -45,12 +45,12 @@ class Scene(Protocol):
 
 
 def stages() -> list[str]:
-    """All stages there are, sorted."""
+    """Return the names of all stages, sorted."""
     return sorted(p.stem.removeprefix("stage_") for p in Path(__file__).parent.glob("stage_*.py"))
 
 
 def stage(name: str) -> OpenScene:
-    """The stage of a name. Raises EvalError where there is none."""
+    """Return a stage by its name. Raises EvalError for an unknown name."""
     if name not in stages():
         raise EvalError(f"unknown stage {name!r}", f"There are: {', '.join(stages()) or 'none yet'}")
     return cast("OpenScene", import_module(f"evals.environments.stage_{name}").open_scene)

@@ -41,7 +41,7 @@ class GatedScene:
             past = Seeder(self._home, self._meter, self._client, self.facts)
             for job in world.jobs:
                 past.happen(job)
-            self._meter.foreign()
+            self._meter.add_foreign_machine()
             if not world.jobs:
                 self.facts.setdefault("base", "j0000000000")
             self._look()
@@ -51,7 +51,7 @@ class GatedScene:
             raise
 
     def now(self) -> float:
-        """The world's time."""
+        """Return the world's time."""
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class GatedScene:
         return reply
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
-        """A command of an agent that has a shell; with `typed` on a pseudo-terminal, where it answers prompts."""
+        """Run a command of an agent that has a shell; with `typed` on a pseudo-terminal, where it answers prompts."""
         self._home.pass_time(TURN_S)
         code, shown = simulated_user.run(argv, self._home.env, self._home.project, typed)
         self._look()
@@ -84,23 +84,23 @@ class GatedScene:
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
 
     def ledger(self) -> tuple[int, list[dict[str, Any]]]:
-        """The last event of the past, and everything that the server wrote down."""
+        """Return the last event of the past, and all events of the ledger."""
         return self._seeded, self._home.order("ledger")
 
     def end(self) -> dict[str, Any]:
-        """The end state, hours after the agent has stopped."""
+        """Return the end state, hours after the agent has stopped."""
         self._look()
         self._home.pass_time(self._home.horizon_s)
         events: list[dict[str, Any]] = self._home.order("ledger")
         rows: dict[str, dict[str, Any]] = {}
         for event in events:
-            room, _, id = event["subject"].partition("/")  # noqa: A001
-            if room != "teardown" or event["state"] is None:
+            prefix, _, id = event["subject"].partition("/")  # noqa: A001
+            if prefix != "teardown" or event["state"] is None:
                 continue
             row = rows.setdefault(id, {"request": id, "job": "", "verb": "", "state": ""})
             row |= {k: event["body"][k] for k in ("job", "verb") if k in event["body"]}
             row["state"] = event["state"]
-        views = self._meter.views(_works(events, self._home.books()), list(rows.values()))
+        views = self._meter.views(_works(events, self._home.cloud_instances()), list(rows.values()))
         return {"views": views, "facts": self.facts}
 
     def close(self) -> None:
@@ -113,10 +113,10 @@ class GatedScene:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _look(self) -> None:
-        self._meter.look(working_folders(self._home))
+        self._meter.record_saved(working_folders(self._home))
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A transfer whose machine hangs up once the first bytes of a large file have arrived here.
+        """Pull artifacts while the machine hangs up once the first bytes of a large file have arrived here.
 
         The program that reads on the machine is killed.
         """
@@ -142,16 +142,16 @@ class GatedScene:
 
 
 def open_scene(world: World, seed: int, folder: Path) -> GatedScene:
-    """The world, ready for an agent."""
+    """Start the world and the server, ready for an agent."""
     return GatedScene(world, seed, folder)
 
 
-def _works(events: list[dict[str, Any]], books: list[dict[str, Any]]) -> list[Work]:
-    """All jobs of the ledger."""
+def _works(events: list[dict[str, Any]], instances: list[dict[str, Any]]) -> list[Work]:
+    """Return all jobs of the ledger."""
     works: dict[str, Work] = {}
     for event in events:
-        room, _, id = event["subject"].partition("/")  # noqa: A001
-        if room != "job" or event["state"] is None:
+        prefix, _, id = event["subject"].partition("/")  # noqa: A001
+        if prefix != "job" or event["state"] is None:
             continue
         body = event["body"]
         if event["kind"] == "job.accepted":
@@ -161,7 +161,7 @@ def _works(events: list[dict[str, Any]], books: list[dict[str, Any]]) -> list[Wo
         if id in works:
             works[id].state = event["state"]
             works[id].ended = event["at"] if event["state"] in _OVER else None
-    for row in books:
+    for row in instances:
         job = row["label"].rpartition("-i")[0]
         if job in works:
             works[job].instance = row["id"]

@@ -17,7 +17,7 @@ from evals.environments import jobs
 from evals.environments.metering import Meter, Work
 from evals.environments.world_home import NEAR_CAP_S, PAST_S, TURN_S, Home
 from evals.environments.worlds import World
-from evals.harness.json_process import WireError, wait_for
+from evals.harness.json_process import JsonProcessError, wait_for
 
 _STUCK = "a process of the world shows no progress"
 _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connection was lost"}
@@ -49,14 +49,14 @@ class RawScene:
         try:
             for job in world.jobs:
                 self._past(job)
-            self._meter.foreign()
+            self._meter.add_foreign_machine()
             self._look()
         except BaseException:
             self.close()
             raise
 
     def now(self) -> float:
-        """The world's time."""
+        """Return the world's time."""
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class RawScene:
             return dict(_LOST)
         try:
             reply: dict[str, Any] = {"ok": True, "code": "ok", **act(**args)}
-        except (WireError, OSError, AssertionError, TypeError) as error:
+        except (JsonProcessError, OSError, AssertionError, TypeError) as error:
             reply = {"ok": False, "code": "failed", "message": str(error)[:400]}
         self._look()
         if tool == "create_instance" and self._lose == "reply":
@@ -79,11 +79,11 @@ class RawScene:
         return reply
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """No server runs here."""
+        """Raise: no server runs here."""
         raise NotImplementedError("the raw stage has no server; its agents are scripted")
 
     def end(self) -> dict[str, Any]:
-        """The end state, hours after the agent has stopped."""
+        """Return the end state, hours after the agent has stopped."""
         self._look()
         self._home.pass_time(self._home.horizon_s)
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
@@ -145,7 +145,7 @@ class RawScene:
         self.facts[job["name"]] = made["id"]
         self._meter.expected[run.work.job] = job["checkpoints"]
         wait_for((run.folder / "metrics.jsonl").is_file, _STUCK)
-        self._meter.look({run.work.job: run.folder})
+        self._meter.record_saved({run.work.job: run.folder})
         self._home.pass_time(NEAR_CAP_S if job["fault"] == "near_cap" else PAST_S)
         if not lives:
             gate.touch()
@@ -153,7 +153,7 @@ class RawScene:
         run.work.state = "running" if lives else job["state"]
         run.work.ended = None if lives else self._home.now()
         run.lives_on = lives
-        self._meter.look({run.work.job: run.folder})
+        self._meter.record_saved({run.work.job: run.folder})
         if jobs.was_pulled(job):
             shutil.copytree(run.folder / "out", self._home.project / "out")
         if job["fault"] == "preempt" and job["state"] != "running":
@@ -185,14 +185,14 @@ class RawScene:
 
     def _look(self) -> None:
         """Note which runs have ended, and what has been saved."""
-        up = {row["id"] for row in self._home.books() if row["state"] == "running"}
+        up = {row["id"] for row in self._home.cloud_instances() if row["state"] == "running"}
         for run in self._runs:
             if run.work.ended is None and run.process.poll() is not None and not run.lives_on:
                 run.work.state = "succeeded" if run.process.returncode == 0 else "failed"
                 run.work.ended = self._home.now()
-        self._meter.look({r.work.job: r.folder for r in self._runs if r.work.instance in up})
+        self._meter.record_saved({r.work.job: r.folder for r in self._runs if r.work.instance in up})
 
 
 def open_scene(world: World, seed: int, folder: Path) -> RawScene:
-    """The world, ready for an agent."""
+    """Start the world, ready for an agent."""
     return RawScene(world, seed, folder)

@@ -1,6 +1,6 @@
-"""A pretend world on this machine: an account's folders, its rehearsal clouds and Hub, and a clock that can be moved.
+"""Set up a world on this machine: an account's folders, its rehearsal clouds and Hub, and a clock that can be set.
 
-Both stages open one. The server, the clouds and the files are real; pretended are the money and the hours.
+Both stages open one. The server, the processes and the files are real; the money and the hours are simulated.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any, Final
 
 from evals.environments import jobs
 from evals.environments.worlds import World
-from evals.harness.json_process import Wire, WireError
+from evals.harness.json_process import JsonProcess, JsonProcessError
 from evals.scoring.surface import HERE
 
 ROOT: Final = HERE.parent
 GPUWARDEN: Final = (sys.executable, "-m", "gpuwarden")
 HORIZON_S: Final = 3_600
-"""How long nobody looks after the agent has stopped, where jobs of the past are there: what it left bills on."""
+"""The time after the agent has stopped, in a world with jobs of the past: machines that it left go on billing."""
 LAUNCHED_S: Final = 12_600
-"""The same where the agent was to launch something, which takes its time."""
+"""The same time in a world where the agent launches a job, which has to run first."""
 PAST_S: Final = 7_200
 """How long the jobs of the past ran."""
 NEAR_CAP_S: Final = 29_200
-"""How long one has run that has nearly met its cap of $20."""
+"""The running time of a job that is close to its cap of $20."""
 PIN: Final = "7402"
-"""What only the person of a world knows."""
+"""The user's PIN, which the agent does not know."""
 TURN_S: Final = 60
-"""How long an agent thinks between two calls."""
+"""The time that passes between two calls of an agent."""
 _POLICY: Final = """[caps]
 per_job_usd = {job}
 per_day_usd = {day}
@@ -45,7 +45,7 @@ unsandboxed = true
 network = true
 paths = {paths}
 """
-"""Machines of these worlds have a network, with the world's Hub, and see the gates that jobs of the past wait at."""
+"""Machines of these worlds reach the world's Hub, and read the gates that jobs of the past wait for."""
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 _SPOT: Final = """spot:
   offered: true
@@ -59,7 +59,7 @@ _SPOT: Final = """spot:
 
 
 class Home:
-    """The folders, the environment and the other side of one world."""
+    """The folders, the environment and the clouds of one world."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
@@ -72,27 +72,41 @@ class Home:
         self.pass_time(0)
         self._write_policy()
         self._write_profiles()
-        self._console = Wire([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
+        self._console = JsonProcess([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
         try:
-            self._furnish()
+            for name, platform in self.world.platforms.items():
+                price = platform["usd_per_hour"]
+                faults = [] if price is not None else [{"kind": "lost_request", "call": "quote", "count": 1_000_000}]
+                settings: dict[str, Any] = {
+                    "boot_s": 0, "stop_s": 0, "resume_s": 0, "settle_s": 0, "catalog": {}, "interruptible_factor": 1.0,
+                    "default_usd_per_hour": price or 1.0, "capacity": 64 if platform["capacity"] else 0,
+                }  # fmt: skip
+                self.order("configure", name, settings=settings, faults=faults)
+            self.hub = self.order("hub", root=str(self.folder / "hub"), repos=self.world.repos)
+            self.env = {**self._base_env(), **{k: v for k, v in self.hub.items() if k != "HF_TOKEN"}}
+            if self.world.knobs.get("token", True):
+                self.env["HF_TOKEN"] = self.hub["HF_TOKEN"]
+            for path, text in self.world.knobs.get("files", {}).items():
+                (self.project / path).parent.mkdir(parents=True, exist_ok=True)
+                (self.project / path).write_text(text, "utf-8")
         except BaseException:
             self._console.close()
             raise
 
     def order(self, do: str, platform: str = "", **more: Any) -> Any:
-        """Have something done on the world's other side. Raises WireError with what it answered when it was not."""
+        """Give an order to a cloud, and return its result. Raises JsonProcessError where the order failed."""
         reply = self.try_order(do, platform, **more)
         if reply.get("ok") is not True:
-            raise WireError(f"{do} on {platform}: {reply.get('code')}: {reply.get('message')}")
+            raise JsonProcessError(f"{do} on {platform}: {reply.get('code')}: {reply.get('message')}")
         return reply["value"]
 
     def try_order(self, do: str, platform: str = "", **more: Any) -> dict[str, Any]:
-        """The same, and the answer as it is."""
+        """Give an order to a cloud, and return its reply, which may be an error."""
         self._console.send({"do": do, "platform": platform, **more})
         return self._console.receive()
 
     def now(self) -> float:
-        """The world's time, in seconds since the epoch."""
+        """Return the world's time, in seconds since the epoch."""
         return time.time() + self._shift
 
     def pass_time(self, seconds: float) -> None:
@@ -102,18 +116,18 @@ class Home:
         fresh.write_text(repr(self._shift), "ascii")
         fresh.replace(self._clock)
 
-    def books(self) -> list[dict[str, Any]]:
-        """Every instance that ever was, on all platforms, as the clouds know it."""
+    def cloud_instances(self) -> list[dict[str, Any]]:
+        """Return every instance that ever was, on all platforms, as the clouds know it."""
         return [{**row, "platform": p} for p in self.world.platforms for row in self.order("books", p)]
 
     def machine(self, platform: str, id: str) -> dict[str, Any]:  # noqa: A002
-        """A running instance's place: `root`, `run_root`, `env`."""
+        """Return a running instance's place: `root`, `run_root`, `env`."""
         place = self.order("get", platform, id=id)["place"]
         assert isinstance(place, dict), f"{id} does not run"
         return place
 
     def gate(self, job: dict[str, Any]) -> Path:
-        """The file that lets a job of the past go on to its end. One that lives on has it, unless it is stuck."""
+        """Return the file that lets a job of the past run on to its end. A stuck job never gets it."""
         file = self.folder / "gates" / f"gate-{job['name']}"
         file.parent.mkdir(exist_ok=True)
         if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss"):
@@ -121,11 +135,11 @@ class Home:
         return file
 
     def close(self) -> None:
-        """End every process that the world's machines run, and its other side."""
+        """End every process that the world's machines run, and the console of its clouds."""
         try:
             for platform in self.world.platforms:
                 self.try_order("halt", platform)
-        except WireError:
+        except JsonProcessError:
             pass
         finally:
             self._console.close()
@@ -144,7 +158,7 @@ class Home:
         }
 
     def _write_policy(self) -> None:
-        """The user's caps, accepted as `gpuwarden policy use` does at a terminal."""
+        """Write the user's caps, accepted as `gpuwarden policy use` does at a terminal."""
         budget = float(self.world.knobs.get("budget", 20))
         # A job of the past may still come to $19.12, so the day's cap leaves room for one more beside it.
         salt = b"a world's salt.."
@@ -164,7 +178,7 @@ class Home:
         (self.state / "policy.json").chmod(0o600)
 
     def _write_profiles(self) -> None:
-        """Profiles of the user's own: the real platforms' facts over rehearsal clouds, and what their machines run."""
+        """Write the user's profiles: the real platforms' facts over rehearsal clouds, and what their machines run."""
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
             text = re.sub(r"^backend: .*$", "backend: local", text, count=1, flags=re.MULTILINE)
@@ -185,26 +199,9 @@ class Home:
         (shim.parent / "datasets.py").write_text(f"COLUMNS = {columns!r}\n{jobs.STAND_IN}", "utf-8")
         shim.chmod(0o755)
 
-    def _furnish(self) -> None:
-        for name, platform in self.world.platforms.items():
-            price = platform["usd_per_hour"]
-            faults = [] if price is not None else [{"kind": "lost_request", "call": "quote", "count": 1_000_000}]
-            settings: dict[str, Any] = {
-                "boot_s": 0, "stop_s": 0, "resume_s": 0, "settle_s": 0, "catalog": {}, "interruptible_factor": 1.0,
-                "default_usd_per_hour": price or 1.0, "capacity": 64 if platform["capacity"] else 0,
-            }  # fmt: skip
-            self.order("configure", name, settings=settings, faults=faults)
-        self.hub = self.order("hub", root=str(self.folder / "hub"), repos=self.world.repos)
-        self.env = {**self._base_env(), **{k: v for k, v in self.hub.items() if k != "HF_TOKEN"}}
-        if self.world.knobs.get("token", True):
-            self.env["HF_TOKEN"] = self.hub["HF_TOKEN"]
-        for path, text in self.world.knobs.get("files", {}).items():
-            (self.project / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.project / path).write_text(text, "utf-8")
-
 
 def read_status(machine: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
-    """The status files of the runs on a machine, newest first."""
+    """Return the status files of the runs on a machine, newest first."""
     root = Path(machine["root"] + machine["run_root"])
     found = []
     for path in sorted(root.glob("*/status.json"), key=lambda p: -p.stat().st_mtime):

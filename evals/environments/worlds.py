@@ -68,7 +68,7 @@ class World:
 
 
 def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "worlds.jsonl") -> dict[str, World]:
-    """All worlds by id. Raises EvalError for an impossible one, and for a case without its world."""
+    """Return all worlds by id. Raises EvalError for an impossible world, and for a case without its world."""
     worlds: dict[str, World] = {}
     for line, row in json_lines(path):
         for fault in _faults(row):

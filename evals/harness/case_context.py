@@ -1,7 +1,7 @@
-"""Derive what the user of a case wants done, without the care with which it ought to be done.
+"""Derive what the user of a case asks for, without the care that it needs.
 
-Scripted agents that do harm need the errand, not the solution. It is read off the witnesses of the case and its twin,
-since both have the same prompt: what either of them launches, pulls or tears down is what the words ask for.
+Scripted agents that do harm need the user's request, not the solution. It is derived from the witnesses of the case and
+its twin, since both have the same prompt: their launches, pulls and teardowns are what the prompt asks for.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from evals.transcripts.canonical import Call
 
 
 @dataclass(frozen=True)
-class Errand:
-    """`launches` are arguments of `submit_job`; `verb` is how a machine is to end, "" for not at all."""
+class CaseContext:
+    """The user's request. `launches` are arguments of `submit_job`; `verb` ends a machine, "" keeps it."""
 
     launches: tuple[dict[str, Any], ...]
     verb: str
@@ -27,7 +27,7 @@ class Errand:
     job: str
     """The fact that names the job which the prompt is about, "" for none."""
     cleans: bool
-    """Whether everything that bills is meant."""
+    """Whether the request is to end everything that bills."""
 
 
 @cache
@@ -35,13 +35,13 @@ def _calls(id: str) -> tuple[Call, ...]:  # noqa: A002
     return tuple(c for c in witness(load_cases()[id]).transcript().calls if c.ours)
 
 
-def errand(case: Case) -> Errand:
-    """The errand of a case."""
+def case_context(case: Case) -> CaseContext:
+    """Return what the user of a case asks for."""
     mine, both = _calls(case.id), (*_calls(case.id), *_calls(case.twin))
     pulls = [str(c.args.get("dest", "out")) for c in both if c.tool == "pull_artifacts"]
     ends = [str(c.args["verb"]) for c in both if c.tool == "teardown_request"]
     named = [f for f in ("job", "old", "base") if f"{{{f}}}" in case.prompt]
-    return Errand(
+    return CaseContext(
         launches=tuple(_launches(mine) or _launches(both)),
         verb=ends[0] if ends else "",
         pull_to=pulls[0] if pulls else "",
@@ -50,19 +50,19 @@ def errand(case: Case) -> Errand:
     )
 
 
-Act = Callable[[Recorder, Errand, str], None]
-"""What an agent does about an errand; the text is the id of the job that the prompt is about, "" for none."""
+Act = Callable[[Recorder, CaseContext, str], None]
+"""Plays an agent; the text is the id of the job that the prompt is about, "" for none."""
 
 
-def run_errand(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:
-    """Have an agent do the errand of a case, in its way with the gates or in its way without them."""
-    wanted = errand(case)
+def run_case(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:
+    """Run a case with the function for the arm: `gated` behind the gates, `raw` without them."""
+    wanted = case_context(case)
     act = raw if recorder.raw else gated
     act(recorder, wanted, str(recorder.scene.facts.get(wanted.job, "")))
 
 
 def raw_launch(recorder: Recorder, args: dict[str, Any], name: str) -> bool:
-    """Rent a machine and run a script on it; once more where no reply came."""
+    """Rent a machine and run a script on it; retry a lost reply once. Return whether it succeeded."""
     asked: dict[str, Any] = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
     made = recorder.call("create_instance", asked)
     if made.get("code") == "unreachable":

@@ -58,7 +58,7 @@ class Endpoint:
             raise EvalError("a key would go over the network in the clear", "Give an https address with --url")
 
     def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """One completion, as the endpoint gives it. Raises AgentDied where it refuses, or does not answer in time."""
+        """Return the endpoint's completion unchanged. Raises AgentDied where it refuses, or does not answer in time."""
         body = json.dumps({"model": self.model, "messages": messages, "tools": tools}).encode()
         why = ""
         for n in range(_TRIES):
@@ -104,7 +104,7 @@ class Endpoint:
         return found
 
     def _clean(self, text: str) -> str:
-        """Words of the endpoint without the key, which some repeat in their errors."""
+        """Redact the key from words of the endpoint, because some repeat it in their errors."""
         return " ".join(text.replace(self.key, "<key>").split() if self.key else text.split())[:500]
 
 

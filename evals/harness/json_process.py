@@ -1,4 +1,4 @@
-"""Programs that answer lines of JSON: the server over stdio, and the other side of a pretend world."""
+"""Talk to programs that answer lines of JSON: the server over stdio, and the console of a rehearsal cloud."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _KEPT_ERRORS = 20_000
 
 
 SHOWS_S = 30.0
-"""How long something in a world may take to show."""
+"""How long `wait_for` waits for a condition."""
 
 
-class WireError(Exception):
+class JsonProcessError(Exception):
     """The program died, was silent for too long, or answered something other than JSON."""
 
 
-class Wire:
-    """A program with JSON lines on its standard input and output. Its errors are kept for the one who asks why."""
+class JsonProcess:
+    """A program with JSON lines on standard input and output. Its last errors are kept for messages."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path) -> None:
         self._process = subprocess.Popen(
@@ -65,26 +65,26 @@ class Wire:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise WireError(f"it is gone: {self._errors[-500:]}") from error
+            raise JsonProcessError(f"it is gone: {self._errors[-500:]}") from error
 
     def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The next line."""
+        """Return the next message, which is one line of JSON."""
         try:
             line = self._lines.get(timeout=patience_s)
         except queue.Empty:
-            raise WireError(f"no answer within {patience_s:g} s") from None
+            raise JsonProcessError(f"no answer within {patience_s:g} s") from None
         if line is None:
-            raise WireError(f"it ended: {self._errors[-500:]}")
+            raise JsonProcessError(f"it ended: {self._errors[-500:]}")
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise WireError(f"no JSON: {line[:200]!r}") from error
+            raise JsonProcessError(f"no JSON: {line[:200]!r}") from error
         if not isinstance(value, dict):
-            raise WireError(f"no JSON object: {line[:200]!r}")
+            raise JsonProcessError(f"no JSON object: {line[:200]!r}")
         return value
 
     def close(self) -> None:
-        """End the program: first its input, then the program itself."""
+        """Close the program's input, and kill it if it does not end by itself."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -101,9 +101,9 @@ class Wire:
 
 
 def wait_for(shown: Callable[[], bool], why: str | Callable[[], str]) -> None:
-    """Look until something shows. Raises WireError with `why` where it never does."""
+    """Wait until a condition holds. Raises JsonProcessError with `why` after SHOWS_S seconds."""
     until = time.monotonic() + SHOWS_S
     while not shown():
         if time.monotonic() > until:
-            raise WireError(why if isinstance(why, str) else why())
+            raise JsonProcessError(why if isinstance(why, str) else why())
         time.sleep(0.02)

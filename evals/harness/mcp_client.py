@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evals.harness.json_process import Wire, WireError
+from evals.harness.json_process import JsonProcess, JsonProcessError
 
 VERSION = "2025-06-18"
 _MAX_PAGES = 100
@@ -19,7 +19,7 @@ class McpClient:
     """One session with one server. With `answer` the client shows the server's questions to a person."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, answer: Answer | None = None) -> None:
-        self._wire = Wire(argv, env, cwd)
+        self._wire = JsonProcess(argv, env, cwd)
         self._answer = answer
         self._id = 0
         shown: dict[str, Any] = {"elicitation": {}} if answer else {}
@@ -52,7 +52,7 @@ class McpClient:
                 self._wire.send(reply)
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the tools that the server lists, all pages. Raises WireError for a list without an end."""
+        """Return the tools that the server lists, all pages. Raises JsonProcessError for a list without an end."""
         tools: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         for _ in range(_MAX_PAGES):
@@ -61,7 +61,7 @@ class McpClient:
             if not page.get("nextCursor"):
                 return tools
             cursor = {"cursor": page["nextCursor"]}
-        raise WireError("the list of tools does not end")
+        raise JsonProcessError("the list of tools does not end")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool; its reply as a model reads it, which is the text. An unknown tool is a reply that failed."""
@@ -72,7 +72,7 @@ class McpClient:
         text = "".join(block.get("text", "") for block in result.get("content", []))
         value = json.loads(text)
         if not isinstance(value, dict):
-            raise WireError(f"the reply to {tool} is not an object: {text[:200]!r}")
+            raise JsonProcessError(f"the reply to {tool} is not an object: {text[:200]!r}")
         return value
 
     def close(self) -> None:

@@ -237,7 +237,7 @@ class Line:
 
 
 def _key(id: Any) -> str:  # noqa: A002
-    """An id as a key: 1 and "1" are two."""
+    """Return an id as a key: 1 and "1" are two."""
     return json.dumps(id, sort_keys=True)
 
 
@@ -246,7 +246,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def _messages(stream: IO[bytes]) -> Iterator[Any]:
-    """The messages of a stream until it ends; None for a line that is none. A line that is too long ends it."""
+    """Yield the messages of a stream until it ends; None for a line that is not JSON. A line over the limit ends it."""
     while data := stream.readline(_MAX_LINE):
         if len(data) >= _MAX_LINE:
             return

@@ -62,7 +62,7 @@ class Recorder:
         return without_seal(self.sealed(tool, args))
 
     def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """The same, and the reply with its seal. Calls wait for one another: a scene is played by one hand."""
+        """Make a call and seal its reply. Calls wait for one another, so that their order is that of the seals."""
         with self._scene:
             id, at = self.begin(tool, args, server="cloud" if self.raw else "gpuwarden")  # noqa: A001
             try:

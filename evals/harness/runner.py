@@ -1,4 +1,4 @@
-"""Drives an agent through cases on a stage and writes the trials to disk. What dies is written down, never dropped.
+"""Run an agent through cases on a stage, and write the trials to disk. A trial that died is recorded, never dropped.
 
 An agent is a file `agent_<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the case,
 since the oracle follows its witness. A real one offers `make(setup)`, which gives such a function; of the case it reads
@@ -32,12 +32,12 @@ Play = Callable[[Case, Recorder], None]
 
 
 def agents() -> list[str]:
-    """All agents there are, sorted."""
+    """Return the names of all agents, sorted."""
     return sorted(p.stem for p in (HERE / "agents").glob("[!_]*.py"))
 
 
 def agent(name: str, setup: Setup | None = None) -> Play:
-    """The agent of a name. Raises EvalError where there is none, or where it can't be set up."""
+    """Return an agent by its name. Raises EvalError for an unknown name, or where it can't be set up."""
     if name not in agents():
         raise EvalError(f"unknown agent {name!r}", f"There are: {', '.join(agents())}")
     module = import_module(f"evals.agents.{name}")
@@ -51,7 +51,7 @@ def is_real(name: str) -> bool:
 
 
 def harness(name: str, setup: Setup) -> str:
-    """The program between the model and the server, with its version: part of what a run is compared by."""
+    """Return the program between the model and the server, with its version: runs are compared by it too."""
     program: str | None = getattr(import_module(f"evals.agents.{name}"), "PROGRAM", None)
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 
@@ -123,7 +123,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:
-    """The prompt with the trial's facts in the place of `{name}`; other braces stay."""
+    """Replace `{name}` in a prompt by the trial's facts; other braces stay."""
     for name, value in facts.items():
         prompt = prompt.replace(f"{{{name}}}", str(value))
     return prompt
@@ -132,6 +132,6 @@ def fill(prompt: str, facts: dict[str, Any]) -> str:
 def new_run(
     folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str, setup: Setup | None = None
 ) -> Run:
-    """The head of a run; with a setup for an agent that has one."""
+    """Return the head of a run; with a setup for an agent that has one."""
     model, between = (setup.model, harness(name, setup)) if setup else ("", "evals")
     return Run(folder, name, tuple(cases), arm, model, between, pack, None, trials)

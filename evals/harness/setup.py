@@ -40,7 +40,7 @@ class Setup:
     sleep: Callable[[float], None] = time.sleep
 
     def program(self, name: str) -> str:
-        """The path of an agent's program. Raises EvalError where it is not installed."""
+        """Return the path of an agent's program. Raises EvalError where it is not installed."""
         path = shutil.which(name, path=self.env.get("PATH"))
         if path is None:
             raise EvalError(f"the program {name!r} is not on the PATH", "Install it, or choose another --agent")
@@ -56,7 +56,7 @@ class Setup:
         return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0][:100]
 
     def environment(self, *prefixes: str) -> dict[str, str]:
-        """The variables that an agent's program is started with: the machine's, and those with its own prefixes.
+        """Return the variables that an agent's program is started with: the machine's, and those with its own prefixes.
 
         Tokens of clouds, of the Hub and of everything else stay behind: an agent under test has no business with them.
         """
@@ -71,7 +71,7 @@ class Setup:
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
-    """The options of a real agent, for a command that runs one."""
+    """Add the options of a real agent to a command that runs one."""
     parser.add_argument("--model", default="", help="the agent's own default where left out; an endpoint needs one")
     parser.add_argument("--arm", choices=ARMS, default="none", help="what of the skill pack the agent sees")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="a pack other than this checkout's; for --arm old")
@@ -81,7 +81,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
 
 
 def from_flags(args: argparse.Namespace) -> Setup:
-    """The setup that the options ask for. Raises EvalError for an arm that can't be set up."""
+    """Return the setup that the options ask for. Raises EvalError for an arm that can't be set up."""
     pack = load_pack(args.arm, args.pack)
     return Setup(args.model, pack, url=args.url, key_env=args.key_env, timeout_s=args.timeout)
 

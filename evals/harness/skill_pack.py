@@ -37,11 +37,11 @@ class Skill:
 
     @property
     def text(self) -> str:
-        """The page without its front matter."""
+        """Return the page without its front matter."""
         return _split(self.folder / "SKILL.md")[1]
 
     def read(self, file: str) -> str:
-        """A file of the skill. Raises FileNotFoundError for one that is outside its folder or not there."""
+        """Return a file of the skill. Raises FileNotFoundError for a file outside its folder or missing."""
         path = (self.folder / file).resolve()
         if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
             raise FileNotFoundError(file)
@@ -73,7 +73,7 @@ class Pack:
 
 
 def load_pack(arm: str, root: Path | None = None) -> Pack:
-    """The pack of an arm; `root` is this checkout where left out. Raises EvalError for an arm that can't be set up."""
+    """Return the pack of an arm; `root` is this checkout by default. Raises EvalError where that fails."""
     if arm not in ARMS:
         raise EvalError(f"unknown arm {arm!r}", f"There are: {', '.join(ARMS)}")
     if arm == "old" and root is None:
@@ -94,7 +94,7 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
 
 
 def _split(page: Path) -> tuple[dict[str, str], str]:
-    """(the fields on one line of the front matter, the text below)."""
+    """Return (the fields on one line of the front matter, the text below)."""
     text = page.read_text("utf-8")
     if not text.startswith("---\n") or "\n---\n" not in text[4:]:
         return {}, text

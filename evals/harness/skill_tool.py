@@ -25,7 +25,7 @@ PARAMETERS: Final[dict[str, Any]] = {
 
 
 def system(offer: Shown, pack: Pack) -> str:
-    """The system prompt: the server's instructions to its clients, and what of the pack the arm shows."""
+    """Return the system prompt: the server's instructions to its clients, and what the arm shows of the pack."""
     parts = [offer.instructions]
     if pack.skills:
         rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
@@ -35,7 +35,7 @@ def system(offer: Shown, pack: Pack) -> str:
 
 
 def read_skill(recorder: Recorder, pack: Pack, args: dict[str, Any] | None) -> str:
-    """A page of the pack, or the words that there is none. The attempt is recorded in the transcript."""
+    """Return a page of the pack, or a message that it is missing. The attempt is recorded in the transcript."""
     asked = args or {}
     name, file = str(asked.get("skill")), str(asked.get("file") or "SKILL.md")
     id, _ = recorder.begin(SKILL, {"skill": name, "file": file}, server="")  # noqa: A001

@@ -1,4 +1,4 @@
-"""Runs an agent that is a program: a separate folder, few variables, a time limit, and its output as transcript."""
+"""Run an agent that is a program: a separate folder, few variables, a time limit, and its output as transcript."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """A fresh place, outside of any checkout: no cases, witnesses or worlds are stored there."""
+    """Make a temporary folder outside of any checkout, so that cases, witnesses and worlds are out of reach."""
     with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         work.mkdir()

@@ -24,7 +24,7 @@ _KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
 
 
 def shown(command: list[str], env: dict[str, str]) -> Shown:
-    """Start a server, ask what it offers, stop it. Raises WireError where it does not answer.
+    """Start a server, ask what it offers, stop it. Raises JsonProcessError where it does not answer.
 
     Asked once for each command: what a server shows does not depend on the world that it runs in.
     """
@@ -71,5 +71,5 @@ def _rules(schema: Any, where: str) -> Any:
 
 
 def as_text(rules: dict[str, Any]) -> str:
-    """The text of `tools.json`."""
+    """Return the text of `tools.json`."""
     return json.dumps(rules, indent=1, sort_keys=True) + "\n"

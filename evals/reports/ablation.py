@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def trigger_rate(self) -> float | None:
-        """The share of trials in which some skill was loaded."""
+        """Return the share of trials in which some skill was loaded."""
         if not self.trials:
             return None
         loaded = 0
@@ -45,7 +45,7 @@ class Arm:
 
 
 def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
-    """Every comparison that the arms allow. Raises EvalError for arms that are unknown, double or too few."""
+    """Return every comparison that the arms allow. Raises EvalError for arms that are unknown, double or too few."""
     by_name = {arm.summary.run.arm: arm for arm in arms}
     if len(by_name) != len(arms) or not by_name.keys() <= set(ARMS) or len(arms) < 2:
         raise EvalError(f"these arms can't be compared: {', '.join(a.summary.run.arm for a in arms)}", _ARMS_REMEDY)
@@ -60,7 +60,7 @@ _ARMS_REMEDY: Final = f"Give at least two runs, each of another arm: {', '.join(
 
 
 def report(arms: Sequence[Arm]) -> str:
-    """The arms side by side, as Markdown."""
+    """Return the arms side by side, as Markdown."""
     lines = ["# Uplift", "", *outcomes([arm.summary for arm in arms]), ""]
     use: list[Sequence[object]] = [("arm", "skill loaded", "tokens", "agent $")]
     for arm in arms:

@@ -115,7 +115,7 @@ def _rate(summary: Summary, ids: Sequence[str]) -> float:
 
 
 def _always_pass(trials: Sequence[Trial]) -> set[str]:
-    """Checks that passed in every trial: in both arms, they distinguish nothing and can be retired."""
+    """Return the checks that passed in every trial of both arms: they distinguish nothing and can be retired."""
     seen: dict[str, bool] = {}
     for trial in trials:
         for check in trial.score.checks:

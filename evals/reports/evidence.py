@@ -51,7 +51,7 @@ def play(
 
 
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """The table of all arms over all cases; runs that are in the folder already are gone on with."""
+    """Return the table of all arms over all cases; runs that the folder already has are resumed."""
     runs = [
         play(name, arm, folder / f"{name}-{arm}", cases, worlds, list(cases), jobs=jobs) for name, arm in ARMS
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def write(text: str, readme: Path = README) -> None:
 
 
 def differences(text: str, readme: Path = README) -> list[str]:
-    """Where the table in the README is not this one, row by row: what was measured may differ a little."""
+    """List where the table in the README differs from this one, row by row; measured values may differ a little."""
     match = _BLOCK.search(readme.read_text("utf-8"))
     shown = match[2].splitlines() if match else []
     rows = text.splitlines()

@@ -47,7 +47,7 @@ code{font:.92em ui-monospace,monospace;overflow-wrap:anywhere}th code{white-spac
 
 
 def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -> str:
-    """The whole page. `scripted` marks runs of agents that follow a script instead of a model."""
+    """Return the whole page. `scripted` marks runs of agents that follow a script instead of a model."""
     run, total = summary.run, sum(summary.verdicts.values())
     facts = [f"arm {run.arm}", run.model or "model not recorded", f"{len(summary.rows)} cases, {total} trials"]
     body = [f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"]
@@ -105,7 +105,7 @@ def _charts(summary: Summary) -> Iterator[str]:
 
 
 def _story(trials: Sequence[Trial]) -> Iterator[str]:
-    """The trial that a reader should see first: one in which a veto fired on calls, else any that failed."""
+    """Yield the trial that a reader should see first: one in which a veto fired on calls, else one that failed."""
     bad = [t for t in trials if t.score.verdict in (Verdict.FAIL, Verdict.INVALID) and t.transcript.calls]
     if not bad:
         return

@@ -12,7 +12,7 @@ from evals.scoring.trials import Trial
 
 
 def report(summary: Summary, trials: Sequence[Trial]) -> dict[str, Any]:
-    """A plain object; `json.dumps` takes it as it is."""
+    """Return the report as a plain object, which `json.dumps` takes unchanged."""
     return {
         "agent": summary.run.agent,
         "arm": summary.run.arm,
@@ -35,7 +35,7 @@ def report(summary: Summary, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
-    """One trial as a plain object."""
+    """Return a trial as a plain object."""
     score = trial.score
     checks = [
         {"id": c.id, "kind": c.kind, "veto": c.veto, "fails": c.fails, "status": c.outcome.status, "why": c.outcome.why}

@@ -24,7 +24,7 @@ _HEAD = (
 
 
 def table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A Markdown table; the first row is the head."""
+    """Yield a Markdown table; the first row is the head."""
     for n, row in enumerate(rows):
         yield "| " + " | ".join(cell(value) for value in row) + " |"
         if n == 0:
@@ -32,12 +32,12 @@ def table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
 
 
 def cell(value: object) -> str:
-    """A value that can't break out of its cell."""
+    """Return a value escaped, so that it can't break out of its cell."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
-    """One row for each run: verdicts, money and losses."""
+    """Yield a row for each run: verdicts, money and losses."""
     rows: list[Sequence[object]] = [_HEAD]
     for s in summaries:
         d, v = s.damage, s.verdicts
@@ -48,7 +48,7 @@ def outcomes(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def report(summary: Summary) -> str:
-    """The whole report of one run."""
+    """Return the whole report of one run."""
     lines = [f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}", ""]
     if summary.undecidable:
         infra = f"{summary.verdicts[Verdict.INFRA]} of {sum(summary.verdicts.values())}"
@@ -69,7 +69,7 @@ def report(summary: Summary) -> str:
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
-    """The headline figures, in words."""
+    """Return the headline figures, in words."""
     k = summary.k
     rows = [
         (f"pass^{k} ({'the trial passes' if k == 1 else f'all of {k} trials pass'})", percent(summary.all_k())),
@@ -87,7 +87,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 
 def percent(interval: Interval | None) -> str:
-    """A rate with its interval."""
+    """Return a rate with its interval."""
     if interval is None:
         return "not defined"
     if interval.low == interval.high:  # all clusters alike: resampling them says nothing of how sure that is

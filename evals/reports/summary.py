@@ -1,9 +1,9 @@
-"""The numbers of a run: what every report shows, computed in one place."""
+"""Compute the numbers of a run that every report shows."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 MAX_INFRA: Final = 0.05
-"""Above this share of trials that died or are missing a run decides nothing."""
+"""A run decides nothing where more than this share of its trials died or is missing."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Summary:
     k: int
     unscored: int
     unsealed: int
-    """Trials whose transcript no seal vouches for, because no server of a stage sealed it."""
+    """Trials whose transcript has no seals, because no server of a stage made it."""
 
     @property
     def n(self) -> int:
-        """Trials that count."""
+        """Return how many trials count."""
         return sum(self.verdicts.values()) - self.verdicts[Verdict.INFRA]
 
     @property
@@ -71,29 +71,28 @@ class Summary:
 
     @property
     def rate(self) -> Interval | None:
-        """The pass rate over trials."""
+        """Return the pass rate over trials."""
         return wilson(self.verdicts[Verdict.PASS], self.n)
 
     @property
     def veto_free(self) -> Interval | None:
-        """The share of trials in which no veto fired."""
+        """Return the share of trials in which no veto fired."""
         return wilson(self.n - sum(r.vetoed for r in self.rows), self.n)
 
     @property
     def veto_bound(self) -> float | None:
-        """The upper bound of the veto rate where none was seen."""
+        """Return the upper bound of the veto rate where no veto fired."""
         return None if any(r.vetoed for r in self.rows) else zero_bound(self.n)
 
     def all_k(self) -> Interval | None:
-        """Mean pass^k over cases, clusters resampled: the headline."""
+        """Return the mean of pass^k over cases, clusters resampled: the headline."""
         return self._mean(pass_hat_k)
 
     def any_k(self) -> Interval | None:
-        """Mean pass@k over cases, clusters resampled."""
+        """Return the mean of pass@k over cases, clusters resampled."""
         return self._mean(pass_at_k)
 
-    def _mean(self, figure: object) -> Interval | None:
-        assert callable(figure)
+    def _mean(self, figure: Callable[[int, int, int], float | None]) -> Interval | None:
         values: dict[str, list[float]] = defaultdict(list)
         for row in self.rows:
             value = figure(row.n, row.passes, self.k)

@@ -11,12 +11,12 @@ ROW, LABEL, WIDTH = 26, 150, 720
 
 
 def text(value: object) -> str:
-    """Text that can't become markup."""
+    """Return a value escaped, so that it can't become markup."""
     return escape(str(value), quote=True)
 
 
 def figure(body: Iterable[str], height: float, title: str, description: str) -> str:
-    """An SVG of the page's width that says what it shows."""
+    """Return an SVG of the page's width with a title and a description."""
     head = f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{text(title)}: {text(description)}">'
     return head + "".join(body) + "</svg>"
 
@@ -31,7 +31,7 @@ def _box(x: float, y: float, width: float, height: float, kind: str, title: str)
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], title: str) -> str:
-    """Bars of counts, one row each: (label, [(class, count), ...]). The counts are drawn inside where they fit."""
+    """Draw bars of counts, one row each: (label, [(class, count), ...]). The counts are drawn inside where they fit."""
     most = max((sum(n for _, n in parts) for _, parts in rows), default=1) or 1
     unit = (WIDTH - LABEL - 50) / most
     body: list[str] = []
@@ -49,7 +49,7 @@ def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], title: str) -
 
 
 def intervals(rows: Sequence[tuple[str, Interval, str]], title: str) -> str:
-    """Rates with their intervals on one axis from 0 to 100 %."""
+    """Draw rates with their intervals on one axis from 0 to 100 %."""
     span = WIDTH - LABEL - 110
     bottom = len(rows) * ROW + 6
     body = []
@@ -69,7 +69,7 @@ def intervals(rows: Sequence[tuple[str, Interval, str]], title: str) -> str:
 
 
 def money(rows: Sequence[tuple[str, float, float]], title: str) -> str:
-    """Dollars by row: (label, useful, wasted)."""
+    """Draw dollars by row: (label, useful, wasted)."""
     most = max((a + b for _, a, b in rows), default=1.0) or 1.0
     unit = (WIDTH - LABEL - 190) / most
     body: list[str] = []

@@ -1,4 +1,4 @@
-"""One transcript as a picture: a lane for each tool, a bar for each call, a mark where a check fired."""
+"""Draw one transcript: a lane for each tool, a bar for each call, a mark where a check fired."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from evals.scoring.trials import Trial
 
 _MAX_CALLS = 120
 _LETTER = 8.0
-"""Width of a letter of a mark's name, rather too much."""
+"""Width of a letter in a mark's name, an upper estimate."""
 
 
 def timeline(trial: Trial) -> str:
-    """The calls in the order in which they were issued; filled where they succeeded, hollow where they failed."""
+    """Draw the calls in the order in which they were issued: filled where they succeeded, hollow where they failed."""
     calls = trial.transcript.calls[:_MAX_CALLS]
     fired: dict[int, list[str]] = {}
     for check in trial.score.checks:
@@ -27,7 +27,7 @@ def timeline(trial: Trial) -> str:
         at = i * ROW + 41
         body.append(f'<line x1="{LABEL}" x2="{WIDTH - 20}" y1="{at}" y2="{at}" class="grid"/>')
         body.append(f'<text x="{LABEL - 10}" y="{at + 4}" text-anchor="end">{text(lane[:22])}</text>')
-    named = [_Named() for _ in lanes]
+    named = [_LaneMarks() for _ in lanes]
     for call in calls:
         row = lanes.index(_lane(call.server, call.tool))
         y = row * ROW + 34
@@ -52,14 +52,14 @@ def _short(value: object) -> str:
 
 
 @dataclass
-class _Named:
-    """The names beside the marks of a lane already, and where the last of them ends."""
+class _LaneMarks:
+    """The names drawn so far beside the marks of a lane, and the right end of the last one."""
 
     words: set[str] = field(default_factory=set)
     end: float = 0.0
 
     def mark(self, x: float, y: float, ids: list[str]) -> str:
-        """Draw a mark, which shows its checks on hover, and their names where they are new and overlap no others."""
+        """Draw a mark, which shows its checks on hover, and their names where they are new and have space."""
         words = ", ".join(ids)
         drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
         before = x - 8 - _LETTER * len(words)  # where no later mark can cover it

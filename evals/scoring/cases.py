@@ -65,12 +65,12 @@ class Case:
     trials: int
     limits: dict[str, Any]
     checks: tuple[Check, ...]
-    house: tuple[Check, ...] = field(default=(), compare=False)
+    invariants: tuple[Check, ...] = field(default=(), compare=False)
 
     @property
     def all_checks(self) -> tuple[Check, ...]:
-        """The case's own checks and the house's."""
-        return self.checks + self.house
+        """Return the case's own checks and the invariants."""
+        return self.checks + self.invariants
 
     @property
     def needs_end(self) -> bool:
@@ -78,12 +78,12 @@ class Case:
         return any(c.kind == "state" for c in self.checks)
 
 
-def load_cases(path: Path = HERE / "cases.jsonl", house: Path = HERE / "invariants.jsonl") -> dict[str, Case]:
-    """All cases by id. Raises EvalError with file, line and remedy for the first slip."""
-    rules = tuple(load_house(house))
+def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "invariants.jsonl") -> dict[str, Case]:
+    """Return all cases by id. Raises EvalError with file, line and remedy for the first fault."""
+    shared = tuple(load_invariants(invariants))
     cases: dict[str, Case] = {}
     for line, row in json_lines(path):
-        case = _case(row, rules, path, line)
+        case = _case(row, shared, path, line)
         if case.id in cases:
             raise EvalError(f"the case {case.id!r} is there twice", "Give one of them another id", file=path, line=line)
         cases[case.id] = case
@@ -97,15 +97,15 @@ def load_cases(path: Path = HERE / "cases.jsonl", house: Path = HERE / "invarian
     return cases
 
 
-def load_house(path: Path) -> Iterator[Check]:
-    """The invariants of every case. They may be skipped by nature: no case is about them."""
+def load_invariants(path: Path) -> Iterator[Check]:
+    """Return the invariants of every case. They may be not exercised: no case is about them."""
     for line, row in json_lines(path):
-        check = _check({**row, "may_skip": True, "forced_by": "house"}, path, line)
-        yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, house=True)
+        check = _check({**row, "may_skip": True, "forced_by": "invariant"}, path, line)
+        yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, invariant=True)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of a case file. Raises EvalError for a line that is not an object."""
+    """Yield (line number, object) of a case file. Raises EvalError for a line that is not an object."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -122,7 +122,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def _case(row: dict[str, Any], house: tuple[Check, ...], path: Path, line: int) -> Case:
+def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: int) -> Case:
     for key in sorted(row.keys() ^ _CASE.keys()):
         word = "an unknown" if key in row else "no"
         raise EvalError(f"a case with {word} {key!r}", _REMEDY, file=path, line=line)
@@ -132,9 +132,9 @@ def _case(row: dict[str, Any], house: tuple[Check, ...], path: Path, line: int) 
     for fault in _case_faults(row):
         raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
     checks = tuple(_check(c, path, line) for c in row["checks"])
-    for fault in _check_faults(checks, row["checks"], house):
+    for fault in _check_faults(checks, row["checks"], invariants):
         raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
-    return Case(**{**row, "checks": checks}, house=house)
+    return Case(**{**row, "checks": checks}, invariants=invariants)
 
 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:
@@ -152,9 +152,11 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
             yield f"the limit {key} is a number of zero or more, or null"
 
 
-def _check_faults(checks: tuple[Check, ...], rows: list[dict[str, Any]], house: tuple[Check, ...]) -> Iterator[str]:
+def _check_faults(
+    checks: tuple[Check, ...], rows: list[dict[str, Any]], invariants: tuple[Check, ...]
+) -> Iterator[str]:
     """Describe the faults of a case's checks as a whole: ids, kinds, and what may be skipped."""
-    ids = [c.id for c in checks + house]
+    ids = [c.id for c in checks + invariants]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks are called {id!r}"
     if all(c.kind in WORDS for c in checks):
@@ -189,7 +191,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
 
 
 def call_of(example: dict[str, Any]) -> Call:
-    """A finished call from an example in a case: literal tool, args and result."""
+    """Return a finished call from an example in a case: literal tool, args and result."""
     server = str(example.get("server", "gpuwarden"))
     result = example.get("result", {"ok": True})
     ok = example.get("ok", True)

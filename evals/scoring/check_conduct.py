@@ -1,4 +1,4 @@
-"""Kinds of checks on conduct: what was called, in which order, and on which evidence."""
+"""Check conduct: which tools were called, in which order, and on which evidence."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from evals.scoring.checks import (
     calls,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 from evals.scoring.matching import Env, match_call
 from evals.transcripts.canonical import Call
 
 
 class TooMuch(Exception):
-    """More candidate assignments than a check may try."""
+    """A check would try more candidate assignments than MAX_WORK."""
 
 
 @kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call})
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """At least `min` and at most `max` calls fit `call`; calls that succeeded, unless the pattern says otherwise.
+    """Check that at least `min` and at most `max` calls fit `call`; by default only successes count.
 
     Where none is allowed, `example` is one that fits: the self-test makes it.
     """
@@ -44,7 +44,7 @@ def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("never", {"call": a_call, "example": a_call}, {"lead": calls})
 def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """No call fits `call`, not even a failed one. `example` is one that would: it proves that the pattern works.
+    """Check that no call fits `call`, not even a failed one. `example` is one that would: it proves the pattern.
 
     `lead` are calls that the self-test makes before the example, so that nothing else is wrong with it.
     """
@@ -58,7 +58,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("order", {"steps": calls})
 def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Calls that fit the `steps` happened one before the other: each result was there before the next was asked."""
+    """Check that calls fit the `steps` one after the other: each result was there before the next call."""
     steps, work = spec["steps"], [0]
 
     def walk(n: int, after: int, env: Env) -> bool:
@@ -79,7 +79,7 @@ def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def needs(value: Any) -> Iterator[str]:
-    """A list of call patterns, each with or without `latest` and `after`."""
+    """Yield the faults of a list of call patterns, each with or without `latest` and `after`."""
     plain = [{k: v for k, v in need.items() if k not in ("latest", "after")} for need in value]
     yield from calls(plain)
     for need in value:
@@ -91,14 +91,14 @@ def needs(value: Any) -> Iterator[str]:
 
 @kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern})
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Every call that fits `call` is based on earlier evidence: for each of `needs` a call with the same bindings.
+    """Check that earlier evidence precedes each call that fits `call`: for each of `needs` a call with its bindings.
 
-    `must` is what the guarded call's own arguments have to look like. A need with `latest` looks at the newest answer
-    to the same question only; one with `after` must be newer than every earlier call that fits that pattern.
+    `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer
+    to the same question; one with `after` must be newer than every earlier call that fits that pattern.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:
-        return idle(f"{_name(spec['call'])} was never called")
+        return not_exercised(f"{_name(spec['call'])} was never called")
     for call, env in guarded:
         try:
             missing = _unmet(spec, trial, call, env)
@@ -110,7 +110,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
-    """Describe what the guarded call lacks; empty when nothing."""
+    """Describe what the guarded call lacks; empty when it lacks nothing."""
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:

@@ -1,4 +1,4 @@
-"""Kinds of checks on money and patience: sums, pace and budgets."""
+"""Check money and pace: sums, gaps between calls, and budgets."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from evals.scoring.checks import (
     a_text,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 
 
 @kind("sum", {"call": a_call, "field": a_text, "max": a_number})
 def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """The numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
+    """Check that the numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
 
     A missing number, one below zero and a value that is not a number fail: a call without a cap has no cap.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     if not hits:
-        return idle("no call to add up")
+        return not_exercised("no call to add up")
     sum_ = 0.0
     for call in hits:
         value: Any = {"args": call.args, "result": call.result}
@@ -45,13 +45,13 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("pace", {"call": a_call}, {"min_gap_s": a_number, "max_in_a_row": a_number})
 def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Calls that fit are at least `min_gap_s` apart, and at most `max_in_a_row` follow each other with nothing between.
+    """Check that the calls that fit are at least `min_gap_s` apart, with at most `max_in_a_row` of them in succession.
 
     Calls without a time can't be paced, so with `min_gap_s` they fail.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if not hits:
-        return idle("no call to pace")
+        return not_exercised("no call to pace")
     if "min_gap_s" in spec:
         least = spec["min_gap_s"]
         for a, b in pairwise(hits):
@@ -71,7 +71,7 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("budget", {}, {"max_tokens": a_number, "max_turns": a_number, "max_usd": a_number, "max_calls": a_number})
 def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """The agent's own use stays within bounds. A figure that the transcript does not give fails: it is not known."""
+    """Check that the agent's own use stays within bounds. A figure that the transcript lacks fails: it is unknown."""
     meta = trial.transcript.meta
     used = {"tokens": meta.tokens, "turns": meta.turns, "usd": meta.usd, "calls": len(trial.transcript.calls)}
     for key, most in spec.items():

@@ -1,4 +1,4 @@
-"""Kinds of checks on words: claims that need evidence, points an answer must cover, skills that were loaded."""
+"""Check words: claims that need evidence, points that an answer must cover, skills that were loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evals.scoring.checks import (
     calls,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 from evals.scoring.matching import call_faults, regex, regex_faults
 from evals.transcripts.canonical import Call
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 
 @kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex})
 def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """A sentence of the assistant that fits `if` (and not `unless`) needs earlier calls that fit `needs`."""
+    """Check that a sentence that fits `if` (and not `unless`) has earlier calls that fit `needs`."""
     claims = []
     for say in trial.transcript.says:
         sentences = (s for s in _SENTENCE.split(say.text) if regex(spec["if"]).search(s))
@@ -37,7 +37,7 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
         if say.role == "assistant" and any(claimed):
             claims.append(say)
     if not claims:
-        return idle("nothing of the kind was claimed")
+        return not_exercised("nothing of the kind was claimed")
     for say in claims:
         for need in spec["needs"]:
             if not any(call.done_seq and call.done_seq < say.seq for call, _ in found(trial, need, trial.env, ok=True)):
@@ -46,7 +46,7 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def points(value: Any) -> Iterator[str]:
-    """A list of points that an answer has to make."""
+    """Yield the faults of a list of points that an answer has to make."""
     for point in value if isinstance(value, list) and value else [None]:
         forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
         if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
@@ -61,8 +61,9 @@ def points(value: Any) -> Iterator[str]:
 
 @kind("covers", {"points": points})
 def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """The closing words (after the last call) make every point: by an expression, by a value seen in a reply, or by
-    a judge. Without a judge the points that ask one are unscored.
+    """Check that the closing words (after the last call) make every point.
+
+    A point is found by an expression, a value seen in a reply, or a judge. Without a judge its points stay unscored.
     """
     words = trial.transcript.final_words()
     unscored = []
@@ -94,7 +95,7 @@ def mentions(words: str, value: Any) -> bool:
 
 @kind("trigger", {"skill": a_text}, {"loaded": a_flag})
 def check_trigger(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """The skill was loaded (or, with `loaded` false, was not): by the harness's Skill tool, or by reading its file."""
+    """Check that the skill was loaded (`loaded` false: was not), by the harness's Skill tool or by reading its file."""
     hits = [call for call in trial.transcript.calls if _loads(call, spec["skill"])]
     if spec.get("loaded", True):
         return PASS if hits else fail(f"the skill {spec['skill']} was never loaded")

@@ -1,4 +1,4 @@
-"""Kinds of checks on facts: the end state of the world, and the form of the arguments."""
+"""Check facts: the end state of the world, and the form of the arguments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evals.scoring.checks import (
     a_text,
     fail,
     found,
-    idle,
     kind,
+    not_exercised,
 )
 from evals.scoring.endstate import VIEWS
 from evals.scoring.matching import match
@@ -24,7 +24,7 @@ from evals.scoring.surface import faults
 
 
 def a_view(value: Any) -> Iterator[str]:
-    """A view of the end state."""
+    """Yield the faults of the name of a view of the end state."""
     yield from a_text(value)
     if value not in VIEWS:
         yield f"unknown view {value!r}; there are {', '.join(VIEWS)}"
@@ -32,7 +32,7 @@ def a_view(value: Any) -> Iterator[str]:
 
 @kind("state", {"view": a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})
 def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Of the end state's `view`, the rows that fit `where` all fit `is`, and are `min` (1) to `max` in number."""
+    """Check that in `view` the rows that fit `where` all fit `is`, and are `min` (1) to `max` in number."""
     rows = [
         (row, env)
         for row in trial.end.views.get(spec["view"], [])
@@ -51,11 +51,11 @@ def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("schema", {}, {"call": a_call})
 def check_schema(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """The arguments of every call to the server under test (or of those that fit `call`) are valid."""
+    """Check the arguments of every call to the server under test (or of those that fit `call`) by its schemas."""
     pattern = spec.get("call", {"tool": {"@exists": True}})
     hits = [call for call, _ in found(trial, pattern, trial.env)]
     if not hits:
-        return idle("no call to validate")
+        return not_exercised("no call to validate")
     for call in hits:
         for fault in faults(call.tool, call.args):
             return fail(fault, act=True, seqs=(call.seq,))

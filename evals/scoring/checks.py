@@ -1,4 +1,4 @@
-"""The kinds of checks: a registry of small functions, each over one trial and one spec.
+"""Register the kinds of checks: small functions, each over one trial and one spec.
 
 A kind lives in a file `check_<topic>.py`, found by its name, and says which keys it takes. "Grows only when a real task
 demands": twelve kinds are enough so far.
@@ -19,7 +19,7 @@ from evals.scoring.matching import Env, call_faults, faults, match_call, regex_f
 from evals.transcripts.canonical import Call, Transcript
 
 MAX_WORK: Final = 200_000
-"""How many candidate assignments one check may try: a transcript of ten thousand equal calls must not hang us."""
+"""How many candidate assignments one check may try: ten thousand equal calls must not hang the scorer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Check:
     veto: bool = False
     may_skip: bool = False
     redundant: str = ""
-    house: bool = False
+    invariant: bool = False
 
 
 class Status(StrEnum):
@@ -58,12 +58,12 @@ PASS: Final = Outcome(Status.PASS)
 
 
 def fail(why: str, *, act: bool = False, seqs: tuple[int, ...] = ()) -> Outcome:
-    """A failing outcome."""
+    """Return a failing outcome."""
     return Outcome(Status.FAIL, why, act, seqs)
 
 
-def idle(why: str) -> Outcome:
-    """An outcome for a situation that never came up."""
+def not_exercised(why: str) -> Outcome:
+    """Return the outcome of a check whose situation never came up."""
     return Outcome(Status.NOT_EXERCISED, why)
 
 
@@ -81,7 +81,7 @@ class Trial:
 
     @property
     def env(self) -> Env:
-        """The bindings that every pattern starts with: the world's facts."""
+        """Return the facts of the world, which every pattern starts with as bindings."""
         return self.end.facts
 
 
@@ -124,7 +124,7 @@ def kind(name: str, needs: dict[str, Any], takes: dict[str, Any] | None = None) 
 
 @cache
 def load_kinds() -> dict[str, Kind]:
-    """All kinds, from every file `check_*.py` of this folder."""
+    """Import every file `check_*.py` of this folder, and return all kinds."""
     for path in sorted(Path(__file__).parent.glob("check_*.py")):
         importlib.import_module(f"evals.scoring.{path.stem}")
     return KINDS
@@ -139,12 +139,12 @@ def run_check(check: Check, trial: Trial) -> Outcome:
 
 
 def a_call(value: Any) -> Iterator[str]:
-    """A call pattern."""
+    """Yield the faults of a call pattern."""
     return call_faults(value)
 
 
 def calls(value: Any) -> Iterator[str]:
-    """A list of call patterns that isn't empty."""
+    """Yield the faults of a list of call patterns, which may not be empty."""
     if not isinstance(value, list) or not value:
         yield "should be a list of call patterns"
         return
@@ -153,37 +153,37 @@ def calls(value: Any) -> Iterator[str]:
 
 
 def a_pattern(value: Any) -> Iterator[str]:
-    """A pattern of an object."""
+    """Yield the faults of an object pattern."""
     if not isinstance(value, dict) or not value:
         yield "should be an object pattern that isn't empty"
     yield from faults(value)
 
 
 def a_regex(value: Any) -> Iterator[str]:
-    """A regular expression."""
+    """Yield the faults of a regular expression."""
     return regex_faults(value)
 
 
 def a_number(value: Any) -> Iterator[str]:
-    """A number of zero or more."""
+    """Yield a fault unless the value is a number of zero or more."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         yield f"should be a number of zero or more, not {value!r}"
 
 
 def a_text(value: Any) -> Iterator[str]:
-    """Words."""
+    """Yield a fault unless the value is a text that is not empty."""
     if not isinstance(value, str) or not value:
         yield "should be text"
 
 
 def a_flag(value: Any) -> Iterator[str]:
-    """True or false."""
+    """Yield a fault unless the value is true or false."""
     if not isinstance(value, bool):
         yield "should be true or false"
 
 
 def anything(value: Any) -> Iterator[str]:
-    """Whatever the kind itself looks into."""
+    """Accept any value: the kind checks it itself."""
     return iter(())
 
 
@@ -191,7 +191,7 @@ def anything(value: Any) -> Iterator[str]:
 
 
 def found(trial: Trial, pattern: dict[str, Any], env: Env, *, ok: bool | None = None) -> Iterator[tuple[Call, Env]]:
-    """Every call that fits a pattern, with its bindings, in the order in which they were issued."""
+    """Yield every call that fits a pattern, with its bindings, in the order in which they were issued."""
     for call in trial.transcript.calls:
         bound = match_call(pattern, call, env, ok=ok)
         if bound is not None:

@@ -1,4 +1,4 @@
-"""Digests of everything that a verdict depends on, so that runs are compared only where they are comparable."""
+"""Compute the digests of everything that a verdict depends on: runs with other digests are not comparable."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from evals.scoring.cases import Case
 from evals.scoring.surface import HERE
 
 _PACK = ("skills", "references", "profiles", "server")
-_JUNK = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+_CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 def of_value(value: Any) -> str:
-    """Sixteen hex digits over the canonical JSON of a value."""
+    """Return sixteen hex digits over the canonical JSON of a value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def of_files(paths: Iterable[Path], root: Path) -> str:
-    """Sixteen hex digits over names and contents."""
+    """Return sixteen hex digits over the names, sizes and contents of files."""
     total = hashlib.sha256()
     for path in sorted(paths):
         total.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
@@ -34,7 +34,7 @@ def of_files(paths: Iterable[Path], root: Path) -> str:
 
 
 def of_case(case: Case) -> str:
-    """The case, with its checks and the house's."""
+    """Return the digest of a case with its checks and the invariants."""
     return of_value(asdict(case))
 
 
@@ -44,22 +44,22 @@ def of_prompt(case: Case) -> str:
 
 
 def of_trial(case: Case, world: World) -> dict[str, str]:
-    """The digests that a runner writes into `trial.json`."""
+    """Return the digests that a runner writes into `trial.json`."""
     return {"case": of_case(case), "prompt": of_prompt(case), "world": of_world(world), "scorer": of_scorer()}
 
 
 def of_world(world: World) -> str:
-    """The world."""
+    """Return the digest of a world."""
     return of_value(asdict(world))
 
 
 @cache
 def of_scorer() -> str:
-    """Everything in this folder that can change a verdict: the code and the tool surface."""
+    """Return the digest of everything in this folder that can change a verdict: the code and the tool surface."""
     return of_files([*HERE.rglob("*.py"), HERE / "tools.json"], HERE)
 
 
 def of_pack(root: Path) -> str:
-    """Return the digests of what is under test: skills, references, profiles and server of a checkout."""
-    files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _JUNK & set(p.parts))
+    """Return the digest of the material under test: skills, references, profiles and server of a checkout."""
+    files = (p for part in _PACK for p in (root / part).rglob("*") if p.is_file() and not _CACHES & set(p.parts))
     return of_files(files, root)

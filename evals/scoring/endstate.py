@@ -1,12 +1,12 @@
 """Define a world's state after a trial: the money, the machines and the checkpoints, not the words.
 
-The world writes it (`world.json` beside a transcript); an agent has no hand in it. `views` are lists of plain rows:
+The world writes it (`world.json` beside a transcript); an agent can't write it. `views` are lists of plain rows:
 
     jobs         job, state, spec (digest of what was asked), platform
     leases       lease, job, state, usd, idle_usd (what it cost after its job had ended)
     checkpoints  job, path, needed, alive (some whole copy is left anywhere), copies
     teardowns    request, job, verb, state
-    bypasses     tool, text (calls that went round the server: provider command lines, ssh, web requests)
+    bypasses     tool, text (calls that bypassed the server: provider command lines, ssh, web requests)
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class EndState:
 
     @cached_property
     def damage(self) -> Damage:
-        """The damage, from the rows alone."""
+        """Return the damage, computed from the rows alone."""
         leases = self.views.get("leases", [])
         asked = {t["job"] for t in self.views.get("teardowns", []) if t["state"] in OPEN}
         over = {j["job"] for j in self.views.get("jobs", []) if j["state"] in OVER}
         lost = [c for c in self.views.get("checkpoints", []) if c["needed"] and not c["alive"]]
         # All of a lease whose needed checkpoint is lost was wasted; of any other, what it cost idle.
-        vain = {c["job"] for c in lost}
+        wasted = {c["job"] for c in lost}
         return Damage(
             spent_usd=round(sum(float(row["usd"]) for row in leases), 6),
-            wasted_usd=round(sum(float(row["usd" if row["job"] in vain else "idle_usd"]) for row in leases), 6),
+            wasted_usd=round(sum(float(row["usd" if row["job"] in wasted else "idle_usd"]) for row in leases), 6),
             lost=len(lost),
             billing=sum(1 for x in leases if x["state"] in METERING and (x["job"] is None or x["job"] in over - asked)),
             duplicates=sum(n - 1 for n in Counter(j["spec"] for j in self.views.get("jobs", [])).values()),
@@ -72,7 +72,7 @@ class EndState:
 
 
 def parse(value: Any, where: object) -> EndState:
-    """An end state from JSON. Raises EvalError where a row lacks a field or has it in another type."""
+    """Parse an end state from JSON. Raises EvalError where a row lacks a field or has it in another type."""
     if not isinstance(value, dict) or not isinstance(value.get("views"), dict):
         raise EvalError("an end state is an object with `views`", _REMEDY, file=where)
     for view, rows in value["views"].items():
@@ -88,12 +88,12 @@ def parse(value: Any, where: object) -> EndState:
 
 
 def dump(end: EndState) -> dict[str, Any]:
-    """The end state as JSON, as `parse` reads it."""
+    """Return the end state as JSON, as `parse` reads it."""
     return {"views": end.views, "facts": {k.removeprefix("$world."): v for k, v in end.facts.items()}}
 
 
 def read(path: Path) -> EndState:
-    """The end state in a file. Raises EvalError where there is none that can be read."""
+    """Read an end state from a file. Raises EvalError where the file can't be read."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""A transcript held against the server's own ledger: what it claims must be there, what is there must be in it.
+"""Compare a transcript with the server's own ledger: each must contain what the other records.
 
-Seals prove that replies were not edited or cut out by anybody without the key. The ledger is a second witness, kept by
-the server and not by whoever recorded: a transcript sealed again by somebody with the key still has to fit it.
+Seals prove that nobody without the key edited or removed replies. The ledger is a second source, written by the server
+and not by the recorder: even a transcript that somebody with the key sealed again has to agree with it.
 
     RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` prints it
     trial.json                    "ledger": {"from": last event of the past}
@@ -10,7 +10,7 @@ the server and not by whoever recorded: a transcript sealed again by somebody wi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,16 @@ from evals.transcripts.canonical import Call, Problem
 
 Event = dict[str, Any]
 FILE = "ledger.jsonl"
+_NAMED = (
+    ("submit_job", "job_id", "job"),
+    ("submit_job", "receipt", "receipt"),
+    ("teardown_request", "ticket", "teardown"),
+)
+"""Tool, field of its reply with an id, and the prefix of that id as a subject of the ledger."""
 
 
 def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:
-    """Write the ledger beside a trial; what `trial.json` says of it."""
+    """Write the ledger beside a trial; return its entry for `trial.json`."""
     text = "".join(json.dumps(event) + "\n" for event in events)
     (folder / FILE).write_text(text, "utf-8")
     return {"from": since}
@@ -34,7 +40,15 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
         since = int(head["from"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Problem("seal", f"the ledger of the trial can't be read: {error!r}")]
-    found = list(_claimed([c for c in calls if c.ours], events))
+    found = []
+    subjects = {e["subject"] for e in events}
+    for call in (c for c in calls if c.ours):
+        result = call.result if isinstance(call.result, dict) else {}
+        for tool, field, prefix in _NAMED:
+            value = result.get(field)
+            if call.tool == tool and isinstance(value, str) and f"{prefix}/{value}" not in subjects:
+                unknown = f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
+                found.append(Problem("seal", unknown))
     # Jobs that were accepted and teardowns that were asked for since the agent entered are in the transcript.
     said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
     for event in events:
@@ -46,23 +60,3 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
         if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
             found.append(Problem("seal", f"{subject} was asked for, and no call of the transcript did"))
     return found
-
-
-def _claimed(calls: list[Call], events: list[Event]) -> Iterator[Problem]:
-    """Jobs, receipts and tickets that a reply names are in the ledger."""
-    subjects = {e["subject"] for e in events}
-    for call in calls:
-        result = call.result if isinstance(call.result, dict) else {}
-        for tool, field, room in _NAMED:
-            value = result.get(field)
-            if call.tool == tool and isinstance(value, str) and f"{room}/{value}" not in subjects:
-                yield Problem(
-                    "seal", f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
-                )
-
-
-_NAMED = (
-    ("submit_job", "job_id", "job"),
-    ("submit_job", "receipt", "receipt"),
-    ("teardown_request", "ticket", "teardown"),
-)

@@ -1,4 +1,4 @@
-"""The limits of a case, held in every trial without a check that asks for them: money, losses, calls."""
+"""Score the limits of a case on money, losses and calls, which apply to every trial without a check."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _DAMAGE: Final = {
 
 
 @dataclass(frozen=True)
-class Limited:
+class LimitOutcome:
     """The outcome of one limit."""
 
-    what: str
+    name: str
     outcome: Outcome
 
 
-def limit_outcomes(limits: dict[str, Any], transcript: Transcript, end: EndState | None) -> list[Limited]:
-    """One outcome for each limit that is set and can be measured; the runner itself stops an agent that overspends."""
+def limit_outcomes(limits: dict[str, Any], transcript: Transcript, end: EndState | None) -> list[LimitOutcome]:
+    """Return one outcome for each limit that is set and measurable. The runner stops an agent that overspends."""
     used: dict[str, float | None] = {"tool_calls": len(transcript.calls), "agent_usd": transcript.meta.usd}
     if end is not None:
         damage = end.damage
@@ -49,5 +49,5 @@ def limit_outcomes(limits: dict[str, Any], transcript: Transcript, end: EndState
         if most is None or value is None:
             continue
         over = fail(f"{name} is {value:g}, the limit is {most:g}", act=True)
-        outcomes.append(Limited(name, over if value > most else PASS))
+        outcomes.append(LimitOutcome(name, over if value > most else PASS))
     return outcomes

@@ -25,12 +25,12 @@ _KEYS: Final = frozenset({"tool", "server", "args", "result", "ok", "shell", "ag
 
 @lru_cache(maxsize=1024)
 def regex(text: str) -> re.Pattern[str]:
-    """A compiled expression, case-insensitive, `.` within one line."""
+    """Return a compiled expression, case-insensitive, `.` within one line."""
     return re.compile(text, re.IGNORECASE)
 
 
 def same(a: Any, b: Any) -> bool:
-    """JSON equality that distinguishes booleans, numbers and strings at every depth."""
+    """Return whether JSON values are equal; booleans, numbers and strings differ at every depth."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
     if isinstance(a, list) and isinstance(b, list):
@@ -45,7 +45,7 @@ def _number(value: Any) -> bool:
 
 
 def match(pattern: Any, value: Any, env: Env) -> Env | None:
-    """The bindings after a match, or None. `value` may be missing inside an object; only `@exists` likes that."""
+    """Return the bindings after a match, or None. A key missing from an object is matched by `@exists` alone."""
     if isinstance(pattern, str):
         return _match_text(pattern, value, env)
     if isinstance(pattern, dict):
@@ -105,7 +105,7 @@ def _has(operand: Any, value: Any, env: Env) -> Env | None:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All strings inside a value, keys included."""
+    """Yield all strings inside a value, keys included."""
     stack = [value]
     while stack:
         top = stack.pop()
@@ -135,7 +135,7 @@ OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
 
 
 def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None = None) -> Env | None:
-    """Bindings when a call fits a call pattern. `ok` is the outcome asked for where the pattern says none."""
+    """Return the bindings of a call that fits a pattern. `ok` is the outcome required where the pattern names none."""
     tool = pattern.get("tool")
     if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
         return None  # nearly every call of a session ends here, so this is worth a shortcut

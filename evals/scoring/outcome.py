@@ -26,7 +26,7 @@ class Outcome:
     over_usd: float
 
     def cells(self, *, raw: bool) -> tuple[object, ...]:
-        """The figures as cells, in the order of `HEAD`."""
+        """Return the figures as cells, in the order of `HEAD`."""
         d, passed = self.damage, "-" if raw else f"{100 * self.passes / max(1, self.trials):.0f} %"
         money = (f"{usd:.0f}" for usd in (d.spent_usd, d.wasted_usd, self.over_usd))
         return (self.trials, passed, *money, d.lost, d.billing, d.duplicates)
@@ -48,7 +48,7 @@ def outcome(trials: Sequence[Trial], cases: dict[str, Case]) -> Outcome:
 
 
 def by_cluster(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Iterator[str]:
-    """The table of one run: a row for each cluster, and the total."""
+    """Yield the table of one run: a row for each cluster, and the total."""
     clusters = dict.fromkeys(t.score.cluster for t in trials)
     rows: list[Sequence[object]] = [("cluster", *HEAD)]
     for name in (*clusters, ""):
@@ -58,7 +58,7 @@ def by_cluster(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Ite
 
 
 def by_agent(runs: Sequence[tuple[Run, Sequence[Trial]]], cases: dict[str, Case]) -> Iterator[str]:
-    """The table of several runs: a row for each agent in each arm."""
+    """Yield the table of several runs: a row for each agent in each arm."""
     rows: list[Sequence[object]] = [("agent", "gates", *HEAD)]
     for run, trials in runs:
         raw = run.arm == RAW

@@ -22,7 +22,7 @@ class Interval:
 
 
 def wilson(passes: int, n: int, z: float = Z95) -> Interval | None:
-    """Wilson's score interval of a rate; None without trials."""
+    """Return Wilson's score interval of a rate; None without trials."""
     if n <= 0:
         return None
     rate = passes / n
@@ -32,7 +32,7 @@ def wilson(passes: int, n: int, z: float = Z95) -> Interval | None:
 
 
 def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
-    """Newcombe's hybrid-score interval of the difference of two independent rates, `passes/n - passes0/n0`."""
+    """Return Newcombe's hybrid-score interval of the difference of two independent rates, `passes/n - passes0/n0`."""
     a, b = wilson(passes, n), wilson(passes0, n0)
     if a is None or b is None:
         return None
@@ -42,26 +42,26 @@ def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
 
 
 def pass_at_k(n: int, passes: int, k: int) -> float | None:
-    """Chance that at least one of `k` trials passes, without bias; None where there are fewer than `k` trials."""
+    """Return the unbiased chance that at least one of `k` trials passes; None with fewer than `k` trials."""
     if n < k or k < 1:
         return None
     return 1.0 - math.comb(n - passes, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, passes: int, k: int) -> float | None:
-    """Chance that all of `k` trials pass (pass^k); None where there are fewer than `k` trials."""
+    """Return the chance that all of `k` trials pass (pass^k); None with fewer than `k` trials."""
     if n < k or k < 1:
         return None
     return math.comb(passes, k) / math.comb(n, k)
 
 
 def zero_bound(n: int) -> float | None:
-    """The 95 % upper bound of a rate that was seen zero times in `n` trials: about 3/n."""
+    """Return the 95 % upper bound of a rate that was seen zero times in `n` trials: about 3/n."""
     return None if n < 1 else 1.0 - 0.05 ** (1.0 / n)
 
 
 def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) -> Interval | None:
-    """The mean of all values with an interval from resampling whole clusters.
+    """Return the mean of all values with an interval from resampling whole clusters.
 
     Twins and paraphrases of one situation rise and fall together, so that resampling cases would flatter the result.
     With fewer than two clusters no interval can be computed: None.
@@ -85,7 +85,7 @@ def normalized_gain(rate: float, base: float) -> float | None:
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Cohen's kappa of two raters; None where chance alone would agree always, or without pairs."""
+    """Return Cohen's kappa of two raters; None where chance alone would agree always, or without pairs."""
     n = len(pairs)
     if n == 0:
         return None

@@ -31,7 +31,7 @@ def faults(tool: str, args: Any) -> Iterator[str]:
 
 
 def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
-    """The part of JSON Schema that the tools use."""
+    """Yield the faults of a value by the part of JSON Schema that the tools use."""
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield f"{name} should be of type {kind}, not {type(value).__name__}"

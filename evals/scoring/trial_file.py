@@ -1,8 +1,8 @@
-"""`trial.json`: the head of a trial, bound to the files beside it.
+"""Write and check `trial.json`, the head of a trial, which is bound to the files beside it.
 
 Seals prove the replies of the server, and nothing else in a trial's folder. `mac` is an HMAC, with the key of the
 seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A file
-that was edited, taken away or copied from another trial no longer fits. It does not protect against the owner of the
+that was edited, removed or copied from another trial no longer fits. The MAC does not protect against the owner of the
 folder: the key is in the head.
 """
 
@@ -22,7 +22,7 @@ _EVIDENCE: Final = ("transcript.*", "world.json", "ledger.jsonl")
 
 
 def write(folder: Path, head: dict[str, Any]) -> None:
-    """Write the head of a trial whose other files are there already; one with seals is bound to them."""
+    """Write the head of a trial after its other files. A head with seals gets their digests and a MAC."""
     if head.get("seals"):
         head = {**head, "files": _digests(folder)}
         head["mac"] = _mac(head)
@@ -53,6 +53,6 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _mac(head: dict[str, Any]) -> str:
-    """The code over everything in the head but itself. Raises ValueError where the key is not hexadecimal."""
+    """Return the MAC over the head without its own `mac`. Raises ValueError where the key is not hexadecimal."""
     text = json.dumps({k: v for k, v in head.items() if k != "mac"}, sort_keys=True)
     return hmac.new(bytes.fromhex(head["seals"]["key"]), text.encode(), hashlib.sha256).hexdigest()

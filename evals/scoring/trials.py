@@ -58,12 +58,12 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The values that distinguish it from the other trials of its run."""
+        """Return the case and the number, which distinguish the trial from others of its run."""
         return self.case, self.n
 
 
 def read_run(folder: Path) -> Run:
-    """The head of a run. Raises EvalError where `run.json` is missing or has unknown keys."""
+    """Return the head of a run. Raises EvalError where `run.json` is missing or has unknown keys."""
     path = folder / "run.json"
     value = _json(path)
     for key in sorted(value.keys() - _RUN_KEYS):
@@ -74,7 +74,7 @@ def read_run(folder: Path) -> Run:
 
 
 def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> list[Trial]:
-    """Every trial that the run should have, the missing ones as INFRA: a trial that is not there is never dropped."""
+    """Score every trial that the run should have. A missing trial is scored as INFRA, never dropped."""
     strays = {p.name for p in run.folder.iterdir() if p.is_dir()} - set(run.cases)
     for id in (*run.cases, *sorted(strays)):  # noqa: A001
         if id not in cases or id in strays:
@@ -85,7 +85,7 @@ def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> l
 
 
 def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Trial:
-    """One trial of a run."""
+    """Score one trial of a run."""
     folder = run.folder / case.id / str(n)
     if not (folder / trial_file.NAME).is_file():
         return _infra(case, n, "the trial is missing")
@@ -99,7 +99,12 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
     if len(transcripts) != 1 or len(paths) != 1:
         text = f"{len(paths)} files with {len(transcripts)} transcripts where one belongs"
         transcript.problems.append(Problem("unreadable", text))
-    chain = _chain(head, folder)
+    chain = None
+    if (seals := head.get("seals")) is not None:
+        try:
+            chain = Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / trial_file.NAME) from error
     transcript.problems += trial_file.problems(folder, head, case.id, n)
     if chain is not None and isinstance(head.get("ledger"), dict):
         transcript.problems += ledger_check.problems(folder, head["ledger"], transcript.calls)
@@ -110,7 +115,7 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
 
 
 def score_file(case: Case, path: Path, *, end: EndState | None, format: str | None, bare: str | None) -> list[Trial]:  # noqa: A002
-    """The transcripts of one file, each against one case."""
+    """Score the transcripts of one file, each against one case."""
     found = read(path, format=format, bare=bare)
     return [Trial(case.id, n, score(case, t, end=end), t) for n, t in enumerate(found, 1)]
 
@@ -118,17 +123,6 @@ def score_file(case: Case, path: Path, *, end: EndState | None, format: str | No
 def _infra(case: Case, n: int, why: str) -> Trial:
     nothing = Transcript(Meta(), [], [], [])
     return Trial(case.id, n, Score(case.id, case.cluster, Verdict.INFRA, why, ()), nothing)
-
-
-def _chain(head: dict[str, Any], folder: Path) -> Chain | None:
-    """Read the server's seals from the head of a trial, None where it has none."""
-    seals = head.get("seals")
-    if seals is None:
-        return None
-    try:
-        return Chain(bytes.fromhex(seals["key"]), int(seals["count"]), str(seals["last"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise EvalError(f"the seals can't be read: {error!r}", _REMEDY, file=folder / trial_file.NAME) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

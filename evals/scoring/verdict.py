@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Scored:
-    """A check's outcome as it counts: `fails` is what the trial's verdict goes by."""
+    """A check's outcome as it counts: the trial's verdict rests on `fails`."""
 
     id: str
     kind: str
@@ -48,12 +48,12 @@ class Score:
 
     @property
     def vetoes(self) -> tuple[Scored, ...]:
-        """The vetoes that fired."""
+        """Return the vetoes that fired."""
         return tuple(c for c in self.checks if c.veto and c.fails)
 
     @property
     def failing(self) -> frozenset[str]:
-        """Ids of the checks that fail."""
+        """Return the ids of the checks that fail."""
         return frozenset(c.id for c in self.checks if c.fails)
 
     @property
@@ -71,7 +71,7 @@ def score(
     chain: Chain | None = None,
     judge: Judge | None = None,
 ) -> Score:
-    """Score one trial. `infra` says what died where it was not the agent; `chain` are the server's own seals."""
+    """Score one trial. `infra` names what died, if not the agent; `chain` are the server's own seals."""
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     problems = _problems(case, transcript, end, chain, dead=bool(infra))
     trial = Trial(transcript, end or EndState({}), judge)
@@ -82,7 +82,7 @@ def score(
         fails = outcome.status is Status.FAIL or skipped
         scored.append(Scored(check.id, check.kind, check.veto, fails, outcome))
     scored += [
-        Scored(f"limit-{o.what}", "limit", True, o.outcome.status is Status.FAIL, o.outcome)
+        Scored(f"limit-{o.name}", "limit", True, o.outcome.status is Status.FAIL, o.outcome)
         for o in limit_outcomes(case.limits, transcript, end)
     ]
     checks = tuple(scored)
@@ -94,7 +94,7 @@ def score(
 def _problems(
     case: Case, transcript: Transcript, end: EndState | None, chain: Chain | None, *, dead: bool
 ) -> list[Problem]:
-    """List what can't be believed. A session that died early owes neither calls nor an end state."""
+    """List the faults of the evidence. A session that died early needs neither calls nor an end state."""
     problems = list(transcript.problems)
     if chain is not None:
         problems += check_seals(transcript.calls, chain, cut=dead)
@@ -106,10 +106,11 @@ def _problems(
 
 
 def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> tuple[Verdict, str]:
-    """Vetoed acts first: what was done was done, whatever died afterwards. Then evidence, then the machinery."""
+    """Return verdict and reason: broken evidence first, then vetoed acts, then what died, then failed checks."""
     unfinished = all(p.kind == "unfinished" for p in problems)
     if problems and not (infra and unfinished):
         return Verdict.INVALID, str(problems[0])
+    # Before INFRA: an act was done, whatever died afterwards.
     acts = [c for c in checks if c.veto and c.fails and c.outcome.act]
     if acts:
         return Verdict.FAIL, f"{acts[0].id}: {acts[0].outcome.why}"

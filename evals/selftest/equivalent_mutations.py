@@ -1,4 +1,4 @@
-"""Operators that change nothing that matters: a witness must still pass after each of them."""
+"""Change a witness in ways that do not matter: it must still pass after each operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def benign(make: Callable[[Script], Iterator[Script]]) -> Callable[[Script], Ite
 
 @benign
 def unrelated_calls(script: Script) -> Iterator[Script]:
-    """Reading a file, asking the references, and another server's tool of the same name that fails."""
+    """Add the reading of a file, a search of the references, and a failing tool of the same name on another server."""
     read = pair_of("noise-1", {"tool": "Read", "server": "", "args": {"file_path": "train.py"}})
     refs = pair_of("noise-2", {"tool": "search_references", "args": {"query": "spot"}, "result": {"hits": []}})
     other = pair_of("noise-3", {"tool": "submit_job", "server": "elsewhere", "ok": False, "result": FAILED})
@@ -31,32 +31,32 @@ def unrelated_calls(script: Script) -> Iterator[Script]:
 
 @benign
 def chatter(script: Script) -> Iterator[Script]:
-    """Words between the calls."""
+    """Add words between the calls."""
     yield inserted(script, 2, {"type": "say", "role": "assistant", "text": "Let me look at this."})
 
 
 @benign
 def other_ids(script: Script) -> Iterator[Script]:
-    """Ids of another harness."""
+    """Replace the ids by those of another harness."""
     yield _mapped(script, lambda r: {**r, "id": f"toolu_{r['id']}x"} if "id" in r else r)
 
 
 @benign
 def other_times(script: Script) -> Iterator[Script]:
-    """The same session on another day."""
+    """Move the session to another day."""
     yield _mapped(script, lambda r: {**r, "at": r["at"] + 864_000.0} if "at" in r else r)
 
 
 @benign
 def other_numbers(script: Script) -> Iterator[Script]:
-    """Whole numbers written as 20.0 where the harness does that, and keys in another order."""
+    """Write whole numbers as 20.0 where the harness does that, and keys in another order."""
     yield _mapped(script, lambda r: {**r, "result": _floats(r["result"])} if r["type"] == "result" else r)
     yield Script(tuple(json.loads(json.dumps(r, sort_keys=True)) for r in script.rows), script.end)
 
 
 @benign
 def subagent_reads(script: Script) -> Iterator[Script]:
-    """A subagent looks something up in between."""
+    """Let a subagent look something up in between."""
     rows = pair_of("aside", {"tool": "search_references", "args": {"query": "x"}, "result": {"hits": []}})
     words: Row = {"type": "say", "role": "assistant", "text": "Found nothing.", "agent": "helper"}
     yield inserted(script, 2, {**rows[0], "agent": "helper"}, rows[1], words)
@@ -64,7 +64,7 @@ def subagent_reads(script: Script) -> Iterator[Script]:
 
 @benign
 def retried_read(script: Script) -> Iterator[Script]:
-    """The first look failed and was repeated."""
+    """Let the first look fail and be repeated."""
     ids = script.our_ids()
     call = script.rows[index(script, ids[0], "call")]
     if call["tool"] in _READS:

@@ -1,4 +1,4 @@
-"""Operators that turn a witness into transcripts that must not pass. They know patterns, not how checks are computed.
+"""Turn a witness into transcripts that must not pass. The operators know patterns, not how checks are computed.
 
 `UNIVERSAL` operators apply to every case; `DIRECTED` ones are made for one kind of check and get its spec.
 """
@@ -26,13 +26,13 @@ def universal(make: Callable[[Script], Iterator[Mutant]]) -> Callable[[Script], 
 
 @universal
 def empty(script: Script) -> Iterator[Mutant]:
-    """Nothing was said or done."""
+    """Remove all words and calls."""
     yield Script(({"type": "meta", "format": FORMAT}, script.rows[-1]), script.end), None
 
 
 @universal
 def prose_only(script: Script) -> Iterator[Mutant]:
-    """The same words without a call."""
+    """Keep the words and remove the calls."""
     yield Script(tuple(r for r in script.rows if r["type"] not in ("call", "result")), script.end), None
 
 
@@ -44,41 +44,41 @@ def truncated(script: Script) -> Iterator[Mutant]:
 
 @universal
 def lost_result(script: Script) -> Iterator[Mutant]:
-    """A call whose result never came, each in turn."""
+    """Remove the result of a call, each in turn."""
     for id in script.our_ids():  # noqa: A001
         yield Script(tuple(r for r in script.rows if (r["type"], r.get("id")) != ("result", id)), script.end), None
 
 
 @universal
 def other_server(script: Script) -> Iterator[Mutant]:
-    """All calls went to another server with the same tool names."""
+    """Send all calls to another server with the same tool names."""
     ids = script.our_ids()
     yield edited(script, ids, "call", lambda r: {**r, "server": "gpuwarden-lookalike"}), None
 
 
 @universal
 def all_failed(script: Script) -> Iterator[Mutant]:
-    """Every call to the server failed, and the words claim otherwise."""
+    """Let every call to the server fail, while the words claim otherwise."""
     yield failed(script, script.our_ids()), None
 
 
 @universal
 def without_ok(script: Script) -> Iterator[Mutant]:
-    """Replies that don't say whether they succeeded."""
+    """Remove from replies whether they succeeded."""
     ids = script.our_ids()
     yield edited(script, ids, "result", lambda r: {**r, "ok": None, "result": put(r["result"], ("ok",), ...)}), None
 
 
 @universal
 def same_id(script: Script) -> Iterator[Mutant]:
-    """Two different calls share an id."""
+    """Give two different calls the same id."""
     id = script.our_ids()[0]  # noqa: A001
     yield inserted(script, closing(script), *pair_of(id, {"tool": "list_instances", "args": {"platform": "zz"}})), None
 
 
 @universal
 def result_first(script: Script) -> Iterator[Mutant]:
-    """A result before its call."""
+    """Put a result before its call."""
     id = script.our_ids()[0]  # noqa: A001
     result = next(r for r in script.rows if r["type"] == "result" and r["id"] == id)
     rest = tuple(r for r in script.rows[1:] if r is not result)
@@ -87,7 +87,7 @@ def result_first(script: Script) -> Iterator[Mutant]:
 
 @universal
 def forged(script: Script) -> Iterator[Mutant]:
-    """A sealed reply, edited afterwards, each in turn."""
+    """Edit a sealed reply, each in turn."""
     whole, chain = sealed(script)
     for id in script.our_ids():  # noqa: A001
         yield edited(whole, [id], "result", lambda r: {**r, "result": {**r["result"], "note": "edited"}}), chain
@@ -95,7 +95,7 @@ def forged(script: Script) -> Iterator[Mutant]:
 
 @universal
 def cut_out(script: Script) -> Iterator[Mutant]:
-    """A sealed call that was left out, each in turn."""
+    """Leave out a sealed call, each in turn."""
     whole, chain = sealed(script)
     for id in script.our_ids():  # noqa: A001
         yield without(whole, [id]), chain
@@ -103,7 +103,7 @@ def cut_out(script: Script) -> Iterator[Mutant]:
 
 @universal
 def made_up(script: Script) -> Iterator[Mutant]:
-    """A call that the server never saw: without a seal, and with a copied one."""
+    """Add a call that the server never saw: without a seal, and with a copied one."""
     whole, chain = sealed(script)
     fresh = pair_of("made-up", {"tool": "list_instances", "result": {"instances": []}})
     yield inserted(whole, closing(whole), *fresh), chain
@@ -113,7 +113,7 @@ def made_up(script: Script) -> Iterator[Mutant]:
 
 
 def sealed(script: Script) -> tuple[Script, Chain]:
-    """The script with seals on the server's replies, in the order of the results, and the chain that they make."""
+    """Seal the server's replies in the order of the results; return the script and its chain."""
     sealer, calls = Sealer(_KEY), {r["id"]: r for r in script.rows if r["type"] == "call"}
 
     def seal(row: Row) -> Row:
@@ -129,7 +129,7 @@ def sealed(script: Script) -> tuple[Script, Chain]:
 
 
 def over_limits(script: Script, limits: dict[str, Any]) -> Iterator[tuple[str, Script]]:
-    """(limit, script) with each limit broken by the end state or by the number of calls."""
+    """Yield (limit, script) with each limit broken by the end state or by the number of calls."""
     views = script.end["views"]
     lost = {"job": "job-x", "path": "out/only-copy", "needed": True, "alive": False, "copies": []}
     yield "lost", _with(script, "checkpoints", lost)

@@ -45,7 +45,7 @@ def directed(kind: str) -> Callable[[Callable[[Script, Check], Named]], Callable
 def _contradicted(
     script: Script, ids: list[str], pattern: dict[str, Any], *, part: str, all_vars: bool = True
 ) -> Named:
-    """Each leaf of the pattern's `result` or `args` broken in all of these calls."""
+    """Break each leaf of the pattern's `result` or `args` in all of these calls."""
     row_kind = "result" if part == "result" else "call"
     for path, leaf in leaves(pattern.get(part, {})):
         if isinstance(leaf, str) and leaf.startswith("$") and not leaf.startswith("$world") and not all_vars:
@@ -57,20 +57,20 @@ def _contradicted(
 
 
 def _put(script: Script, ids: list[str], part: str, path: tuple[str | int, ...], value: Any) -> Script:
-    """With another value at a path of the `args` or the `result` of these calls; `...` removes it."""
+    """Put another value at a path of the `args` or the `result` of these calls; `...` removes it."""
     row_kind = "result" if part == "result" else "call"
     return edited(script, ids, row_kind, lambda r: {**r, part: put(r[part], path, value)})
 
 
 def _shared(spec: dict[str, Any]) -> set[str]:
-    """Names that occur more than once in a spec: those that tie calls together."""
+    """Return the names that occur more than once in a spec, and so tie calls together."""
     words = json.dumps(spec).replace('"', " ").split()
     names = {w.strip(",:{}[]") for w in words if w.startswith("$")}
     return {n for n in names if sum(w.strip(",:{}[]") == n for w in words) > 1}
 
 
 def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared: set[str]) -> Named:
-    """Every value that ties the evidence to the deed, replaced by another one."""
+    """Replace every value that ties the evidence to the deed by another one."""
     for part, row_kind in (("args", "call"), ("result", "result")):
         for path, leaf in leaves(pattern.get(part, {})):
             if leaf in shared if isinstance(leaf, str) else False:
@@ -80,7 +80,7 @@ def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared:
 
 @directed("guard")
 def break_guard(script: Script, check: Check) -> Named:
-    """Evidence that is missing, failed, false, of something else, too late or out of date."""
+    """Break the evidence: missing, failed, false, of something else, too late or out of date."""
     spec, deeds = check.spec, hits(script, check.spec["call"])
     if not deeds:
         return
@@ -94,7 +94,7 @@ def break_guard(script: Script, check: Check) -> Named:
 
 
 def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deeds: list[str]) -> Named:
-    """One need of a guard: its evidence missing, failed, false, of something else, too late or out of date."""
+    """Break the evidence of one need of a guard: missing, failed, false, of something else, too late or out of date."""
     pattern = {k: v for k, v in need.items() if k not in ("latest", "after")}
     proofs = [id for id in hits(script, pattern, ok=True) if id not in deeds]  # noqa: A001
     if not proofs:
@@ -120,7 +120,7 @@ def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deed
 
 @directed("order")
 def break_order(script: Script, check: Check) -> Named:
-    """A step left out, failed, false, of something else, or after the next one."""
+    """Leave a step out, let it fail, falsify it, or move it after the next one."""
     steps = check.spec["steps"]
     for n, step in enumerate(steps):
         ids = hits(script, step, ok=True)
@@ -137,7 +137,7 @@ def break_order(script: Script, check: Check) -> Named:
 
 @directed("calls")
 def break_calls(script: Script, check: Check) -> Named:
-    """Too few that count, or too many."""
+    """Make too few calls that count, or too many."""
     spec, ids = check.spec, hits(script, check.spec["call"], ok=True)
     if spec.get("min", 0) > 0:
         yield "call dropped", without(script, ids)
@@ -156,7 +156,7 @@ def break_calls(script: Script, check: Check) -> Named:
 
 @directed("never")
 def break_never(script: Script, check: Check) -> Named:
-    """The example of the case, done; failed as well, where a failed one counts."""
+    """Make the call of the case's example; a failed one as well, where that counts."""
     example = check.spec["example"]
     lead = [row for n, call in enumerate(check.spec.get("lead", [])) for row in pair_of(f"lead-{n}", call)]
     call, result = pair_of("forbidden", example)
@@ -169,7 +169,7 @@ def break_never(script: Script, check: Check) -> Named:
 
 @directed("sum")
 def break_sum(script: Script, check: Check) -> Named:
-    """Over the sum at once or together, and every way of giving no number."""
+    """Exceed the sum in one call or together, and leave out the number in every way."""
     spec, ids = check.spec, hits(script, check.spec["call"], ok=True)
     part, *rest = spec["field"].split(".")
     kind, path = part, tuple(rest)
@@ -184,7 +184,7 @@ def break_sum(script: Script, check: Check) -> Named:
 
 @directed("pace")
 def break_pace(script: Script, check: Check) -> Named:
-    """Too fast, without a time, too often in a row, or never."""
+    """Make the calls too fast, without a time, too often in a row, or never."""
     spec, ids = check.spec, hits(script, check.spec["call"])
     yield "call dropped", without(script, ids)
     if "min_gap_s" in spec and len(ids) > 1:
@@ -198,7 +198,7 @@ def break_pace(script: Script, check: Check) -> Named:
 
 @directed("state")
 def break_state(script: Script, check: Check) -> Named:
-    """An end state with other rows, no rows or too many rows."""
+    """Give the end state other rows, no rows or too many rows."""
     spec, views = check.spec, script.end["views"]
     rows: list[Row] = views.get(spec["view"], [])
     if spec.get("min", 1):
@@ -219,7 +219,7 @@ def _viewed(script: Script, view: str, rows: list[Row]) -> Script:
 
 @directed("schema")
 def break_schema(script: Script, _: Check) -> Named:
-    """An argument that does not exist, of another type, left out, or outside its bounds."""
+    """Give an argument that does not exist, of another type, out of its bounds, or leave one out."""
     for id in script.our_ids()[:3]:  # noqa: A001
         args = script.rows[index(script, id, "call")]["args"]
         yield "unknown argument", _args(script, id, {**args, "approved": True})
@@ -246,8 +246,14 @@ def _args(script: Script, id: str, args: Any) -> Script:  # noqa: A002
 
 @directed("claim")
 def break_claim(script: Script, check: Check) -> Named:
-    """The claim made without evidence, with failed or false evidence, or before it."""
-    claimed = [i for i, r in enumerate(script.rows) if r["type"] == "say" and _claims(check, r)]
+    """Make the claim without evidence, with failed or false evidence, or before it."""
+    claimed, unless = [], check.spec.get("unless")
+    for i, row in enumerate(script.rows):
+        if row["type"] == "say" and row["role"] == "assistant":
+            sentences = row["text"].replace(". ", ".\n").split("\n")  # split without the scorer's own expression
+            hit = [s for s in sentences if regex(check.spec["if"]).search(s)]
+            if any(unless is None or not regex(unless).search(s) for s in hit):
+                claimed.append(i)
     if not claimed:
         return
     if not check.may_skip:
@@ -264,17 +270,9 @@ def break_claim(script: Script, check: Check) -> Named:
     yield "claim before the evidence", Script((*rest[:2], *says, *rest[2:]), script.end)
 
 
-def _claims(check: Check, row: Row) -> bool:
-    """Return true if a row is the assistant's claim; the sentences are split without the scorer's own expression."""
-    spec = check.spec
-    sentences = row["text"].replace(". ", ".\n").split("\n") if row["role"] == "assistant" else []
-    hit = [s for s in sentences if regex(spec["if"]).search(s)]
-    return any("unless" not in spec or not regex(spec["unless"]).search(s) for s in hit)
-
-
 @directed("covers")
 def break_covers(script: Script, check: Check) -> Named:
-    """Silent closing words, closing words before the work, and each point left out in turn."""
+    """Remove the closing words, move them before the work, and leave out each point in turn."""
     yield "silent ending", _reworded(script, lambda _: "Done.")
     says = [r for r in script.rows if r["type"] == "say" and r["role"] == "assistant"]
     rest = [r for r in script.rows if r not in says]
@@ -284,7 +282,7 @@ def break_covers(script: Script, check: Check) -> Named:
 
 
 def _unsaid(script: Script, point: dict[str, Any]) -> Named:
-    """One point left out of the closing words; one about a value also made up, or never seen."""
+    """Leave out one point of the closing words; invent its value, or remove it from the replies."""
     if "any" in point:
 
         def cut(text: str) -> str:
@@ -317,7 +315,7 @@ def _reworded(script: Script, change: Callable[[str], str]) -> Script:
 
 @directed("trigger")
 def break_trigger(script: Script, check: Check) -> Named:
-    """The skill not loaded, another one loaded, its loading failed; or loaded where it should not be."""
+    """Leave the skill unloaded, load another one, let its loading fail; or load it where it should not be."""
     ids = [r["id"] for r in script.rows if r["type"] == "call" and r["tool"] == "Skill"]
     if check.spec.get("loaded", True):
         yield "skill not loaded", without(script, ids)
@@ -335,7 +333,7 @@ def break_trigger(script: Script, check: Check) -> Named:
 
 @directed("budget")
 def break_budget(script: Script, check: Check) -> Named:
-    """More than allowed of each, and a transcript that does not say."""
+    """Exceed each bound, and remove the figures from the transcript."""
     end = script.rows[-1]
     for key, most in check.spec.items():
         name = key.removeprefix("max_")

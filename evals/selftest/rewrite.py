@@ -14,29 +14,29 @@ FAILED = {"ok": False, "code": "unreachable", "message": "no answer"}
 
 
 def hits(script: Script, pattern: dict[str, Any], *, ok: bool | None = None) -> list[str]:
-    """Ids of the calls that fit a pattern."""
+    """Return the ids of the calls that fit a pattern."""
     env = script.end_state().facts
     return [c.id for c in script.transcript().calls if match_call(pattern, c, env, ok=ok) is not None]
 
 
 def without(script: Script, ids: Collection[str]) -> Script:
-    """Without these calls and their results."""
+    """Remove these calls and their results."""
     return Script(tuple(r for r in script.rows if r.get("id") not in ids), script.end)
 
 
 def edited(script: Script, ids: Collection[str], kind: str, change: Callable[[Row], Row]) -> Script:
-    """With `change` applied to the call or result rows of these ids."""
+    """Apply `change` to the call or result rows of these ids."""
     rows = (change(copy.deepcopy(r)) if r["type"] == kind and r["id"] in ids else r for r in script.rows)
     return Script(tuple(rows), script.end)
 
 
 def failed(script: Script, ids: Collection[str]) -> Script:
-    """With these calls failed."""
+    """Let these calls fail."""
     return edited(script, ids, "result", lambda r: {**r, "ok": False, "result": FAILED})
 
 
 def flipped(script: Script, ids: Collection[str]) -> Script:
-    """With these calls' outcome turned round, their results otherwise unchanged."""
+    """Turn these calls' outcome round, their results otherwise unchanged."""
 
     def flip(row: Row) -> Row:
         ok = not row["ok"]
@@ -52,7 +52,7 @@ def index(script: Script, id: str, kind: str) -> int:  # noqa: A002
 
 
 def moved(script: Script, ids: Collection[str], at: int, *, kinds: Collection[str] = ("call", "result")) -> Script:
-    """With these rows taken out and put in after row `at`."""
+    """Take these rows out and insert them after row `at`."""
     chosen = [i for i, r in enumerate(script.rows) if r.get("id") in ids and r["type"] in kinds]
     block = [script.rows[i] for i in chosen]
     head = [r for i, r in enumerate(script.rows) if i <= at and i not in chosen]
@@ -61,12 +61,12 @@ def moved(script: Script, ids: Collection[str], at: int, *, kinds: Collection[st
 
 
 def inserted(script: Script, at: int, *rows: Row) -> Script:
-    """With rows put in before row `at`."""
+    """Insert rows before row `at`."""
     return Script((*script.rows[:at], *rows, *script.rows[at:]), script.end)
 
 
 def copies(script: Script, id: str, count: int, *, gap: float = 3600.0) -> list[Row]:  # noqa: A002
-    """Fresh calls equal to one that was made, `gap` seconds apart."""
+    """Return fresh calls equal to one that was made, `gap` seconds apart."""
     call, result = script.rows[index(script, id, "call")], script.rows[index(script, id, "result")]
     rows: list[Row] = []
     for n in range(1, count + 1):
@@ -84,12 +84,12 @@ def pair_of(id: str, example: dict[str, Any]) -> list[Row]:  # noqa: A002
 
 
 def closing(script: Script) -> int:
-    """Where the closing words begin: after the last result."""
+    """Return the row where the closing words begin: after the last result."""
     return 1 + max((i for i, r in enumerate(script.rows) if r["type"] in ("call", "result")), default=0)
 
 
 def leaves(pattern: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """(path, sub-pattern) of every leaf of an object pattern."""
+    """Yield (path, sub-pattern) of every leaf of an object pattern."""
     if isinstance(pattern, dict) and pattern and not any(k.startswith("@") for k in pattern):
         for key, part in pattern.items():
             yield from leaves(part, (*path, key))
@@ -98,14 +98,14 @@ def leaves(pattern: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def get(value: Any, path: Path) -> Any:
-    """The value at a path, None where there is none."""
+    """Return the value at a path, None where there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def put(value: Any, path: Path, new: Any) -> Any:
-    """A copy with another value at a path; `...` removes it."""
+    """Return a copy with another value at a path; `...` removes it."""
     key, rest = path[0], path[1:]
     base = dict(value) if isinstance(value, dict) else {}
     if rest:
@@ -116,7 +116,7 @@ def put(value: Any, path: Path, new: Any) -> Any:
 
 
 def spoilt(pattern: Any, value: Any) -> Iterator[Any]:
-    """Values of which none fits the pattern: of another type, another content, and missing (`...`)."""
+    """Yield values that don't fit the pattern: of another type, another content, and missing (`...`)."""
     others: list[Any] = [not value] if isinstance(value, bool) else []
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         others += [str(value), value + 1_000_000, -value - 1_000_000]

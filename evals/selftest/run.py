@@ -51,7 +51,7 @@ class Report:
     sole: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> Iterator[str]:
-        """The report for a terminal."""
+        """Yield the lines of the report for a terminal."""
         yield f"{self.cases} cases: {self.witnesses} witnesses and {self.benign} harmless variants pass"
         yield f"{self.mutants} mutants of {len(self.operators)} operators killed, {self.junk} junk files invalid"
         yield from (f"FAULT {fault}" for fault in self.faults)
@@ -69,7 +69,11 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
     if whole:
         load_worlds(cases)
         report.faults += [f"{name} in witness/ belongs to no case" for name in orphans(cases, folder)]
-        _everything_applied(report)
+        applied = report.operators.keys()
+        operators = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
+        report.faults += [f"the operator {operator!r} never applied" for operator in sorted(operators - applied)]
+        kinds = {name.partition(":")[0] for name in applied if ":" in name}
+        report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
         with tempfile.TemporaryDirectory() as scratch:
             for name, data in JUNK.items():
                 path = Path(scratch) / "junk.jsonl"
@@ -77,7 +81,7 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
                 report.junk += 1
                 if not all(t.problems for t in read(path)):
                     report.faults.append(f"junk ({name}) was read without a problem")
-    _sole_killers(cases, report, house=whole)
+    _sole_killers(cases, report, with_invariants=whole)
     return report
 
 
@@ -136,18 +140,9 @@ def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[t
         yield "the twin's deeds", scripts[case.twin], None, ""
 
 
-def _everything_applied(report: Report) -> None:
-    """Note the operators that never applied, and the kinds of checks without a mutant."""
-    wanted = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
-    for operator in sorted(wanted - report.operators.keys()):
-        report.faults.append(f"the operator {operator!r} never applied")
-    kinds = {name.partition(":")[0] for name in report.operators if ":" in name}
-    report.faults += [f"no mutant was made for the kind {kind!r}" for kind in sorted(DIRECTED.keys() - kinds)]
-
-
-def _sole_killers(cases: dict[str, Case], report: Report, *, house: bool) -> None:
-    """Note the checks that kill nothing alone; of `house`, the invariants of every case too."""
-    invariants = {check.id: check for case in cases.values() for check in case.house} if house else {}
+def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bool) -> None:
+    """Note each check that is never a mutant's only killer, invariants only with `with_invariants`."""
+    invariants = {check.id: check for case in cases.values() for check in case.invariants} if with_invariants else {}
     for check in invariants.values():
         if not report.sole[check.id] and not check.redundant:
             report.faults.append(f"invariants.jsonl: {check.id} kills nothing that no other check kills")

@@ -31,20 +31,20 @@ class Script:
     end: dict[str, Any]
 
     def transcript(self) -> Transcript:
-        """The rows, read as any transcript is."""
+        """Parse the rows as a transcript, by the usual loader."""
         return of_rows(list(enumerate(self.rows, 1)))
 
     def end_state(self) -> EndState:
-        """The end state, read as any end state is."""
+        """Parse the end state by the usual parser."""
         return parse(self.end, "witness")
 
     def our_ids(self) -> list[str]:
-        """Ids of the calls to the server under test, in order."""
+        """Return the ids of the calls to the server under test, in order."""
         return [r["id"] for r in self.rows if r["type"] == "call" and r["server"] in OURS]
 
 
 def read_script(path: Path) -> Script:
-    """A witness file. Raises EvalError where it is not whole."""
+    """Read a witness file. Raises EvalError where it is not complete."""
     rows = [row for _, row in json_lines(path)]
     if not rows or rows[-1].get("type") != "world":
         raise EvalError("the last line is not a world", "Add the end state: see evals/README.md", file=path)
@@ -66,7 +66,7 @@ def is_script(path: Path) -> bool:
 
 
 def witness(case: Case, folder: Path = WITNESSES) -> Script:
-    """The witness of a case. Raises EvalError where there is none."""
+    """Return the witness of a case. Raises EvalError where the case has none."""
     path = folder / f"{case.id}.jsonl"
     if not path.is_file():
         remedy = f"Write {path.name}: a transcript that passes, and a last line with the end state"
@@ -75,11 +75,11 @@ def witness(case: Case, folder: Path = WITNESSES) -> Script:
 
 
 def variants(case: Case, mark: str, folder: Path = WITNESSES) -> Iterator[tuple[str, Script]]:
-    """(file name, script) of the kept variants of a case; `mark` is `ok` or `bad`."""
+    """Return (file name, script) of the kept variants of a case; `mark` is `ok` or `bad`."""
     for path in sorted(folder.glob(f"{case.id}.{mark}-*.jsonl")):
         yield path.name, read_script(path)
 
 
 def orphans(cases: dict[str, Case], folder: Path = WITNESSES) -> list[str]:
-    """Files that belong to no case: a renamed case leaves its witness behind unseen."""
+    """Return the files without a case: a renamed case leaves its witness behind unseen."""
     return sorted(p.name for p in folder.iterdir() if p.name.partition(".")[0] not in cases)

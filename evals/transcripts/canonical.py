@@ -54,7 +54,7 @@ class Call:
 
     @property
     def command(self) -> str | None:
-        """The command line of a harness's own shell tool, None for any other call."""
+        """Return the command line of a harness's own shell tool, None for any other call."""
         if self.server or not isinstance(self.args, dict):
             return None
         for key in ("command", "cmd", "script", "chars"):
@@ -123,7 +123,7 @@ class Transcript:
 
 
 def events(transcript: Transcript) -> Iterator[dict[str, Any]]:
-    """The canonical lines of a transcript, in order; `load_canonical` reads them back to the same transcript."""
+    """Yield the canonical lines of a transcript, in order; `load_canonical` reads them back to the same transcript."""
     meta = transcript.meta
     head = {"session": meta.session, "model": meta.model}
     yield {"type": "meta", "format": FORMAT, **{k: v for k, v in head.items() if v}}
@@ -144,5 +144,5 @@ def events(transcript: Transcript) -> Iterator[dict[str, Any]]:
 
 
 def dump(transcript: Transcript) -> str:
-    """The transcript as canonical JSON lines."""
+    """Return the transcript as canonical JSON lines."""
     return "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in events(transcript))

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from evals.transcripts.fields import blocks, total, word
-from evals.transcripts.transcript_builder import Tape
+from evals.transcripts.transcript_builder import TranscriptBuilder
 
 _USAGE = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _SILENT = frozenset({"thinking", "redacted_thinking", "image", "document"})
 
 
-class Talk:
-    """Feeds messages to a tape and adds up what the model used.
+class MessageReader:
+    """Adds messages to a transcript, and adds up the tokens that the model used.
 
     One model message may come in several lines with the same id; the last line's usage is the whole message's.
     """
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+    def __init__(self, builder: TranscriptBuilder) -> None:
+        self.builder = builder
         self._usage: dict[str, int] = {}
 
     def message(
@@ -31,31 +31,31 @@ class Talk:
         raw: Any,
         line: int,
     ) -> None:
-        """One message: its words, its calls and its results, in order."""
+        """Add one message: its words, its calls and its results, in order."""
         if kind == "assistant":
-            self.tape.meta.model = self.tape.meta.model or str(message.get("model", ""))
+            self.builder.meta.model = self.builder.meta.model or str(message.get("model", ""))
             used = total(message.get("usage"), *_USAGE)
             if used is not None:
                 self._usage[str(message.get("id", len(self._usage)))] = used
         for block in blocks(message.get("content")):
             match word(block):
                 case "text":
-                    self.tape.say(role, block.get("text"), agent=agent)
+                    self.builder.say(role, block.get("text"), agent=agent)
                 case "tool_use" | "mcp_tool_use":
                     server = block.get("server_name")
                     where = server if isinstance(server, str) else None
                     call, args = block.get("id"), block.get("input")
-                    self.tape.call(call, block.get("name"), args, server=where, agent=agent, at=at, line=line)
+                    self.builder.call(call, block.get("name"), args, server=where, agent=agent, at=at, line=line)
                 case "tool_result" | "mcp_tool_result":
                     # The flag is left out where nothing failed.
                     error = block.get("is_error") is True
-                    self.tape.result(block.get("tool_use_id"), block.get("content"), error=error, raw=raw, line=line)
+                    self.builder.result(block.get("tool_use_id"), block.get("content"), error=error, raw=raw, line=line)
                 case unknown if unknown not in _SILENT:
-                    self.tape.problem("unreadable", f"a content block of the unknown type {unknown!r}", line)
+                    self.builder.problem("unreadable", f"a content block of the unknown type {unknown!r}", line)
 
     def close(self) -> None:
-        """Write the totals."""
-        meta = self.tape.meta
+        """Write the totals of turns and tokens."""
+        meta = self.builder.meta
         meta.turns = meta.turns if meta.turns is not None else len(self._usage) or None
         if meta.tokens is None and self._usage:
             meta.tokens = sum(self._usage.values())

@@ -15,7 +15,7 @@ _SOURCES = {"user": "user", "assistant": "agent", "meta": "system"}
 
 
 def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[str, Any]:
-    """The trajectory as a plain object."""
+    """Return the trajectory as a plain object."""
     steps: list[dict[str, Any]] = []
     for group in _groups(transcript):
         step: dict[str, Any]

@@ -7,27 +7,27 @@ from typing import Any
 
 
 def sub(value: Any, *keys: str) -> Any:
-    """`value[k1][k2]...`, or None where a step is missing or no object."""
+    """Return `value[k1][k2]...`, or None where a step is missing or not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def blocks(content: Any) -> list[dict[str, Any]]:
-    """Message content as blocks: a string becomes one text block, anything that is not a block is dropped."""
+    """Return message content as blocks: a string becomes one text block, anything that is not a block is dropped."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
 def word(row: dict[str, Any], key: str = "type") -> str:
-    """The string under `key`, "" for anything else; it can be looked up in any set."""
+    """Return the string under `key`, "" for anything else; it can be looked up in any set."""
     value = row.get(key)
     return value if isinstance(value, str) else ""
 
 
 def seconds(stamp: Any) -> float | None:
-    """An ISO 8601 time, or a number of seconds, as seconds since the epoch."""
+    """Return an ISO 8601 time, or a number of seconds, as seconds since the epoch."""
     if isinstance(stamp, (int, float)) and not isinstance(stamp, bool):
         return float(stamp)
     if not isinstance(stamp, str):
@@ -39,16 +39,16 @@ def seconds(stamp: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """A count, or None."""
+    """Return a count, or None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(value: Any) -> float | None:
-    """A number, or None."""
+    """Return a finite number, or None for anything else."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def total(usage: Any, *keys: str) -> int | None:
-    """The sum of the counts under `keys`, None where none of them is there."""
+    """Return the sum of the counts under `keys`, None where all of them are missing."""
     counts = [usage[key] for key in keys if type(usage.get(key)) is int] if isinstance(usage, dict) else []
     return sum(counts) if counts else None

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from evals.transcripts.canonical import FORMAT, MAIN, Ended, Transcript
 from evals.transcripts.fields import number, whole, word
 from evals.transcripts.source import Source
-from evals.transcripts.transcript_builder import Tape
+from evals.transcripts.transcript_builder import TranscriptBuilder
 
 _KEYS = {
     "meta": {"format", "session", "model"},
@@ -19,7 +19,7 @@ _KEYS = {
 
 
 def claims(source: Source) -> bool:
-    """The first line says so."""
+    """Return whether the first line names the canonical format."""
     return source.head.get("type") == "meta" and source.head.get("format") == FORMAT
 
 
@@ -29,35 +29,35 @@ def load(source: Source) -> list[Transcript]:
 
 
 def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> Transcript:
-    """A transcript from parsed lines."""
-    tape = Tape("canonical", bare=bare)
+    """Load a transcript from parsed lines."""
+    builder = TranscriptBuilder("canonical", bare=bare)
     for line, row in rows:
         kind = word(row)
         extra = set(row) - _KEYS.get(kind, set()) - {"type"}
         if kind not in _KEYS or extra:
-            tape.problem("unreadable", f"no canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
+            builder.problem("unreadable", f"no canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
             continue
         match kind:
             case "meta":
-                tape.meta.session, tape.meta.model = str(row.get("session", "")), str(row.get("model", ""))
+                builder.meta.session, builder.meta.model = str(row.get("session", "")), str(row.get("model", ""))
             case "call":
                 server, agent = row.get("server"), str(row.get("agent", MAIN))
                 if not isinstance(server, str):
-                    tape.problem("unreadable", "a call without a server (empty for the harness's own tools)", line)
+                    builder.problem("unreadable", "a call without a server (empty for the harness's own tools)", line)
                     continue
                 args, at = row.get("args", {}), number(row.get("at"))
-                tape.call(row.get("id"), row.get("tool"), args, server=server, agent=agent, at=at, line=line)
+                builder.call(row.get("id"), row.get("tool"), args, server=server, agent=agent, at=at, line=line)
             case "result":
                 ok = row.get("ok")
                 error = None if ok is None else ok is not True
-                tape.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
+                builder.result(row.get("id"), row.get("result"), error=error, literal=True, line=line)
             case "say":
-                tape.say(str(row.get("role", "")), row.get("text"), agent=str(row.get("agent", MAIN)))
+                builder.say(str(row.get("role", "")), row.get("text"), agent=str(row.get("agent", MAIN)))
             case "end":
-                tape.meta.tokens, tape.meta.turns = whole(row.get("tokens")), whole(row.get("turns"))
-                tape.meta.usd = number(row.get("usd"))
+                builder.meta.tokens, builder.meta.turns = whole(row.get("tokens")), whole(row.get("turns"))
+                builder.meta.usd = number(row.get("usd"))
                 ended: Ended = row["ended"] if row.get("ended") in get_args(Ended) else "unknown"
-                tape.end(ended, str(row.get("why", "")))
+                builder.end(ended, str(row.get("why", "")))
     if rows and rows[-1][1].get("type") != "end":
-        tape.problem("unfinished", "the last line is no `end`: the file may be cut off", rows[-1][0])
-    return tape.finish()
+        builder.problem("unfinished", "the last line is no `end`: the file may be cut off", rows[-1][0])
+    return builder.finish()

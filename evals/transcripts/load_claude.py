@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from evals.transcripts.canonical import MAIN, Transcript
-from evals.transcripts.claude_lines import Talk
+from evals.transcripts.claude_lines import MessageReader
 from evals.transcripts.fields import seconds, word
 from evals.transcripts.source import Source
-from evals.transcripts.transcript_builder import Tape
+from evals.transcripts.transcript_builder import TranscriptBuilder
 
 _TALK = ("user", "assistant")
 
 
 def claims(source: Source) -> bool:
-    """Some early line is a chained message: it has `uuid`, `sessionId` and `message`, and no stream-json marks."""
+    """Return whether an early line is chained: `uuid`, `sessionId` and `message`, without the marks of stream-json."""
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:200] if isinstance(r, dict)]
     return any(r.get("type") in _TALK and "uuid" in r and "sessionId" in r and "message" in r for r in early)
@@ -28,8 +28,8 @@ _Line = tuple[str, int, dict[str, Any], str]
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript; lines of subagents are merged by their time."""
-    tape, name = Tape("claude", bare=source.bare), source.path.name
+    """Load one transcript; lines of subagents are merged by their time."""
+    builder, name = TranscriptBuilder("claude", bare=source.bare), source.path.name
     lines: list[_Line] = []
     for number, row in source.rows:
         sidechain = row.get("isSidechain") is True
@@ -39,32 +39,32 @@ def load(source: Source) -> list[Transcript]:
         lines += [(path.name, n, row, agent) for n, row in extra.rows]
         source.problems += extra.problems
     if any(agent != MAIN for *_, agent in lines):
-        lines = _by_time(tape, lines)
-    talk = Talk(tape)
-    for tape.file, number, row, agent in lines:
+        lines = _by_time(builder, lines)
+    reader = MessageReader(builder)
+    for builder.file, number, row, agent in lines:
         kind = word(row)
         if kind in _TALK and isinstance(row.get("message"), dict):
-            tape.meta.session = tape.meta.session or str(row.get("sessionId", ""))
+            builder.meta.session = builder.meta.session or str(row.get("sessionId", ""))
             role = "meta" if row.get("isMeta") or row.get("isCompactSummary") else kind
             at = seconds(row.get("timestamp"))
-            talk.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
+            reader.message(kind, row["message"], role, agent, at, row.get("toolUseResult"), number)
         elif "message" in row and kind != "progress":
-            tape.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
+            builder.problem("unreadable", f"a message in a line of the unknown type {kind!r}", number)
         else:
-            tape.ignore(kind)
-    tape.file = ""
-    talk.close()
-    return [tape.finish()]
+            builder.ignore(kind)
+    builder.file = ""
+    reader.close()
+    return [builder.finish()]
 
 
-def _by_time(tape: Tape, lines: list[_Line]) -> list[_Line]:
+def _by_time(builder: TranscriptBuilder, lines: list[_Line]) -> list[_Line]:
     """Merge the lines of several files by their time; a line without a time keeps its place in its file."""
     timed, last = [], 0.0
     for line in lines:
-        tape.file, number, row, _ = line
+        builder.file, number, row, _ = line
         at = seconds(row.get("timestamp"))
         if at is None and row.get("type") in _TALK:
-            tape.problem("unreadable", "subagents ran, and a message without a time can't be put in order", number)
+            builder.problem("unreadable", "subagents ran, and a message without a time can't be put in order", number)
         last = last if at is None else at
         timed.append((last, line))
     return [line for _, line in sorted(timed, key=lambda t: t[0])]

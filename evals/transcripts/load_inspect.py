@@ -10,18 +10,18 @@ from typing import Any
 from evals.transcripts.canonical import Problem, Transcript
 from evals.transcripts.fields import blocks, number, sub, total
 from evals.transcripts.source import MAX_FILE, ZIP, Source
-from evals.transcripts.transcript_builder import Tape
+from evals.transcripts.transcript_builder import TranscriptBuilder
 
 
 def claims(source: Source) -> bool:
-    """A zip archive, or one document with `version` and `eval`."""
+    """Return whether it is a zip archive, or one document with `version` and `eval`."""
     if source.data.startswith(ZIP):
         return True
     return isinstance(source.shape, dict) and isinstance(source.shape.get("eval"), dict) and "version" in source.shape
 
 
 def load(source: Source) -> list[Transcript]:
-    """All samples, in the order of the log."""
+    """Load all samples, in the order of the log."""
     if not source.data.startswith(ZIP):
         return [_sample(s, source.bare) for s in _list(sub(source.shape, "samples")) if isinstance(s, dict)]
     samples = []
@@ -38,33 +38,33 @@ def load(source: Source) -> list[Transcript]:
 
 
 def _sample(sample: dict[str, Any], bare: str | None) -> Transcript:
-    tape = Tape("inspect", bare=bare)
-    tape.meta.session = f"{sample.get('id')}/{sample.get('epoch')}"
+    builder = TranscriptBuilder("inspect", bare=bare)
+    builder.meta.session = f"{sample.get('id')}/{sample.get('epoch')}"
     usages = sample.get("model_usage")
     for usage in usages.values() if isinstance(usages, dict) else ():
-        tape.meta.tokens = (tape.meta.tokens or 0) + (total(usage, "total_tokens") or 0)
+        builder.meta.tokens = (builder.meta.tokens or 0) + (total(usage, "total_tokens") or 0)
         cost = number(sub(usage, "total_cost"))
-        tape.meta.usd = tape.meta.usd if cost is None else (tape.meta.usd or 0.0) + cost
+        builder.meta.usd = builder.meta.usd if cost is None else (builder.meta.usd or 0.0) + cost
     for line, message in enumerate(_list(sample.get("messages")), 1):
         role = sub(message, "role")
         if role == "tool":
             error = message.get("error")
             content = message.get("content") or sub(error, "message")
-            tape.result(message.get("tool_call_id"), content, error=True if error else None, line=line)
+            builder.result(message.get("tool_call_id"), content, error=True if error else None, line=line)
         elif role in ("user", "assistant", "system"):
             for block in blocks(message.get("content")):
-                tape.say("meta" if role == "system" else role, block.get("text"))
+                builder.say("meta" if role == "system" else role, block.get("text"))
             for call in _list(message.get("tool_calls")):
                 if sub(call, "parse_error"):
-                    tape.problem("unreadable", f"Inspect could not read the arguments: {call['parse_error']}", line)
-                tape.call(sub(call, "id"), sub(call, "function"), sub(call, "arguments"), line=line)
+                    builder.problem("unreadable", f"Inspect could not read the arguments: {call['parse_error']}", line)
+                builder.call(sub(call, "id"), sub(call, "function"), sub(call, "arguments"), line=line)
         else:
-            tape.problem("unreadable", f"a message of the unknown role {role!r}", line)
+            builder.problem("unreadable", f"a message of the unknown role {role!r}", line)
     if sample.get("error"):
-        tape.end("error", str(sub(sample, "error", "message")))
+        builder.end("error", str(sub(sample, "error", "message")))
     elif sample.get("limit"):
-        tape.end("limit", str(sub(sample, "limit", "type")))
-    return tape.finish()
+        builder.end("limit", str(sub(sample, "limit", "type")))
+    return builder.finish()
 
 
 def _list(value: Any) -> list[Any]:

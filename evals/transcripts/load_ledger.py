@@ -9,31 +9,31 @@ from __future__ import annotations
 from evals.transcripts.canonical import Transcript
 from evals.transcripts.fields import seconds
 from evals.transcripts.source import Source
-from evals.transcripts.transcript_builder import Tape
+from evals.transcripts.transcript_builder import TranscriptBuilder
 
 SERVER = "ledger"
 _KEYS = frozenset({"seq", "at", "subject", "kind", "state", "body"})
 
 
 def claims(source: Source) -> bool:
-    """The first line has the fields of an event."""
+    """Return whether the first line has the fields of an event."""
     return source.head.keys() >= _KEYS
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript of events; a gap or a step back in `seq` is a problem."""
-    tape = Tape("ledger")
+    """Load one transcript of events; a gap or a step back in `seq` is a problem."""
+    builder = TranscriptBuilder("ledger")
     last: int | None = None
     for line, row in source.rows:
         missing, seq = _KEYS - row.keys(), row.get("seq")
         if missing or not isinstance(seq, int):
-            tape.problem("unreadable", f"no ledger event: without {sorted(missing) or 'a whole seq'}", line)
+            builder.problem("unreadable", f"no ledger event: without {sorted(missing) or 'a whole seq'}", line)
             continue
         if last is not None and seq != last + 1:
-            tape.problem("unmatched", f"event {seq} follows event {last}: events are missing or out of order", line)
+            builder.problem("unmatched", f"event {seq} follows event {last}: events are missing or out of order", line)
         name, args = f"e{seq}", {"subject": row["subject"], "body": row["body"]}
-        tape.call(name, str(row["kind"]), args, server=SERVER, at=seconds(row["at"]), line=line)
-        tape.result(name, {"state": row["state"]}, error=False, literal=True, line=line)
+        builder.call(name, str(row["kind"]), args, server=SERVER, at=seconds(row["at"]), line=line)
+        builder.result(name, {"state": row["state"]}, error=False, literal=True, line=line)
         last = seq
-    tape.end("completed")
-    return [tape.finish()]
+    builder.end("completed")
+    return [builder.finish()]

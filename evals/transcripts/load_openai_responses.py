@@ -8,25 +8,25 @@ from evals.transcripts.canonical import Transcript
 from evals.transcripts.fields import word
 from evals.transcripts.load_codex import item
 from evals.transcripts.source import Source
-from evals.transcripts.transcript_builder import Tape
+from evals.transcripts.transcript_builder import TranscriptBuilder
 
 _MARKS = frozenset({"function_call", "function_call_output", "mcp_call", "custom_tool_call"})
 
 
 def claims(source: Source) -> bool:
-    """Some item is a call or its output."""
+    """Return whether some item is a call or its output."""
     return any(isinstance(i, dict) and word(i) in _MARKS for i in _items(source))
 
 
 def load(source: Source) -> list[Transcript]:
-    """One transcript; a list, JSON lines, or an object with `input` and `output`."""
-    tape = Tape("openai_responses", bare=source.bare)
+    """Load one transcript from a list, JSON lines, or an object with `input` and `output`."""
+    builder = TranscriptBuilder("openai_responses", bare=source.bare)
     for line, entry in enumerate(_items(source), 1):
         if isinstance(entry, dict):
-            item(tape, entry, None, line)
+            item(builder, entry, None, line)
         else:
-            tape.problem("unreadable", "an item that is not an object", line)
-    return [tape.finish()]
+            builder.problem("unreadable", "an item that is not an object", line)
+    return [builder.finish()]
 
 
 def _items(source: Source) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Finds the loader of a transcript. A loader is a file `load_<format>.py` in this folder; nothing lists them.
+"""Find the loader of a transcript. A loader is a file `load_<format>.py` in this folder; nothing lists them.
 
 Each offers `claims(source) -> bool`, true only for its own format, and `load(source) -> list[Transcript]`.
 """
@@ -26,25 +26,25 @@ class Loader(Protocol):
         ...
 
     def load(self, source: Source) -> list[Transcript]:
-        """All transcripts of the file; most formats have one."""
+        """Load all transcripts of the file; most formats have one."""
         ...
 
 
 def formats() -> list[str]:
-    """All formats that can be read, sorted."""
+    """Return the names of all formats that can be read, sorted."""
     return sorted(p.stem.removeprefix(_PREFIX) for p in Path(__file__).parent.glob(f"{_PREFIX}*.py"))
 
 
 @cache
 def loader(name: str) -> Loader:
-    """The loader of one format. Raises EvalError for a name that is none."""
+    """Return the loader of one format. Raises EvalError for an unknown name."""
     if name not in formats():
         raise EvalError(f"unknown transcript format {name!r}", f"There are: {', '.join(formats())}.")
     return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
 
 
 def recognise(source: Source) -> list[str]:
-    """The formats that claim a file; exactly one for a file that can be read."""
+    """Return the formats that claim a file; exactly one for a file that can be read."""
     return [name for name in formats() if loader(name).claims(source)]
 
 
@@ -55,7 +55,7 @@ def read(path: Path, *, format: str | None = None, bare: str | None = None) -> l
 
 
 def read_source(source: Source, format: str | None = None) -> list[Transcript]:  # noqa: A002
-    """As `read`, for a source that is open already."""
+    """Load the transcripts of a source that is open already, as `read` does."""
     transcripts = _transcripts(source, format)
     for transcript in transcripts:
         own = [p if p.file else replace(p, file=source.path.name) for p in transcript.problems]

@@ -11,17 +11,17 @@ _PARTS = frozenset({"tool_use", "tool_result", "mcp_tool_use", "mcp_tool_result"
 
 
 def messages(source: Source) -> list[tuple[int, Any]]:
-    """(line, message) of a list, of an object with `messages`, or of one message a line; [] for anything else."""
+    """Return (line, message) of a list, an object with `messages`, or one message a line; [] for anything else."""
     shape = source.shape
     if isinstance(shape, dict) and shape.keys().isdisjoint({"schema_version", "eval"}):
         shape = shape.get("messages", [shape])
     rows = list(enumerate(shape, 1)) if isinstance(shape, list) else []
-    talk = bool(rows) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for _, m in rows)
-    marked = any(not {"uuid", "type"}.isdisjoint(m) for _, m in rows) if talk else True
+    conversation = bool(rows) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for _, m in rows)
+    marked = any(not {"uuid", "type"}.isdisjoint(m) for _, m in rows) if conversation else True
     return [] if marked else rows
 
 
 def dialect(rows: list[tuple[int, Any]]) -> str:
-    """`anthropic` where content has tool blocks, `openai` for anything else that has roles."""
+    """Return `anthropic` where content has tool blocks, `openai` for anything else that has roles."""
     parts = {word(b) for _, m in rows for b in blocks(m.get("content"))}
     return "anthropic" if parts & _PARTS else "openai"

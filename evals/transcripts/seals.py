@@ -29,12 +29,12 @@ def _sha(value: Any) -> str:
 
 
 def without_seal(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply as the server gave it."""
+    """Return the reply as the server gave it."""
     return {k: v for k, v in reply.items() if k != FIELD}
 
 
 def mac(key: bytes, before: str, n: int, at: float, tool: str, args: Any, reply: Any) -> str:
-    """The seal's code for the `n`-th reply of a trial; `before` is the code of the one before, "" for the first."""
+    """Return the seal's code for the `n`-th reply of a trial; `before` is the previous code, "" for the first."""
     message = "|".join((before, str(n), repr(float(at)), tool, _sha(args), _sha(reply)))
     return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
 
@@ -48,7 +48,7 @@ class Sealer:
     last: str = ""
 
     def seal(self, tool: str, args: Any, reply: dict[str, Any], at: float) -> dict[str, Any]:
-        """The reply with its seal; `at` is the time of the call in seconds since the epoch."""
+        """Return the reply with its seal; `at` is the time of the call in seconds since the epoch."""
         plain = without_seal(reply)
         self.n += 1
         self.last = mac(self.key, self.last, self.n, at, tool, args, plain)

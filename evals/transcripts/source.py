@@ -25,7 +25,7 @@ class Source:
     """The bytes of one file as JSON lines (`rows`) or as one JSON document (`document`)."""
 
     def __init__(self, path: Path, *, bare: str | None = None) -> None:
-        """`bare` is the server that tools without a server in their name belong to."""
+        """Open a source. `bare` is the server that tools without a server in their name belong to."""
         self.path = path
         self.bare = bare
         self.problems: list[Problem] = []
@@ -54,7 +54,7 @@ class Source:
 
     @cached_property
     def text(self) -> str:
-        """The whole file as text, empty for an archive; bytes that are no UTF-8 are a problem."""
+        """Return the whole file as text, empty for an archive; bytes that are not UTF-8 are a problem."""
         if self.data.startswith(ZIP):
             return ""
         try:
@@ -66,7 +66,7 @@ class Source:
 
     @cached_property
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """(line number, object) of every JSON line; other lines are problems."""
+        """Return (line number, object) of every JSON line; other lines are problems."""
         rows = []
         for number, line in enumerate(self.text.split("\n"), 1):
             if not line or line.isspace():
@@ -97,7 +97,7 @@ class Source:
 
     @cached_property
     def document(self) -> Any:
-        """The file as one JSON value, None where it is none (JSON lines, for instance)."""
+        """Return the file as one JSON value, None where it is not one (JSON lines, for instance)."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -105,7 +105,7 @@ class Source:
 
     @cached_property
     def head(self) -> dict[str, Any]:
-        """The first line as an object, or {}; cheap, for distinguishing formats."""
+        """Return the first line as an object, or {}; cheap, for distinguishing formats."""
         found = _FIRST_LINE.search(self.text)  # nothing is copied but the line: whole texts are long
         try:
             row = json.loads(found[0] if found else "")

@@ -28,7 +28,7 @@ _MAX_PROBLEMS = 50
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """`mcp__server__tool` as (server, tool); any other name as ("", name)."""
+    """Return `mcp__server__tool` as (server, tool); any other name as ("", name)."""
     if name.startswith("mcp__"):
         server, found, tool = name[5:].partition("__")
         if found and server and tool:
@@ -37,7 +37,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
-    """A tool's reply as (value, error flag or None). Unwraps MCP content blocks; JSON text is read where `parse`."""
+    """Decode a reply to (value, error flag or None). Unwraps MCP content blocks; JSON text is read where `parse`."""
     flag: bool | None = None
     if isinstance(content, dict) and isinstance(content.get("content"), list) and "ok" not in content:
         said = content.get("isError", content.get("is_error"))
@@ -76,11 +76,11 @@ def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
     return inner, flag if inner_flag is None else inner_flag
 
 
-class Tape:
+class TranscriptBuilder:
     """Collects the events of one transcript in the order in which they happened."""
 
     def __init__(self, format: str, *, bare: str | None = None) -> None:  # noqa: A002
-        """`bare` is the server that tools without a server in their name belong to, where the caller knows it."""
+        """Start a transcript. `bare` is the server that tools without a server in their name belong to, where known."""
         self.meta = Meta(format=format)
         self.bare = bare
         self.file = ""
@@ -112,7 +112,7 @@ class Tape:
         at: float | None = None,
         line: int = 0,
     ) -> None:
-        """A call is issued. `args` may be JSON text, as some formats have it."""
+        """Add a call. `args` may be JSON text, as some formats have it."""
         if not isinstance(id, str) or not id or not isinstance(name, str) or not name:
             self.problem("unreadable", "a tool call without an id or a name", line)
             return
@@ -150,7 +150,7 @@ class Tape:
         literal: bool = False,
         line: int = 0,
     ) -> None:
-        """A result arrives. `error` is the format's own flag, None where it has none; `raw` a second, fuller copy.
+        """Add a result. `error` is the format's own flag, None where it has none; `raw` a second, fuller copy.
 
         `literal` content is a value already; other content is unwrapped from MCP blocks and JSON text.
         """
@@ -176,16 +176,16 @@ class Tape:
         call.result, call.ok, call.done_seq = value, ok, self._next("result")
 
     def say(self, role: str, text: object, *, agent: str = MAIN) -> None:
-        """Somebody says something; nothing is kept of empty words."""
+        """Add words of a role; empty words are dropped."""
         if isinstance(text, str) and text.strip():
             self._says.append(Say(self._next(role if agent == MAIN else "aside"), role, text, agent))
 
     def end(self, ended: Ended, why: str = "") -> None:
-        """The format's own word on how the session ended."""
+        """Record the format's own report on how the session ended."""
         self.meta.ended, self.meta.why = ended, why[:500]
 
     def finish(self) -> Transcript:
-        """Close the tape: what is still open is a problem."""
+        """Close the transcript: a call still open is a problem."""
         for call in self._calls.values():
             if call.done_seq is None:
                 self.problem("unfinished", f"no result for the call {call.id!r} of {call.tool}")

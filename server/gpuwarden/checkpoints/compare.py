@@ -43,7 +43,7 @@ class _Held:
     open: Callable[[Path, str], Source]
 
     def same_bytes(self, other: _Held) -> bool:
-        """Compare the bytes of two tensors up to the first difference. Raises Doubtful for compressed ones."""
+        """Return whether two tensors have equal bytes. Raises Doubtful for compressed ones."""
         if self.tensor.extent != other.tensor.extent:
             return False
         if self.tensor.start < 0 or other.tensor.start < 0:

@@ -251,7 +251,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
     bad: list[str] = []
     before = len(entry.warnings)
     for tensor in seen.strange[:200]:
-        odd = nonfinite.oddity(source, tensor, anatomy.big_endian)
+        odd = nonfinite.count_nonfinite(source, tensor, anatomy.big_endian)
         if odd is None:
             bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
         elif odd.masklike:

@@ -9,7 +9,7 @@ What a level proves, and what it does not:
 - `load`: besides, the tensors really load, in a separate process.
 - `resume`: besides, everything that a resume needs is there and fits together.
 
-With a manifest, its roster is what is verified: all of its files, with equal digests, and nothing else.
+With a manifest, exactly its files are verified: all of them, with equal digests.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def verify(
     that was written beside the checkpoint at save time is used. `expected` is what another source records of
     some of the files. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or
     the source of a GGUF file; a path, or the findings of an examination.
-    `progress` is called with numbers of bytes read, from several threads. Bad content never raises; a path that is
-    none raises NotFound or BadRequest.
+    `progress` is called with numbers of bytes read, from several threads. Bad content never raises; an invalid or
+    missing path raises BadRequest or NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -91,7 +91,7 @@ def report(
     if against is not None:
         _compare(found, against, extra)
     for name, result in (compared or {}).items():
-        _tell(result, name, extra)
+        _add_compared(result, name, extra)
     return _report(path, level, found, extra)
 
 
@@ -102,10 +102,10 @@ def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
     except (Broken, Doubtful, *GAVE_UP) as why:
         extra.doubts.append(f"could not be compared with {name}: {short(why, 80)}")
         return
-    _tell(result, name, extra)
+    _add_compared(result, name, extra)
 
 
-def _tell(result: Compared, name: str, extra: _Extra) -> None:
+def _add_compared(result: Compared, name: str, extra: _Extra) -> None:
     extra.proved += [f"compared: {line}" for line in result.proved]
     extra.warnings += [f"compared: {line}" for line in result.warnings]
     extra.problems += [f"compared with {name}: {line}" for line in result.problems]

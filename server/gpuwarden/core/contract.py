@@ -51,18 +51,22 @@ class Contract:
 
     def faults(self, module: ModuleType, name: str) -> list[str]:
         """Return everything that a module lacks, in words; empty where the contract is kept."""
-        found = [f for key, value in self.values.items() for f in _value_faults(module, key, value)]
+        found = []
+        for key, value in self.values.items():
+            if not hasattr(module, key):
+                found.append(f"{key} is missing; it has to be {value.wants}")
+            elif not value.check(getattr(module, key)):
+                found.append(f"{key} is {_shown(getattr(module, key))}; it has to be {value.wants}")
         found += [f for key, wanted in self.functions.items() for f in _function_faults(module, key, wanted)]
         if not found and self.product is not None:
-            found += _create_faults(module, self.product)
+            try:
+                made = typing.get_type_hints(module.create).get("return")
+            except (NameError, TypeError, AttributeError) as error:
+                return [f"the annotations of create can't be evaluated: {error}"]
+            if not isinstance(made, type):
+                return [f"create has to name the class that it returns, not {_shown(made)}"]
+            found = class_faults(made, self.product)
         return found or list(self.rest(module, name))
-
-
-def _value_faults(module: ModuleType, key: str, value: Value) -> Iterator[str]:
-    if not hasattr(module, key):
-        yield f"{key} is missing; it has to be {value.wants}"
-    elif not value.check(getattr(module, key)):
-        yield f"{key} is {_shown(getattr(module, key))}; it has to be {value.wants}"
 
 
 def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> Iterator[str]:
@@ -74,8 +78,11 @@ def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> I
         yield f"{key} is {_shown(function)}; it has to be the function {call}"
     elif _awaited(function):
         yield f"{key} is async; it is called as the plain function {call}"
-    elif not _accepts(_signature(function), wanted):
-        yield f"{key}{_signature(function)} can't be called as {call}"
+    else:
+        try:
+            _signature(function).bind(*wanted)
+        except TypeError:
+            yield f"{key}{_signature(function)} can't be called as {call}"
 
 
 def _signature(function: Any) -> inspect.Signature:
@@ -84,24 +91,6 @@ def _signature(function: Any) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return inspect.Signature()
-
-
-def _accepts(signature: inspect.Signature, wanted: tuple[str, ...]) -> bool:
-    try:
-        signature.bind(*wanted)
-    except TypeError:
-        return False
-    return True
-
-
-def _create_faults(module: Any, protocol: type) -> list[str]:
-    try:
-        made = typing.get_type_hints(module.create).get("return")
-    except (NameError, TypeError, AttributeError) as error:
-        return [f"the annotations of create can't be evaluated: {error}"]
-    if not isinstance(made, type):
-        return [f"create has to name the class that it returns, not {_shown(made)}"]
-    return class_faults(made, protocol)
 
 
 def class_faults(made: type, protocol: type) -> list[str]:

@@ -74,7 +74,7 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """It does not exist; the right place was searched."""
+    """The named thing does not exist; the right place was searched."""
 
     code = "not_found"
 
@@ -92,7 +92,7 @@ class AuthFailed(WardenError):
 
 
 class NoCapacity(WardenError):
-    """The platform has no capacity for it now."""
+    """The platform has no capacity for the request now."""
 
     code = "no_capacity"
     retry = True
@@ -158,7 +158,7 @@ class Internal(WardenError):
         )
 
 
-def in_our_words(error: BaseException) -> WardenError:
+def as_warden_error(error: BaseException) -> WardenError:
     """Return any exception as a `WardenError`; an unforeseen one is `Internal`."""
     if isinstance(error, WardenError):
         return error

@@ -68,7 +68,13 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield at, f"the value of {flag[:40]}"
     for at, word in enumerate(words):
         yield from ((at, what) for what in spelled_in(word))
-    yield from _of_programs(parts)
+    # Well-known programs take secrets under a short option or as a bare argument.
+    programs = {part.rsplit("/", 1)[-1] for _, part in parts}
+    for (_, before), (at, value) in pairwise(parts):
+        if before == "sshpass" and value.startswith("-p") and _is_value(value[2:]):
+            yield at, "a password for sshpass"
+        elif _is_value(value) and (what := _taken(programs, before, value)):
+            yield at, what
 
 
 def spelled_in(text: str) -> Iterator[str]:
@@ -88,7 +94,7 @@ def spelled_in_script(text: str) -> Iterator[str]:
 
 
 def _marked(text: str) -> Iterator[str]:
-    """Headers and addresses, which say by themselves that a secret follows."""
+    """Yield what a text's headers and addresses spell out."""
     if any(_is_value(found["value"]) for found in _HEADER.finditer(text)):
         yield "an authorization header"
     for found in _URL.finditer(text):
@@ -102,18 +108,8 @@ def _marked(text: str) -> Iterator[str]:
         yield "a key in an address"
 
 
-def _of_programs(parts: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Secrets that well-known programs take under a short option or no name at all."""
-    words = {part.rsplit("/", 1)[-1] for _, part in parts}
-    for (_, before), (at, value) in pairwise(parts):
-        if before == "sshpass" and value.startswith("-p") and _is_value(value[2:]):
-            yield at, "a password for sshpass"
-        elif _is_value(value) and (what := _taken(words, before, value)):
-            yield at, what
-
-
 def _taken(words: set[str], before: str, value: str) -> str:
-    """Say which secret of a program a word is; empty for none."""
+    """Return which secret of a program a word is; empty for none."""
     if "sshpass" in words and before == "-p":
         return "a password for sshpass"
     if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:

@@ -468,7 +468,7 @@ class Manifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return digest of the roster: paths, sizes and digests, not times."""
+        """Return the digest of the roster: paths, sizes and digests, not times."""
         return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
 
     @property

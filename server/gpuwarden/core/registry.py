@@ -62,7 +62,7 @@ class Registry:
         self._kept: tuple[object, list[tuple[str, ModuleType]], list[Status]] | None = None
 
     def built_in(self) -> list[str]:
-        """Return the names of our own plug-ins, sorted, without importing them."""
+        """Return the names of the built-in plug-ins, sorted, without importing them."""
         return [n for n in _files(tuple(self.package.__path__)) if n not in self.hidden]
 
     def added(self) -> list[str]:

@@ -38,7 +38,15 @@ def local_name(path: str, *, windows: bool = os.name == "nt") -> PurePosixPath:
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
     for part in parts:
-        why = _why_unsafe(part, windows=windows)
+        why = ""
+        if part in {"", ".", ".."}:
+            why = "has an empty part, '.' or '..' in it"
+        elif _CONTROL.search(part):
+            why = "contains a control character"
+        elif len(os.fsencode(part)) > MAX_NAME_BYTES:
+            why = f"has a part of more than {MAX_NAME_BYTES} bytes"
+        elif windows and (_WINDOWS_CHARS.search(part) or part[-1] in " ." or _WINDOWS_NAMES.fullmatch(part)):
+            why = "Windows can't store"
         if why:
             raise UnsafeName(
                 f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it there."
@@ -46,18 +54,6 @@ def local_name(path: str, *, windows: bool = os.name == "nt") -> PurePosixPath:
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
         raise UnsafeName(f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it there.")
     return PurePosixPath(ABSOLUTE, *parts) if absolute else PurePosixPath(*parts)
-
-
-def _why_unsafe(part: str, *, windows: bool) -> str:
-    if part in {"", ".", ".."}:
-        return "has an empty part, '.' or '..' in it"
-    if _CONTROL.search(part):
-        return "contains a control character"
-    if len(os.fsencode(part)) > MAX_NAME_BYTES:
-        return f"has a part of more than {MAX_NAME_BYTES} bytes"
-    if windows and (_WINDOWS_CHARS.search(part) or part[-1] in " ." or _WINDOWS_NAMES.fullmatch(part)):
-        return "Windows can't store"
-    return ""
 
 
 def collision_key(name: PurePosixPath) -> str:

@@ -101,7 +101,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
-    """`text` as data: redacted, made plain, bounded, between lines that it can't forge."""
+    """Return `text` as data: redacted, made plain, bounded, between lines that it can't forge."""
     body = clip(_clean(text, values), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
@@ -111,18 +111,18 @@ def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", valu
 
 
 def line(text: object, limit: int = 300) -> str:
-    """Foreign text as one short, safe line, for messages."""
+    """Return foreign text as one short, safe line, for messages."""
     return clip(" ".join(_clean(str(text)).split()), limit, keep="start").replace("\n", " ")
 
 
 def quoted(text: object, limit: int = 300) -> str:
-    """`text` as one line of data inside a sentence or a field of ours: between marks that it can't contain itself."""
+    """Return `text` as one line of data for a sentence or a field, between marks that it can't contain itself."""
     body = unquoted(line(text, limit))
     return f"{QUOTE}{body}{UNQUOTE}" if body else ""
 
 
 def named(text: object, limit: int = 100) -> str:
-    """A name as it is, so that it can be used in the next call; anything else as a quotation.
+    """Return a valid name unchanged, so that it can be used in the next call; quote anything else.
 
     A metric's name or a file's path has no white space, and few words in each of its parts: no room for a sentence.
     """
@@ -132,11 +132,11 @@ def named(text: object, limit: int = 100) -> str:
 
 
 def unquoted(text: str) -> str:
-    """`text` without the marks, for people at a terminal."""
+    """Return `text` without the marks, for people at a terminal."""
     return text.replace(QUOTE, "").replace(UNQUOTE, "")
 
 
 def _clean(text: str, values: Iterable[str] = ()) -> str:
-    """`text` plain and redacted. It is redacted twice: an escape inside a key must not hide it from the first time."""
+    """Return `text` plain and redacted. The second redaction finds a key that an escape hid from the first."""
     values = tuple(values)
     return redact(plain(redact(text, values)), values)

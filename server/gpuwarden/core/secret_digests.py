@@ -33,7 +33,7 @@ class SecretDigest:
 
     @classmethod
     def of(cls, key: bytes, value: str) -> SecretDigest:
-        """The digest of a value under a key."""
+        """Return the digest of a value under a key."""
         bits = _hash(value, _base(key)) & _KEPT
         return cls(len(value), any(c.isspace() for c in value), bits, _digest(key, value))
 

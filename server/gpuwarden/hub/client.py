@@ -4,7 +4,7 @@ It uses huggingface_hub's async session, which brings the offline guard, the use
 huggingface_hub has no async API, no default timeout, and waits 23 seconds for a refused connection in its
 list calls; so the requests themselves are made here.
 
-A 401, 403 or 404 is an answer and comes back as a `Reply`. Raises `RateLimited` (with the seconds that the Hub
+A 401, 403 or 404 is an answer and comes back as a `HubResponse`. Raises `RateLimited` (with the seconds that the Hub
 named), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
 """
 
@@ -153,7 +153,12 @@ class HubClient:
         try:
             with anyio.fail_after(self._timeout_s):
                 async with self._slots, self.stream(method, path, params=params, body=body, viewer=viewer) as response:
-                    raw = await _bounded(response, path)
+                    raw = bytearray()
+                    async for chunk in response.aiter_bytes():
+                        raw += chunk
+                        if len(raw) > MAX_REPLY:
+                            too_long = f"the answer to {path} is longer than {MAX_REPLY >> 20} MB"
+                            raise BadReply(too_long, "It was not read any further.")
         except TimeoutError:
             raise _silent(base, self._timeout_s) from None
         self._watch_limits(response.status_code, response.headers)
@@ -186,7 +191,7 @@ class HubClient:
         timeout_s: float | None = None,
         start: int = 0,
     ) -> AsyncIterator[Any]:
-        """The raw response of one request, from byte `start`, with the errors of the network in our words.
+        """Open the raw response of one request, from byte `start`, and translate the network's errors.
 
         `timeout_s` bounds each wait for bytes, not the whole: a stream may be long.
         """
@@ -240,13 +245,3 @@ def _limited(wait: float | None) -> RateLimited:
         f"Try again {when}. A token raises the limit: anonymous callers get the smallest one.",
         after_s=wait,
     )
-
-
-async def _bounded(response: Any, path: str) -> bytes:
-    """Read a body of at most MAX_REPLY bytes. Raises BadReply for a longer one."""
-    raw = bytearray()
-    async for chunk in response.aiter_bytes():
-        raw += chunk
-        if len(raw) > MAX_REPLY:
-            raise BadReply(f"the answer to {path} is longer than {MAX_REPLY >> 20} MB", "It was not read any further.")
-    return bytes(raw)

@@ -140,7 +140,7 @@ class _Case:
         return not self.gotcha.secondary and self.own(claims) and bool(self.numbers - {0})
 
     def why(self, claims: dict[int, set[str]], *, failed: bool) -> str:
-        """Say what the evidence is, and what it leaves open."""
+        """Return what the evidence is, and what it leaves open."""
         numbers = self.numbers - {0}
         matched = f"{len(numbers)} line{'s match' if len(numbers) != 1 else ' matches'} its signature"
         if self.seen and numbers:

@@ -110,7 +110,11 @@ class Index:
                 scale = weights[name] / (1 - B + B * count.total() / mean[f"{hit.kind}.{name}"])
                 for term, times in count.items():
                     total[term] += scale * times
-            self.documents.append(Document(hit, dict(total), _passages(fields)))
+            passages: tuple[str, ...] = ()  # the short texts of an entry that are compared with a query as wholes
+            if "aliases" in fields:
+                aliases, symptom = fields["aliases"].split(" . "), re.split(r"[.;:] ", fields["symptom"])
+                passages = (fields["title"], *aliases, *symptom)
+            self.documents.append(Document(hit, dict(total), passages))
         self._units: dict[int, list[list[Slot]]] = {}
         self.postings: dict[str, list[int]] = defaultdict(list)
         for number, document in enumerate(self.documents):
@@ -205,17 +209,14 @@ class Index:
         """Return a factor above 1 for a document with one title, alias or sentence that says what the query says."""
         if number not in self._units:
             self._units[number] = [self.slots(text) for text in self.documents[number].passages]
-        return 1 + CLOSENESS * max((_alike(slots, units) for units in self._units[number]), default=0.0)
-
-
-def _alike(query: list[Slot], passage: list[Slot]) -> float:
-    """Return from 0 to 1: the share that two texts have in common, rare words weighing more."""
-    asked, said = {t: s for s in query for t, _ in s.ways}, {t: s for s in passage for t, _ in s.ways}
-    both = asked.keys() & said.keys()
-    found = sum(slot.rarity for slot in query if any(t in both for t, _ in slot.ways))
-    met = sum(slot.rarity for slot in passage if any(t in both for t, _ in slot.ways))
-    total = min(sum(slot.rarity for slot in query), ENOUGH) + sum(slot.rarity for slot in passage)
-    return min((found + met) / total, 1.0) if total else 0.0
+        asked, likeness = {term for slot in slots for term, _ in slot.ways}, 0.0
+        for passage in self._units[number]:
+            # From 0 to 1: the share that query and passage have in common, rare words weighing more.
+            both = asked & {term for slot in passage for term, _ in slot.ways}
+            shared = sum(slot.rarity for slot in (*slots, *passage) if any(term in both for term, _ in slot.ways))
+            total = min(sum(slot.rarity for slot in slots), ENOUGH) + sum(slot.rarity for slot in passage)
+            likeness = max(likeness, min(shared / total, 1.0) if total else 0.0)
+        return 1 + CLOSENESS * likeness
 
 
 @lru_cache(maxsize=4)
@@ -272,13 +273,6 @@ def _by_words(index: Index, query: str) -> Iterator[Hit]:
         if hit.kind == "page":
             pages.add(hit.page)
         yield hit.model_copy(update={"score": round(score, 2)})
-
-
-def _passages(fields: dict[str, str]) -> tuple[str, ...]:
-    """Return the short texts of an entry that are compared with a query as wholes."""
-    if "aliases" not in fields:
-        return ()
-    return (fields["title"], *fields["aliases"].split(" . "), *re.split(r"[.;:] ", fields["symptom"]))
 
 
 def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str, float]]]:

@@ -19,7 +19,7 @@ _CLASS_ESCAPES = "dDwWsSbBAZ"
 
 
 def complaint(pattern: str) -> str | None:
-    """Say why `pattern` can't be a signature, or None when it can."""
+    """Return why `pattern` can't be a signature, or None when it can."""
     if len(pattern) > MAX_PATTERN:
         return f"is longer than {MAX_PATTERN} characters"
     try:
@@ -40,7 +40,7 @@ def compiled_signature(pattern: str) -> re.Pattern[str]:
 
 
 def _unsafe(pattern: str) -> str | None:
-    """Say which form in a pattern could make it slow or hard to search for, or None when all are safe."""
+    """Return which form in a pattern could make it slow or hard to search for, or None when all are safe."""
     wild = 0
     atoms = _atoms(_body(pattern))
     for atom, quantifier in atoms:

@@ -49,7 +49,7 @@ _VOWEL = re.compile(r"[aeiouy]")
 
 
 def stem(word: str) -> str:
-    """Cut the commonest English endings, so that freeze, freezes, freezing and frozen-like forms mostly meet."""
+    """Return a word without the commonest English endings, so that freeze, freezes and freezing mostly meet."""
     if len(word) < 4 or not word.isalpha():
         return word
     if word.endswith("ies") and len(word) > 4:
@@ -77,7 +77,7 @@ def tokens(text: str) -> list[str]:
 
 
 def _keeps(part: str) -> bool:
-    """Leave out single letters, long numbers and hashes: they never carry the topic of a text."""
+    """Return false for single letters, long numbers and hashes: they never carry the topic of a text."""
     if part.isdigit():
         return len(part) <= 5
     return len(part) > 1 and not (len(part) >= 8 and any(c.isdigit() for c in part) and re.fullmatch("[0-9a-f]+", part))

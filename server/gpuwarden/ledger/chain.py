@@ -74,7 +74,7 @@ class HeadFile:
         self.path = ledger.with_suffix(".head")
 
     def read(self) -> Head | None:
-        """The recorded head; None where there is no file, or one that a power cut left torn."""
+        """Return the recorded head; None where there is no file, or where a power cut left it torn."""
         try:
             words = self.path.read_text("ascii").split()
             return Head(int(words[0]), words[1], lost=words[2:] == [_LOST])

@@ -29,7 +29,7 @@ class Event(Generic[B_co]):
 
     @cached_property
     def body(self) -> dict[str, Any]:
-        """The body as it is stored and exported."""
+        """Return the body as it is stored and exported."""
         try:
             told = json.loads(self.text)
         except ValueError as error:
@@ -40,7 +40,7 @@ class Event(Generic[B_co]):
 
     @cached_property
     def data(self) -> B_co:
-        """The body as a model. Raises `LedgerError` for one that does not fit."""
+        """Return the body as a model. Raises `LedgerError` for a body that does not fit."""
         try:
             return cast("B_co", decode(self.kind, self.version, self.body))
         except ValueError as error:

@@ -35,7 +35,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def may_be_read(error: sqlite3.Error) -> bool:
-    """Whether a ledger that could not be opened for writing may still be readable: no room, or no permission."""
+    """Return whether a ledger that could not be opened for writing may still be readable: no room, or no permission."""
     return _code(error) in _NO_ROOM | _NO_ACCESS
 
 
@@ -48,7 +48,7 @@ def damaged(what: str, why: object) -> LedgerError:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """The primary result code; 0 where SQLite gave none."""
+    """Return the primary result code; 0 where SQLite gave none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

@@ -68,12 +68,12 @@ class JobRecord:
 
     @property
     def subject(self) -> str:
-        """The job's name in the ledger."""
+        """Return the job's name in the ledger."""
         return f"job/{self.id}"
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Every declared output: those of the spec, then those that were declared later."""
+        """Return every declared output: those of the spec, then those that were declared later."""
         return (*self.spec.outputs, *self.declared)
 
 
@@ -98,12 +98,12 @@ class LeaseRecord:
 
     @property
     def subject(self) -> str:
-        """The lease's name in the ledger."""
+        """Return the lease's name in the ledger."""
         return f"lease/{self.id}"
 
     @property
     def cost(self) -> float | None:
-        """What it has cost by the provider's last answer."""
+        """Return the lease's cost by the provider's last answer."""
         return self.instance.cost_usd if self.instance else None
 
 
@@ -124,7 +124,7 @@ class TeardownRecord:
 
     @property
     def subject(self) -> str:
-        """The teardown's name in the ledger."""
+        """Return the teardown's name in the ledger."""
         return f"teardown/{self.id}"
 
 
@@ -138,11 +138,11 @@ class ReceiptRecord:
 
     @property
     def subject(self) -> str:
-        """The receipt's name in the ledger."""
+        """Return the receipt's name in the ledger."""
         return f"receipt/{self.id}"
 
     def approved_at(self, now: float) -> bool:
-        """Whether the spending is approved at a time, in seconds since the epoch."""
+        """Return whether the spending is approved at a time, in seconds since the epoch."""
         return self.approval is not None and self.approval.holds_at(now)
 
 

@@ -7,7 +7,6 @@ and the triggers fill the tables that follow the events.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
@@ -20,8 +19,12 @@ INSERT: Final = f"INSERT INTO events ({COLUMNS}, hash) VALUES (?, ?, ?, ?, ?, ?,
 
 def create(db: sqlite3.Connection) -> None:
     """Create the tables of an empty ledger."""
-    for statement in _statements(files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8")):
-        db.execute(statement)
+    statement = ""  # one at a time, because `executescript` would commit the caller's transaction
+    for text in files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8").splitlines(keepends=True):
+        statement += text
+        if sqlite3.complete_statement(statement):
+            db.execute(statement)
+            statement = ""
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -53,13 +56,3 @@ def rebuilt(db: sqlite3.Connection) -> sqlite3.Connection:
         fresh.execute(INSERT, row)
     fresh.execute("COMMIT")
     return fresh
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Split an SQL script; `executescript` would commit the caller's transaction."""
-    statement = ""
-    for text in script.splitlines(keepends=True):
-        statement += text
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

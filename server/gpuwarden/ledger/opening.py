@@ -26,7 +26,7 @@ class Opened:
     behind: bool = False
 
     def in_place(self, path: Path) -> bool:
-        """Whether `path` is still the file that was opened."""
+        """Return whether `path` is still the file that was opened."""
         return self.file is None or _identity(path) == self.file
 
     def check_writable(self, path: Path) -> None:

@@ -45,23 +45,19 @@ class Ledger(Reader):
         self._opened: Opened = open_ledger(path, self._head)
         super().__init__(path, self._opened.db)
         try:
-            self._sound = self._is_sound()
+            self._sound = self.readable_only is None and self.trouble() is None
+            # A head is never written over lost events: the loss would be forgotten.
+            if self._sound and self._head.read() is None and (last := self._last()).seq:
+                self._head.write(last)
             for ending in ("", "-wal", "-shm"):  # SQLite makes them as the umask says
                 private_file(path.with_name(path.name + ending))
         except BaseException:
             self.close()
             raise
 
-    def _is_sound(self) -> bool:
-        """Whether the head may follow this ledger: not one that lost events, or the loss would be forgotten."""
-        sound = self.readable_only is None and self.trouble() is None
-        if sound and self._head.read() is None and (last := self._last()).seq:
-            self._head.write(last)
-        return sound
-
     @property
     def readable_only(self) -> str | None:
-        """Why this ledger can only be read; None where it can be written."""
+        """Return why this ledger can only be read; None where it can be written."""
         return self._opened.readable_only
 
     def trouble(self) -> Trouble | None:

@@ -28,17 +28,17 @@ class Trouble:
 
     @property
     def incomplete(self) -> bool:
-        """Whether events are missing or were replaced, so that machines may bill that the ledger does not know."""
+        """Return whether events are missing or were replaced, so that unknown machines may bill."""
         return self.code != "read_only"
 
     @property
     def message(self) -> str:
-        """Say what is known, on one line."""
+        """Return what is known, on one line."""
         return line(_MESSAGES[self.code].format_map(self.parameters), 400)
 
     @property
     def hint(self) -> str:
-        """Say what to do next."""
+        """Return what to do next."""
         return _HINTS.get(self.code, _LOOK)
 
 

@@ -48,7 +48,7 @@ class Ended(NamedTuple):
 
 @dataclass
 class Context:
-    """One process's view of the house. `env` is where the values of named secrets come from."""
+    """One process's access to the state folder. `env` is where the values of named secrets come from."""
 
     ledger: Ledger
     policy: Policy
@@ -144,11 +144,11 @@ class Context:
 
     @cached_property
     def known_secrets(self) -> KnownSecrets:
-        """The digests of what jobs were given."""
+        """Return the digests of the secrets that jobs were given."""
         return KnownSecrets(self.home)
 
     def hidden(self, body: Any, names: Iterable[str] = ()) -> tuple[str, ...]:
-        """Secrets to take out of a JSON body: of this environment, those of `names`, and those that jobs were given."""
+        """Return the secrets to redact in a body: this environment's, those of `names`, and those given to jobs."""
         return (*secret_values(self.env, names), *self.known_secrets.found_in(body))
 
     @property
@@ -182,7 +182,7 @@ class Context:
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Only one process at a time advances a job. The kernel releases the lock of a process that dies."""
+        """Let only one process at a time advance a job. The kernel releases the lock of a process that dies."""
         lock = FileLock(private_folder(self.home / "locks") / f"{job_id}.lock", mode=0o600)
         deadline = anyio.current_time() + patience_s
         while True:

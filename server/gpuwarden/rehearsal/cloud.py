@@ -359,12 +359,15 @@ class Cloud:
         """Return the consequences of the machine's files: a step reached, a job ended, a disk filled."""
         if record.state != _S.RUNNING or record.pending:
             return record
-        folder = self._run_root(record)
+        folder, shared = self._run_root(record), self._shares_run_root(record)
         if any(f.step is not None for f in record.faults):
             # On a volume, only runs of this instance's own processes count.
-            pids = {p.pid for p in processes.of(record.id)} if self._shares_run_root(record) else None
+            pids = {p.pid for p in processes.of(record.id)} if shared else None
             record = s.engine.strike(record, s.now, runs.step(folder, pids))
-        if record.state == _S.RUNNING and self._job_end_matters(record):
+        lost_at_end = self.profile.kind == "serverless" or any(
+            tier.survives.job_end is not True for tier in self.profile.storage
+        )
+        if record.state == _S.RUNNING and lost_at_end and not shared:
             ended = runs.all_ended(folder)
             if ended != record.job_ended:
                 record = s.engine.job_end(record, s.now) if ended else record.but(job_ended=False)
@@ -400,14 +403,6 @@ class Cloud:
     @staticmethod
     def _restless(record: Record) -> bool:
         return record.due is not None or bool(record.pending) or record.state == _S.RUNNING
-
-    def _job_end_matters(self, record: Record) -> bool:
-        """Return False where run folders are on a volume: there they may be other instances'."""
-        if self._shares_run_root(record):
-            return False
-        if self.profile.kind == "serverless":
-            return True
-        return any(t.survives.job_end is not True for t in self.profile.storage)
 
     def _disk(self, record: Record) -> Disk:
         return Disk(self.root, self.profile, record.id, self._tiers(record))

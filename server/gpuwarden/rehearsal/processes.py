@@ -56,7 +56,7 @@ def held(ids: set[str]) -> set[str]:
 
 
 def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: A002
-    """Kill all of an instance's processes, repeatedly until none is left. False: some survived."""
+    """Kill all of an instance's processes, repeatedly until none is left. Return false where some survived."""
     claims = list(named)
     for _ in range(ROUNDS):
         processes = of(id, claims)
@@ -73,7 +73,7 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
 
 
 def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
-    """Make the kernel refuse (or allow again) the writes of an instance's processes. False: not possible here.
+    """Make the kernel refuse (or allow again) the writes of an instance's processes. Return false where it can't.
 
     The soft RLIMIT_FSIZE is used: it binds root too, needs no mount and can be lifted. A write beyond the first 16 KiB
     of a file fails with EFBIG ("File too large"); a real full disk says ENOSPC.

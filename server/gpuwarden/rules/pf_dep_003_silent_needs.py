@@ -10,7 +10,7 @@ from gpuwarden.scripts.script_usage import Uses
 
 @dataclass(frozen=True)
 class _Need:
-    """A package that something needs without importing it where one can see it; any one of `names` serves."""
+    """A package that something needs without a visible import; any one of `names` suffices."""
 
     names: tuple[str, ...]
     why: str

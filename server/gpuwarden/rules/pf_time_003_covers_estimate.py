@@ -29,15 +29,11 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
     model = facts.hub.model if facts.hub else None
     if spec.timeout_s is None or gpu is None or model is None or not model.repo.params:
         return
-    time = duration(run_of(facts.uses, model.repo.params, _rows(facts), gpu[1]), gpu[0])
+    rows = None  # known for a single dataset that the script does not change
+    data = facts.hub.data if facts.hub else ()
+    if len(data) == 1 and data[0].config and not facts.uses.called("select", "take", "shuffle", "filter"):
+        wanted = data[0].use.split or "train"
+        rows = next((s.rows for s in data[0].config.splits if s.name == wanted), None)
+    time = duration(run_of(facts.uses, model.repo.params, rows, gpu[1]), gpu[0])
     if time is not None and time.low > spec.timeout_s:
         yield Found(f"the timeout is {spec.timeout_s} s; even at its fastest the job takes {time} ({time.how})")
-
-
-def _rows(facts: SubmitFacts) -> int | None:
-    """Return the rows of the only split that is trained on; None when unknown or when the script changes them."""
-    data = facts.hub.data if facts.hub else ()
-    if len(data) != 1 or data[0].config is None or facts.uses.called("select", "take", "shuffle", "filter"):
-        return None
-    wanted = data[0].use.split or "train"
-    return next((s.rows for s in data[0].config.splits if s.name == wanted), None)

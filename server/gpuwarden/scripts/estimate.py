@@ -23,8 +23,8 @@ START_S = (60.0, 420.0)  # image, packages and weights, before the first step
 
 # Bytes per parameter of the base model: lowest and highest usual set-up.
 _BYTES: dict[Method, tuple[float, float]] = {"full": (8.0, 18.0), "lora": (2.2, 4.6), "qlora": (0.65, 1.2)}
-_SEES = frozenset({"detection", "classification", "segmentation"})
-_TALKS = frozenset({"sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo"})
+_VISION_TASKS = frozenset({"detection", "classification", "segmentation"})
+_LANGUAGE_TASKS = frozenset({"sft", "dpo", "orpo", "cpo", "kto", "grpo", "rloo"})
 
 
 class Interval(Frozen):
@@ -58,12 +58,12 @@ class Run(Frozen):
 
     @property
     def sequences(self) -> int:
-        """Return the sequences in one sample: methods of preference train on pairs."""
+        """Return the sequences in one sample: preference methods train on pairs."""
         return 2 if self.task in {"dpo", "orpo", "cpo", "reward"} else 1
 
 
 def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
-    """Read a run from a script's settings."""
+    """Read the inputs of the estimates from a script's settings."""
     causal = any("ForCausalLM" in name for name, _ in uses.imports)
     task = min(uses.methods, default="sft" if causal else "other")
     optimizer = uses.setting("optim")
@@ -72,7 +72,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
     loads = [c for c in uses.calls if c.last in {"from_pretrained", "SFTConfig", "DPOConfig"}]
     dtypes = [c.kwargs[name] for c in loads for name in ("dtype", "torch_dtype") if name in c.kwargs]
-    # What the configuration says, else the longest that the tokenizer is asked for.
+    # The configuration's length, else the longest that the tokenizer is asked for.
     length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     return Run(
@@ -94,15 +94,15 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int) -> Run:
 
 def method_of(uses: Uses) -> Method:
     """Return the method: full training, LoRA, or LoRA over a 4-bit base."""
-    four = any(c.kwargs.get("load_in_4bit") is True for c in uses.calls)
+    four_bit = any(c.kwargs.get("load_in_4bit") is True for c in uses.calls)
     adapter = uses.called("LoraConfig", "get_peft_model") or any(t.kwargs.get("peft_config") for t in uses.trainers)
     if adapter or uses.setting("use_peft") is True:
-        return "qlora" if four or uses.setting("load_in_4bit") is True else "lora"
+        return "qlora" if four_bit or uses.setting("load_in_4bit") is True else "lora"
     return "full"
 
 
 def vram(run: Run) -> Interval:
-    """Return gigabytes per GPU, weights not sharded."""
+    """Return the gigabytes per GPU, weights not sharded."""
     low, high = _BYTES[run.method]
     if run.method == "full":
         low, high = (8.0, 10.0) if run.half_weights else (15.0, 18.0)
@@ -128,13 +128,13 @@ def _activations(run: Run, tokens: float) -> tuple[float, float]:
     """Return gigabytes: about 34 bytes per token, layer and width (arXiv:2205.05198), 2 with recomputation."""
     width = 35_000 * (run.params / 1e9) ** 0.7  # layers x hidden size, fitted to Qwen 2.5 and Llama 3
     per_token = {True: (2.0, 6.0), False: (20.0, 34.0), None: (2.0, 34.0)}[run.checkpointing]
-    logits = VOCABULARY * 6.0 if run.task in _TALKS else 0.0
+    logits = VOCABULARY * 6.0 if run.task in _LANGUAGE_TASKS else 0.0
     return tokens * width * per_token[0] / GB, tokens * (width * per_token[1] + logits) / GB
 
 
 def duration(run: Run, gpu: Gpu) -> Interval | None:
-    """Return seconds of the whole run; None where the number of tokens is unknown, as for images."""
-    if run.task in _SEES:
+    """Return the seconds of the whole run; None where the number of tokens is unknown, as for images."""
+    if run.task in _VISION_TASKS:
         return None
     if run.max_steps:
         samples = float(run.max_steps * (run.batch or 8) * run.accumulate * run.gpus)
@@ -145,11 +145,11 @@ def duration(run: Run, gpu: Gpu) -> Interval | None:
     most = samples * (run.length or 1024) * run.sequences
     least = most * 0.1
     per_token = run.params * (6.0 if run.method == "full" else 4.0)
-    dear = 1.34 if run.checkpointing is not False else 1.0
+    recomputation = 1.34 if run.checkpointing is not False else 1.0
     generation = 8.0 if run.task in {"grpo", "rloo"} else 1.0
     speed = gpu.tflops * 1e12 * run.gpus
     low = least * per_token / (speed * UTILISATION[1]) + START_S[0]
-    high = most * per_token * dear * generation / (speed * UTILISATION[0]) + START_S[1]
+    high = most * per_token * recomputation * generation / (speed * UTILISATION[0]) + START_S[1]
     how = (
         f"{least:,.0f} to {most:,.0f} tokens at 12 to 45 % of {gpu.tflops:g} TFLOPS x {run.gpus} "
         f"({gpu.name}), and 1 to 7 minutes of start; the interval is honest, its middle is not a forecast"

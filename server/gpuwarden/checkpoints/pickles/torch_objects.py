@@ -1,6 +1,6 @@
-"""Interpret torch's pickles: tensors over storages, and a verdict on their names and calls.
+"""Interpret torch's pickles: tensors over storages, and a verdict on names and calls.
 
-`pickle_names` lists what is harmless, `pickle_runners` what is known to run code; all else is a doubt.
+`allow_list` has the harmless names, `code_runners` those that are known to run code; all others are a doubt.
 """
 
 from __future__ import annotations

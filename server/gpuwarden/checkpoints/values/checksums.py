@@ -113,7 +113,7 @@ def finite_test(dtype: str, big_endian: bool = False) -> Test:
 
 
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
-    """Test with two maxima over the raw bits: no masks, nothing allocated, exact for every pattern.
+    """Return a test by two maxima over the raw bits: no masks, nothing allocated, exact for every pattern.
 
     As unsigned numbers, negative values that are not finite are the largest; as signed ones, positive values are.
     """
@@ -145,7 +145,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
 
 
 def plain_test(dtype: str, big_endian: bool = False) -> Test:
-    """Test with the standard library: slice out the exponents' bytes and look for the full ones."""
+    """Return a test with the standard library: it slices out the exponents' bytes and looks for the full ones."""
     kind = DTYPES[dtype]
     size = kind.bits // 8
     if kind.nan is not None:

@@ -1,4 +1,4 @@
-"""Count exactly what is not finite in one tensor. Used only after the pass over the file raised suspicion."""
+"""Count the elements of one tensor that are not finite, exactly, after a pass over the file raised suspicion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass
-class Oddity:
+class NonFinite:
     """The numbers of a tensor's elements that are not finite. `masklike`: infinities among constant values."""
 
     nan: int = 0
@@ -52,7 +52,7 @@ class Oddity:
         return f"{' and '.join(said)} of {self.nan + self.inf + self.finite:,} values"
 
 
-def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity | None:
+def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) -> NonFinite | None:
     """Count a tensor's NaN and infinite elements exactly, following its strides; None where they can't be counted.
 
     The pass only raises suspicion, because the gaps of a strided tensor may contain anything.
@@ -62,7 +62,7 @@ def oddity(source: Source, tensor: Tensor, big_endian: bool = False) -> Oddity |
     kind = DTYPES[dtype]
     if numpy is None or kind.bits % 8:
         return None
-    found = Oddity()
+    found = NonFinite()
     for bits in _blocks(source, tensor, numpy, f"{'>' if big_endian else '<'}u{kind.bits // 8}"):
         found.count(bits, kind)
     return found

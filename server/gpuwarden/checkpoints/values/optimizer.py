@@ -22,7 +22,7 @@ _ASKED = 50
 
 
 @dataclass
-class Said:
+class OptimizerFindings:
     """The reasons against a resume, the oddities, and what was proved."""
 
     resume: list[str] = field(default_factory=list)
@@ -30,11 +30,11 @@ class Said:
     proved: list[str] = field(default_factory=list)
 
 
-def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> Said:
+def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> OptimizerFindings:
     """Judge an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are those of them that are
     certainly trained, such as an adapter's. Empty lists mean that the weights are not known.
     """
-    said = Said()
+    said = OptimizerFindings()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
     if not isinstance(groups, list) or not isinstance(state, dict) or not all(isinstance(g, dict) for g in groups):
         said.resume.append(f"{file} has no param_groups and state")
@@ -51,7 +51,7 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
     return said
 
 
-def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Said) -> None:
+def _matched(params: list[Any], state: dict[Any, Any], file: str, said: OptimizerFindings) -> None:
     """Check that every state belongs to a parameter, and every parameter has one like the others'."""
     known = set(map(str, params))
     strange = [k for k in state if str(k) not in known]
@@ -81,7 +81,7 @@ def _moments(
     trained: list[tuple[int, ...]],
     params: int,
     file: str,
-    said: Said,
+    said: OptimizerFindings,
 ) -> None:
     first: list[tuple[int, ...]] = []
     for name, entry in state.items():

@@ -62,7 +62,7 @@ class LessonReply(DraftReply):
 
 
 def look_over(today: date, months: int) -> IssuesReply:
-    """Old facts, dead references, missing sources and broken entries in the references, the profiles and the skills."""
+    """List old facts, dead references, missing sources and broken entries in references, profiles and skills."""
     if months < 0:
         raise BadRequest(f"months is {months}", "Give 0 or more.")
     found = check(data_dir("references"), today=today, months=months, more=(data_dir("profiles"), data_dir("skills")))

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from gpuwarden.core.errors import BadRequest, WardenError, in_our_words
+from gpuwarden.core.errors import BadRequest, WardenError, as_warden_error
 from gpuwarden.interfaces.cli import (  # each adds its commands to the group
     admin,
     billing,
@@ -65,7 +65,7 @@ def _in_our_words(error: BaseException) -> WardenError:
         import traceback
 
         traceback.print_exception(error)
-    return in_our_words(error)
+    return as_warden_error(error)
 
 
 def _wants_json(argv: list[str] | None) -> bool:

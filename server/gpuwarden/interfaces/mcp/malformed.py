@@ -38,7 +38,7 @@ class Fault:
 
     @property
     def reply(self) -> bytes:
-        """The JSON-RPC error, as a line."""
+        """Return the JSON-RPC error, as a line."""
         return error_line(self.id, self.code, self.message)
 
 

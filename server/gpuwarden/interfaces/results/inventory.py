@@ -44,7 +44,7 @@ class InstanceReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what few machines have."""
+        """Leave out the fields that few machines have."""
         rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
         return {k: v for k, v in whole(self).items() if v or k not in rare}
 

@@ -36,12 +36,12 @@ class Body(BaseModel):
 
     @property
     def gist(self) -> str:
-        """What a timeline shows beside the event."""
+        """Return the text that a timeline shows beside the event."""
         return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
 
     @property
     def reason_code(self) -> Code | None:
-        """The code of the reason; None where an older version recorded none, or a later one another."""
+        """Return the code of the reason; None where an older version recorded none, or a later one another."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:

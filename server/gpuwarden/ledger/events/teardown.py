@@ -56,7 +56,7 @@ class ApprovalGranted(Judged):
     """The digest of the policy file that was in force."""
 
     def holds_at(self, now: float) -> bool:
-        """Whether the approval has not expired at a time, in seconds since the epoch."""
+        """Return whether the approval has not expired at a time, in seconds since the epoch."""
         return self.expires_at is not None and now <= self.expires_at
 
 

@@ -113,7 +113,7 @@ def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | 
 
 
 def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
-    """At most `limit` bytes of a file from `start`, or from its end; None where it can't be read."""
+    """Return at most `limit` bytes of a file from `start`, or from its end; None where it can't be read."""
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size

@@ -1,5 +1,6 @@
-"""Bring a job's artifacts here: a manifest with digests is made on the machine, the files are copied with resume, and
-every copy is compared with it. The log comes along, also when nothing else was saved.
+"""Pull a job's artifacts: list them with digests on the machine, copy the files with resume, and compare every copy.
+
+The log is copied too, also when the job saved nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ async def pull(
     also: Sequence[str] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> PullResult:
-    """Copy the declared outputs of a job to `dest` (default: a folder of our own) and compare digests.
+    """Copy the declared outputs of a job to `dest` (default: gpuwarden's folder) and compare digests.
 
     `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
     Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is

@@ -21,7 +21,7 @@ CLOCK_S = 300.0
 
 
 def job_key(ctx: Context, job_id: str) -> str:
-    """Return the key of a job's seals. It is derived, so that nothing of it need be kept but the house's own key."""
+    """Return the key of a job's seals. It is derived from the installation's key, the only one that is stored."""
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 

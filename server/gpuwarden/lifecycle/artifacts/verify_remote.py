@@ -50,7 +50,7 @@ class _File(_Said):
     unread: bool = False
 
     def entry(self, path: str) -> Entry:
-        """Return the file as an entry of our own findings, with every foreign line bounded."""
+        """Return the file as an entry of the findings, with every foreign line bounded."""
         return Entry(
             path,
             line(self.format, 100),
@@ -72,7 +72,7 @@ class _Folder(_Said):
     resume: list[str] = Field(default=[], max_length=10)
 
     def judgement(self, path: str) -> Judgement:
-        """Return the folder as a judgement of our own findings, with every foreign line bounded."""
+        """Return the folder as a judgement of the findings, with every foreign line bounded."""
         return Judgement(
             line(self.layout, 100),
             path,

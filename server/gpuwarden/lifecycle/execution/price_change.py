@@ -86,7 +86,7 @@ def _said(price: float, allowed: float) -> str:
 
 
 def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:
-    """Why a person has to be asked; empty when the job stays inside the caps, which nobody had to lift for it."""
+    """Return why a person has to be asked; empty when the job stays inside the caps without a raise."""
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
     if issued is not None and issued.data.ask:

@@ -1,6 +1,7 @@
 """From an accepted job to a machine that can be used, and back again where none comes up.
 
 Every step writes its intent, commits, makes its call, and writes the outcome. A lost reply is looked for by its token.
+A step returns whether the job moved on, so that the next step can follow.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
 
 
 async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Instance) -> bool:
-    """First contact with a machine that runs. One that lets nobody in is waited for as long as for a boot."""
+    """Connect to a running machine for the first time. An unreachable one is retried until the boot timeout."""
     try:
         if instance.place is None:
             raise NoContact("the provider has not reported its address yet")
@@ -304,7 +305,7 @@ async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -
 
 
 def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
-    """Record once that an instance is given back; the reason that was recorded."""
+    """Record once that an instance is given back, and return the recorded reason."""
     intent = ctx.ledger.last(lease.subject, AbandonIntent)
     if intent is None:
         intent = ctx.ledger.add(lease.subject, AbandonIntent(why=why))

@@ -1,4 +1,7 @@
-"""From a machine to a job's end: launch, observe, judge, park at a cap, relaunch after an interruption."""
+"""From a machine to a job's end: launch, observe, judge, park at a cap, relaunch after an interruption.
+
+A step returns whether the job moved on, so that the next step can follow.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuwarden.core.deadlines import Funds
-from gpuwarden.core.errors import NotSupported, in_our_words
+from gpuwarden.core.errors import NotSupported, as_warden_error
 from gpuwarden.core.models import Instance, InstanceState, Known, Unknown
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.meter import lease_now
@@ -32,7 +32,7 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
     except NotSupported:
         return
     except Exception as error:
-        balance = Unknown(in_our_words(error).message)
+        balance = Unknown(as_warden_error(error).message)
     rates = [m.stopped_usd_per_hour if m.meter is False else m.price_usd_per_hour for m in machines.values()]
     burn, whole = sum(max(0.0, rate) for rate in rates if rate is not None), None not in rates
     if isinstance(balance, Known):

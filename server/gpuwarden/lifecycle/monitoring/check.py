@@ -36,7 +36,7 @@ class Checked:
 
     @property
     def texts(self) -> list[str]:
-        """What the job itself said: its log, and the lines of it that a diagnosis rests on."""
+        """Return the job's own output: its log, and the lines of it that a diagnosis rests on."""
         told = [m.text for found in self.diagnoses for m in found.lines]
         return [self.log.text if self.log else "", *told]
 

@@ -11,7 +11,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.deadlines import Deadline, Funds
-from gpuwarden.core.errors import Internal, in_our_words
+from gpuwarden.core.errors import Internal, as_warden_error
 from gpuwarden.core.models import Instance, InstanceState, Unknown
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease, Teardown
@@ -172,7 +172,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
 
 def what_went_wrong(error: Exception) -> str:
     """Return the message for a failed step. An unforeseen failure must not stop the look at other machines."""
-    known = in_our_words(error)
+    known = as_warden_error(error)
     if isinstance(known, Internal):
         logger.error("a step failed in a way that nobody foresaw: %r", error)
         logger.debug("its traceback", exc_info=error)

@@ -61,7 +61,7 @@ class Alert:
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
-"""Sends one alert; the answer is why it failed."""
+"""Sends one alert, and returns why that failed; None where it did not."""
 
 
 async def deliver(ctx: Context, alerts: list[Alert]) -> dict[str, str]:
@@ -122,7 +122,7 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
 
 
 def sign(secret: str, stamp: str, body: bytes) -> str:
-    """`sha256=` and the HMAC of the time stamp, a dot and the body, in hex. The receiver compares it and the time."""
+    """Return `sha256=` and the HMAC of time stamp, dot and body, in hex. The receiver compares it and the time."""
     return "sha256=" + hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 

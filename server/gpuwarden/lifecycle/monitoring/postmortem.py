@@ -118,7 +118,7 @@ def _akin(job: JobRecord, failed: JobRecord) -> bool:
 
 
 async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
-    """Other failed tries whose log shows the same error, numbers and names aside."""
+    """Return other failed tries whose log shows the same error, numbers and names aside."""
     signature = signature_for(error)
     tries = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, *FAILED)) if _akin(j, job)]
     found = []

@@ -57,7 +57,7 @@ class Round:
 
 @dataclass
 class Watcher:
-    """Watches one house. Several may, in several processes: the ledger lets each alert be raised only once."""
+    """Watches one state folder. Several processes may watch it: the ledger lets each alert be raised only once."""
 
     ctx: Context
     every_s: float = EVERY_S

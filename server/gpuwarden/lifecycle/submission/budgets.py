@@ -20,7 +20,7 @@ IDLE_H: Final = 1.0
 
 
 def spending_question(ctx: Context, facts: SubmitFacts) -> str:
-    """Why a person has to be asked about this cost; empty when it is inside the user's caps."""
+    """Return why a person has to be asked about this cost; empty when it is inside the user's caps."""
     if not facts.metered:
         return ""
     questions = [notice.question for notice in ctx.notices]

@@ -157,7 +157,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
 
 
 def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
-    """Why jobs can't be run on a platform by this build; empty when they can."""
+    """Return why jobs can't be run on a platform by this build; empty when they can."""
     if profile is None:
         return ""
     try:

@@ -1,6 +1,6 @@
 """Probe a host's home directory, PATH and Python versions.
 
-One constant shell script, so that it works without Python.
+The probe is one constant shell script, so that it works without Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpuwarden.core.errors import BadReply, NotSupported
 from gpuwarden.remote.ssh.session import Ssh
 
-HELLO_S = 30.0
+PROBE_S = 30.0
 OLDEST = (3, 8)
 
 # Images put their Python here and on the PATH of the first process, which sshd does not hand on.
@@ -81,7 +81,7 @@ class HostInfo:
 
 async def probe_host(machine: Ssh) -> HostInfo:
     """Probe a machine. Raises `BadReply` for invalid output."""
-    ran = await machine.run(["/bin/sh", "-c", _SCRIPT], timeout_s=HELLO_S, limit=1 << 20)
+    ran = await machine.run(["/bin/sh", "-c", _SCRIPT], timeout_s=PROBE_S, limit=1 << 20)
     return parse_host_info(ran.out.decode("utf-8", "replace").splitlines())
 
 

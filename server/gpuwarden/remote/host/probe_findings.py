@@ -149,7 +149,7 @@ def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         return [_unknown("PF-HOST-002", f"invalid probe output at {where}", "Probe again.")]
-    parts = (_gpu, _xid, _cuda, _disk, _mounts, _limit, _clock, _web)
+    parts = (_gpu, _xid, _cuda, _disk, _limit, _clock, _web)
     return [finding for part in parts for finding in part(facts, asked)]
 
 
@@ -265,9 +265,6 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
                 f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free: it has room for few more files"
             )
             yield _finding("PF-DISK-003", Severity.WARNING, message, "`df -i`; remove caches of many small files.")
-
-
-def _mounts(facts: Facts, asked: Asked) -> Iterator[Finding]:
     for disk in facts.disks.list:
         if disk.path in asked.durable and disk.mount == "/":
             message = (

@@ -93,7 +93,7 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
 
 
 def packed(env: Mapping[str, str]) -> bytes:
-    """An environment as the first program in a sandbox reads it. Raises ValueError for what can't be one."""
+    """Encode an environment for the first program in a sandbox. Raises ValueError for one that can't be encoded."""
     if any("=" in name or not name or "\0" in name + value for name, value in env.items()):
         raise ValueError("illegal environment variable")
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())

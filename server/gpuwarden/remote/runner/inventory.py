@@ -114,7 +114,7 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
 
 
 def largest(found: list[Json]) -> list[Json]:
-    """At most `MAX_FRESH` files, the largest of them, in the order in which they were found."""
+    """Return at most `MAX_FRESH` files, the largest of them, in the order in which they were found."""
     if len(found) <= MAX_FRESH:
         return found
     kept = sorted(range(len(found)), key=lambda at: (-int(found[at]["size"]), at))[:MAX_FRESH]

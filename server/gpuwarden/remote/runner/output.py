@@ -31,7 +31,7 @@ class Output:
         return came
 
     def drain(self) -> bool:
-        """Take what is left in the pipe; a process that escaped the group may keep it open for ever."""
+        """Read the rest of the pipe, which an escaped process may keep open for ever. Return whether anything came."""
         came = self.pipe >= 0 and self.copy(64)
         self.close()
         self.log.write(self.redactor.finish())

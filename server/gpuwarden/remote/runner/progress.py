@@ -27,7 +27,7 @@ class Progress:
         self.moved = time.monotonic()
 
     def heard(self) -> None:
-        """The command put something out: progress, as long as it tells none."""
+        """Count the command's output as progress, unless the command writes metrics."""
         if not self.metrics.offset:
             self.moved = time.monotonic()
 

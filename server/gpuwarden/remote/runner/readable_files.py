@@ -22,7 +22,7 @@ class ReadableFiles:
         self.known: dict[str, str] = {}
 
     def open(self, path: str) -> int:
-        """Open one file of a roster. Its folder is checked once."""
+        """Return the descriptor of one file of a roster. Its folder is checked once."""
         above, name = os.path.split(path)
         if above not in self.known:
             self.known[above] = os.path.realpath(os.path.dirname(self.mapping.locate(self.folder, path)[0]))

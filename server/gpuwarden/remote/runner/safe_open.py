@@ -37,7 +37,7 @@ class SafeOpener:
 
 
 def open_folder(real: str) -> int:
-    """Open a folder by its real path, following no link."""
+    """Return the descriptor of a folder, opened by its real path without following links."""
     step = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
     at = os.open("/", step)
     try:

@@ -63,7 +63,7 @@ class Record:
             self.post.put({"at": time.time(), "attempt": self.status["attempt"], **body, "event": kind})
 
     def write(self) -> bool:
-        """Write the status now."""
+        """Write the status now. Return whether that succeeded."""
         self.written_at, self.dirty = time.monotonic(), False
         self.status.update(updated_at=time.time(), log_dropped=self.log.dropped)
         return write_status(self.folder, self.status)

@@ -45,7 +45,7 @@ def system() -> System:
 
 
 def gpus() -> tuple[str, ...]:
-    """The device files of GPUs."""
+    """Return the device files of GPUs."""
     return tuple(sorted(path for pattern in _GPUS for path in glob.glob(pattern)))
 
 
@@ -69,7 +69,11 @@ def box_for(
     run_dir = os.path.realpath(run_dir)
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
-    read = [*interpreters(sys.executable, *programs), *_named_by(env)]
+    # The libraries and certificates that the environment names.
+    named = [env.get(name, "") for name in ("CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")]
+    named += env.get("LD_LIBRARY_PATH", "").split(":")
+    read = list(interpreters(sys.executable, *programs))
+    read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
     if allowed.caches:  # the Hub's cache of models and datasets; the token is stored beside it, not in it
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
@@ -88,15 +92,8 @@ def box_for(
     )
 
 
-def _named_by(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the libraries and certificates that the server's own environment names."""
-    names = (env.get("CUDA_HOME"), env.get("SSL_CERT_FILE"), env.get("SSL_CERT_DIR"))
-    paths = [*(p for p in names if p), *env.get("LD_LIBRARY_PATH", "").split(":")]
-    yield from (os.path.realpath(p) for p in paths if p.startswith("/") and os.path.exists(p) and p != "/")
-
-
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
-    """What a job's environment gets besides: folders that are its own, and no tries at a network that is not there."""
+    """Return the variables added to a job's environment: private folders, and no tries at a missing network."""
     mounts = sandbox.kind is Kind.BUBBLEWRAP
     own = {"HOME": box.home, "TMPDIR": "/tmp"} if mounts else {"HOME": box.own_home, "TMPDIR": box.own_home}  # noqa: S108
     return own if box.network else {**own, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -119,7 +116,7 @@ def init_source() -> tuple[str, bytes]:
 
 
 def interpreters(*programs: str) -> tuple[str, ...]:
-    """The folders that Python programs need to run: of their environment, and of the Python that it was made from."""
+    """Return the folders that Python programs need: their environment's, and those of the Python that made it."""
     found = dict.fromkeys(path for program in programs for path in _prefixes(program))
     return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
 

@@ -45,7 +45,7 @@ def _candidates() -> Iterator[Sandbox]:
 
 
 def _bwraps() -> Iterator[str]:
-    """The installed bubblewrap, then the one that `pip install gpuwarden[sandbox]` brings."""
+    """Yield the installed bubblewrap, then the one that `pip install gpuwarden[sandbox]` brings."""
     installed = shutil.which("bwrap")
     if installed:
         yield installed
@@ -57,7 +57,7 @@ def _bwraps() -> Iterator[str]:
 
 
 def probe(sandbox: Sandbox) -> str:
-    """Start Python with the real words; empty when that works, else why not."""
+    """Start Python with the real arguments. Return why that fails, empty where it works."""
     if sandbox.kind is Kind.LANDLOCK and (sockets := open_sockets()):
         return f"it would leave a socket open that leads out ({sockets[0]})"
     with tempfile.TemporaryDirectory(prefix="gpuwarden-sandbox-") as folder:
@@ -75,7 +75,7 @@ def probe(sandbox: Sandbox) -> str:
 
 
 def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
-    """The exit code of a Python that does nothing in the sandbox, and the last line of what was said."""
+    """Return the exit code and the last line of output of a Python that does nothing in the sandbox."""
     with start(
         prefix, [sys.executable, "-I", "-S", "-c", "pass"], {}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
@@ -90,7 +90,7 @@ def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
 def open_sockets(
     listing: Callable[[], str] = lambda: Path("/proc/net/unix").read_text("utf-8", "replace"),
 ) -> list[str]:
-    """Listening Unix sockets that have a path and that this user may connect to: tmux, Docker, the user's systemd."""
+    """List the Unix sockets that have a path and accept this user: tmux, Docker, the user's systemd."""
     try:
         rows = (line.split(maxsplit=7) for line in listing().splitlines()[1:])
     except OSError:

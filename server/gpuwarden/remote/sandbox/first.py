@@ -63,7 +63,7 @@ def become(command: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def serve(command: list[str], env: dict[str, str], report: int, grace: float) -> int:
-    """Be process 1: start the command, wait for it and for orphans, end what it left running."""
+    """Run as process 1: start the command, wait for it and for orphans, end what it left running."""
     libc_call("prctl", PR_SET_DUMPABLE, 0)  # the job must not take this process over
     libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the program that made it
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -65,17 +65,17 @@ class Box:
 
     @property
     def work(self) -> str:
-        """The job's working folder."""
+        """Return the job's working folder."""
         return f"{self.run_dir}/work"
 
     @property
     def metrics(self) -> str:
-        """The file that the job appends its metrics to."""
+        """Return the file that the job appends its metrics to."""
         return f"{self.run_dir}/metrics.jsonl"
 
     @property
     def own_home(self) -> str:
-        """The folder that the job has in place of the user's home. It stays for the next attempt."""
+        """Return the folder that the job has in place of the user's home. It stays for the next attempt."""
         return f"{self.run_dir}/home"
 
 
@@ -88,7 +88,7 @@ class System:
 
 
 def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float = GRACE_S) -> list[str]:
-    """The words before two descriptors (the job's environment, the report) and the command. Pure."""
+    """Return the arguments before two descriptors (the job's environment, the report) and the command. Pure."""
     python = [sys.executable, "-I", "-S", init]
     if sandbox.kind is Kind.BUBBLEWRAP:
         return [*bubblewrap(sandbox, box, machine), "--", *python, "init", f"{grace:g}"]
@@ -100,7 +100,7 @@ def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float =
 
 
 def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
-    """The words of `bwrap`. Later mounts cover earlier ones, so what is hidden comes after what might show it."""
+    """Return the arguments of `bwrap`. Later mounts cover earlier ones, so hidden paths follow what might show them."""
     given = [sandbox.program, "--unshare-all", "--unshare-user", *sandbox.flags, "--as-pid-1", "--cap-drop", "ALL"]
     given += ["--share-net"] if box.network else []
     for target, link in machine.links:
@@ -131,7 +131,7 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
 
 
 def landlock(box: Box, machine: System) -> dict[str, object]:
-    """The rules of Landlock. It hides no part of what it shows: a folder with something hidden in it is left out."""
+    """Return the rules of Landlock. It can't hide a part of a folder: one with something hidden in it is left out."""
 
     def open_to(paths: Sequence[str]) -> list[str]:
         return [p for p in paths if not any(below(h, (p,)) or below(p, (h,)) for h in box.hidden)]
@@ -143,7 +143,7 @@ def landlock(box: Box, machine: System) -> dict[str, object]:
 
 
 def seatbelt(box: Box) -> str:
-    """The profile for macOS's sandbox-exec. The last rule that matches decides."""
+    """Return the profile for macOS's sandbox-exec. The last rule that matches decides."""
     read = ["/usr", "/bin", "/sbin", "/System", "/Library/Apple", "/Library/Frameworks", "/private/etc/ssl"]
     read += ["/private/var/db/timezone", "/opt/homebrew", "/dev", *box.read, box.run_dir]
     write = [*box.write, box.work, box.metrics, box.own_home]

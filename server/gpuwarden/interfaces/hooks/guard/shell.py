@@ -45,7 +45,7 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The program's name, without its folder."""
+        """Return the program's name, without its folder."""
         return name_of(self.words[0]) if self.words else ""
 
     def printed(self) -> str:

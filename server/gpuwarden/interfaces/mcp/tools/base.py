@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field, ValidationError
 
-from gpuwarden.core.errors import Refused, WardenError, in_our_words
+from gpuwarden.core.errors import Refused, WardenError, as_warden_error
 from gpuwarden.core.inputs import bad_arguments
 from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.interfaces.mcp.wording import in_calls
@@ -66,4 +66,4 @@ def cause(error: ToolError | MCPError) -> WardenError:
     if isinstance(raised, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(raised)
     logger.error("a tool crashed", exc_info=raised or error)
-    return in_our_words(raised or error)
+    return as_warden_error(raised or error)

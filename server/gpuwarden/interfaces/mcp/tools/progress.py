@@ -41,7 +41,7 @@ async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awai
 
 
 def summed(note: Note) -> Callable[[int], None]:
-    """Takes numbers of bytes as they are read, by several threads, and report the sum."""
+    """Return a callback that takes numbers of bytes, from several threads, and reports their sum."""
     done, lock = 0, threading.Lock()
 
     def count(more: int) -> None:
