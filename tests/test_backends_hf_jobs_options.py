@@ -235,6 +235,7 @@ def test_what_the_hub_measures() -> None:
     assert ssh_of({"status": {"sshUrl": "ssh://x; rm -rf"}}) == ssh_of({}) == ""
 
 
+@pytest.mark.slow
 async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: HubServer) -> None:
     spec = job("import time; print('up', flush=True); time.sleep(60)", options={"ssh": True}, max_cost_usd=1.0,
                secrets=["HF_TOKEN"], outputs=["/hub/models/rehearsal/x"])  # fmt: skip
@@ -252,6 +253,7 @@ async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: H
 # ----------------------------------------------------------------------------------------------- what spends, listed
 
 
+@pytest.mark.slow
 async def test_other_jobs_and_schedules_are_listed_as_what_spends(
     provider: HfJobsProvider, server: HubServer, ctx: Context
 ) -> None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import pytest
 
 from conftest import need
 from gpuwarden.core.clock import SystemClock
+from gpuwarden.rehearsal.hub.app import HubError
+from gpuwarden.rehearsal.hub.schedules import next_time
 from gpuwarden.rehearsal.hub.seed import TOKEN, USER
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.remote.sandbox.detect import detect
@@ -377,3 +380,31 @@ def test_small_files_have_the_ids_that_git_gives_them(hub: HubServer) -> None:
     sha = hashlib.sha256(b"weights").hexdigest()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha}\nsize 7\n".encode()
     assert files["b.bin"].oid() == hashlib.sha1(b"blob %d\0" % len(pointer) + pointer).hexdigest()
+
+
+SUNDAY = datetime(2026, 11, 22, 6, 0, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "comes"),
+    [
+        ("@hourly", "2026-11-22T07:00"),
+        ("@daily", "2026-11-23T00:00"),
+        ("@weekly", "2026-11-29T00:00"),
+        ("@annually", "2027-01-01T00:00"),
+        ("*/15 * * * *", "2026-11-22T06:15"),
+        ("30 9 * * 1", "2026-11-23T09:30"),
+        ("0 6 1 * 7", "2026-11-29T06:00"),
+        ("5,10 5-7 * * *", "2026-11-22T06:05"),
+        ("0 0 29 2 *", "2028-02-29T00:00"),
+    ],
+)
+def test_when_a_schedule_comes_next(schedule: str, comes: str) -> None:
+    at = next_time(schedule, SUNDAY.timestamp())
+    assert datetime.fromtimestamp(at, UTC).isoformat() == f"{comes}:00+00:00"
+
+
+@pytest.mark.parametrize("schedule", ["0 0 31 2 *", "0 0 * * * *", "0 x * * *"])
+def test_a_schedule_that_never_comes_is_refused(schedule: str) -> None:
+    with pytest.raises(HubError):
+        next_time(schedule, SUNDAY.timestamp())

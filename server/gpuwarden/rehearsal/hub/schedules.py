@@ -88,7 +88,7 @@ class HubSchedules:
             body.suspend,
             body.concurrency,
             now,
-            _next(body.schedule, now),
+            next_time(body.schedule, now),
         )
         self.schedules[made.id] = made
         return JSONResponse(_shown(made))
@@ -121,7 +121,7 @@ class HubSchedules:
     async def resume(self, request: Request) -> Response:
         """POST: start jobs again, from the next time on."""
         one = self._one(request, write=True)
-        one.suspend, one.next_at = False, _next(one.schedule, self._now())
+        one.suspend, one.next_at = False, next_time(one.schedule, self._now())
         return PlainTextResponse("OK")
 
     async def run(self, request: Request) -> Response:
@@ -140,7 +140,7 @@ class HubSchedules:
         """POST a new schedule."""
         one = self._one(request, write=True)
         one.schedule = read(ScheduleBody, await request.json()).schedule
-        one.next_at = _next(one.schedule, self._now())
+        one.next_at = next_time(one.schedule, self._now())
         return JSONResponse(_shown(one))
 
     async def labels(self, request: Request) -> Response:
@@ -157,7 +157,7 @@ class HubSchedules:
         for one in self.schedules.values():
             if not one.suspend and one.next_at <= now:
                 self._start(one)
-                one.next_at = _next(one.schedule, now)
+                one.next_at = next_time(one.schedule, now)
 
     def _start(self, one: Schedule) -> RunningJob | None:
         if one.last is not None and one.last.stage not in FINAL and not one.concurrency:
@@ -185,7 +185,7 @@ def _shown(one: Schedule) -> dict[str, Any]:
     return answer | {"status": {"lastJob": last, "nextJobRunAt": iso(one.next_at)}, "jobSpec": spec_of(one.spec)}
 
 
-def _next(schedule: str, now: float) -> float:
+def next_time(schedule: str, now: float) -> float:
     """Return the next time of a schedule, in seconds since the epoch (UTC)."""
     fields = _NAMED.get(schedule, schedule).split()
     if len(fields) != 5:
